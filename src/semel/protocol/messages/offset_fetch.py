@@ -1,0 +1,76 @@
+"""OffsetFetch (9): read a group's positions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from semel.protocol.api import Api
+from semel.protocol.schema import NO_UUID, Struct, ignorable, int16, int32, int64, nullable, uuid, versions
+
+
+class OffsetFetchRequestTopic(Struct):
+    name: str = ""
+    partition_indexes: list[int32] = []
+
+
+class OffsetFetchRequestTopics(Struct):
+    name: Annotated[str, versions("8-9"), ignorable] = ""
+    topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
+    partition_indexes: list[int32] = []
+
+
+class OffsetFetchRequestGroup(Struct):
+    group_id: str = ""
+    member_id: Annotated[str | None, versions("9+"), ignorable] = None
+    member_epoch: Annotated[int32, versions("9+"), ignorable] = -1
+    topics: list[OffsetFetchRequestTopics] | None = []
+
+
+class OffsetFetchRequest(Struct):
+    group_id: Annotated[str, versions("1-7")] = ""
+    topics: Annotated[list[OffsetFetchRequestTopic] | None, versions("1-7"), nullable("2-7")] = []
+    groups: Annotated[list[OffsetFetchRequestGroup], versions("8+")] = []
+    require_stable: Annotated[bool, versions("7+")] = False
+
+
+class OffsetFetchResponsePartition(Struct):
+    partition_index: int32 = 0
+    committed_offset: int64 = 0
+    committed_leader_epoch: Annotated[int32, versions("5-7"), ignorable] = -1
+    metadata: str | None = ""
+    error_code: int16 = 0
+
+
+class OffsetFetchResponseTopic(Struct):
+    name: str = ""
+    partitions: list[OffsetFetchResponsePartition] = []
+
+
+class OffsetFetchResponsePartitions(Struct):
+    partition_index: int32 = 0
+    committed_offset: int64 = 0
+    committed_leader_epoch: int32 = -1
+    metadata: str | None = ""
+    error_code: int16 = 0
+
+
+class OffsetFetchResponseTopics(Struct):
+    name: Annotated[str, versions("8-9"), ignorable] = ""
+    topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
+    partitions: list[OffsetFetchResponsePartitions] = []
+
+
+class OffsetFetchResponseGroup(Struct):
+    group_id: str = ""
+    topics: list[OffsetFetchResponseTopics] = []
+    error_code: int16 = 0
+
+
+class OffsetFetchResponse(Struct):
+    throttle_time_ms: Annotated[int32, versions("3+"), ignorable] = 0
+    topics: Annotated[list[OffsetFetchResponseTopic], versions("1-7")] = []
+    error_code: Annotated[int16, versions("2-7"), ignorable] = 0
+    groups: Annotated[list[OffsetFetchResponseGroup], versions("8+")] = []
+
+
+OFFSET_FETCH = Api(9, OffsetFetchRequest, OffsetFetchResponse, "1-10", flexible="6+")
