@@ -1,0 +1,22 @@
+"""A partition log on disk, in Kafka's own layout: segments, indexes, producer state, recovery, compaction."""
+
+from semel.storage.config import LogConfig
+from semel.storage.data_dir import DataDir
+from semel.storage.errors import DataDirLockedError, StorageError
+from semel.storage.log import AppendResult, Isolation, PartitionLog, ProducerInfo, ReadResult, TimestampOffset
+from semel.storage.sync import FsyncMode, SyncGroup
+
+__all__ = [
+    "AppendResult",
+    "DataDir",
+    "DataDirLockedError",
+    "FsyncMode",
+    "Isolation",
+    "LogConfig",
+    "PartitionLog",
+    "ProducerInfo",
+    "ReadResult",
+    "StorageError",
+    "SyncGroup",
+    "TimestampOffset",
+]
