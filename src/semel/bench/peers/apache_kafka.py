@@ -1,0 +1,266 @@
+"""Apache Kafka as one KRaft node in a folder of its own, and the tools that come with it.
+
+The jars come from `make kafka` (.cache/kafka/libs) or from the folder that SEMEL_KAFKA_LIBS names.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from semel.bench.peers.processes import Process
+
+VERSION = "4.3.1"
+
+TOOLS = {
+    "ConfigCommand": "kafka.admin.ConfigCommand",
+    "ConsoleConsumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "ConsoleProducer": "org.apache.kafka.tools.ConsoleProducer",
+    "ConsumerGroupCommand": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "ConsumerPerformance": "org.apache.kafka.tools.ConsumerPerformance",
+    "DumpLogSegments": "org.apache.kafka.tools.DumpLogSegments",
+    "FeatureCommand": "org.apache.kafka.tools.FeatureCommand",
+    "GetOffsetShell": "org.apache.kafka.tools.GetOffsetShell",
+    "ProducerPerformance": "org.apache.kafka.tools.ProducerPerformance",
+    "StorageTool": "kafka.tools.StorageTool",
+    "TopicCommand": "org.apache.kafka.tools.TopicCommand",
+    "TransactionsCommand": "org.apache.kafka.tools.TransactionsCommand",
+    "VerifiableConsumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "VerifiableProducer": "org.apache.kafka.tools.VerifiableProducer",
+}
+
+
+class KafkaMissing(Exception):
+    """Apache Kafka or Java is not there; the message says how to get it."""
+
+
+class ToolFailed(Exception):
+    """One of Kafka's tools ended with an error; the message has its output."""
+
+
+def kafka_libs() -> Path:
+    """The folder with Kafka's jars."""
+    named = os.environ.get("SEMEL_KAFKA_LIBS")
+    candidates = [Path(named)] if named else [base / ".cache/kafka/libs" for base in (Path.cwd(), *Path.cwd().parents)]
+    for libs in candidates:
+        if (libs / f"kafka_2.13-{VERSION}.jar").exists():
+            return libs
+    where = f"in SEMEL_KAFKA_LIBS={named}" if named else "in .cache/kafka/libs"
+    raise KafkaMissing(f"Apache Kafka {VERSION} is not {where}; `make kafka` fetches it (needs Java and Maven)")
+
+
+def java() -> str:
+    """The Java runtime to use: JAVA_HOME's, or the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        raise KafkaMissing("there is no `java` on the PATH (nor under JAVA_HOME); Apache Kafka needs Java 17 or newer")
+    return found
+
+
+# --- tools ---
+
+
+def tool_command(name: str, *arguments: str | Path, heap_mb: int = 512) -> list[str]:
+    """The command line of one of Kafka's tools: a name from TOOLS or any main class."""
+    return [
+        java(),
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",  # tools live for a second: starting fast counts
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+        "-cp",
+        f"{kafka_libs()}/*",
+        TOOLS.get(name, name),
+        *(str(argument) for argument in arguments),
+    ]
+
+
+def java_tool(
+    name: str,
+    *arguments: str | Path,
+    stdin: str | None = None,
+    timeout_s: float = 60,
+    check: bool = True,
+    heap_mb: int = 512,
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of Kafka's tools to its end and returns its stdout, stderr and exit code; raises if it failed."""
+    command = tool_command(name, *arguments, heap_mb=heap_mb)
+    try:
+        done = subprocess.run(
+            command, input=stdin or "", capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ToolFailed(
+            f"{name} did not end within {timeout_s} s; it said:\n{late.stdout!r}\n{late.stderr!r}"
+        ) from None
+    if check and done.returncode != 0:
+        raise ToolFailed(f"{name} ended with code {done.returncode}; it said:\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def start_tool(name: str, *arguments: str | Path, stdin: bool = False) -> Process:
+    """Starts a tool that runs on, such as a console consumer; stop it with `kill` or `terminate`."""
+    return Process(tool_command(name, *arguments), stdin=stdin)
+
+
+# --- the broker ---
+
+
+class ApacheKafka:
+    """One node of Apache Kafka. `start` formats the folder the first time; ports and data stay over restarts.
+
+    fsync="os" is Kafka's own default (the operating system writes when it likes); "commit" forces every batch to
+    the disk before it is acknowledged, as semel's default does, so that a comparison is fair.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        transaction_version: Literal[0, 1, 2] = 2,
+        fsync: Literal["os", "commit"] = "os",
+        heap_mb: int = 1024,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="semel-apache-kafka-"))
+        self.transaction_version = transaction_version
+        self.fsync = fsync
+        self.heap_mb = heap_mb
+        self.properties = dict(properties or {})
+        self.port, self._controller_port = free_ports(2)
+        self.process: Process | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self, timeout_s: float = 60) -> ApacheKafka:
+        """Returns when the node takes requests."""
+        if not self._configuration.exists():
+            self._format()
+        self.process = Process(self._command(), cwd=self.directory)
+        try:
+            self.process.wait_for_line(r"Kafka Server started", timeout_s)
+        except BaseException:
+            self.process.kill()
+            raise
+        return self
+
+    def stop(self, timeout_s: float = 60) -> None:
+        """An orderly end, as SIGTERM gives."""
+        self._running.terminate(timeout_s)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._running.kill()
+
+    def pause(self) -> None:
+        self._running.pause()
+
+    def resume(self) -> None:
+        self._running.resume()
+
+    def restart(self, timeout_s: float = 60) -> None:
+        """Starts again on the same ports and data, after `stop` or `kill` (or stops first)."""
+        if self._running.running:
+            self.stop(timeout_s)
+        self.start(timeout_s)
+
+    def close(self) -> None:
+        """Ends it at once and removes its data, if the folder was its own."""
+        if self.process is not None:
+            self.process.kill()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 60) -> str:
+        """What one of Kafka's tools says when pointed at this node."""
+        words = ("--bootstrap-server", self.bootstrap, *arguments)
+        return java_tool(name, *words, stdin=stdin, timeout_s=timeout_s).stdout
+
+    def __enter__(self) -> ApacheKafka:
+        return self if self.process is not None else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- inside ---
+
+    @property
+    def _running(self) -> Process:
+        assert self.process is not None, "Apache Kafka was not started"
+        return self.process
+
+    @property
+    def _configuration(self) -> Path:
+        return self.directory / "server.properties"
+
+    def _format(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        draft = self.directory / "server.properties.new"
+        draft.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
+        feature = f"transaction.version={self.transaction_version}"
+        java_tool("StorageTool", "format", "-t", cluster_id, "-c", draft, "--standalone", "--feature", feature)
+        draft.rename(self._configuration)  # its presence says that the folder is formatted
+
+    def _settings(self) -> dict[str, str]:
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
+            "log.dirs": str(self.directory / "data"),
+            "group.initial.rebalance.delay.ms": "0",
+            # after kill -9 the node may only register again when its old session has ended: 9 s by default
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            # one node can keep only one copy, and few partitions of the internal topics start faster
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "8",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "8",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+        }
+        if self.fsync == "commit":
+            settings["log.flush.interval.messages"] = "1"
+        return {**settings, **self.properties}
+
+    def _command(self) -> list[str]:
+        return [
+            java(),
+            f"-Xmx{self.heap_mb}m",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",  # says when the node is ready
+            "-cp",
+            f"{kafka_libs()}/*",
+            "kafka.Kafka",
+            str(self._configuration),
+        ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at this moment, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

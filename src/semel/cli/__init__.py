@@ -1,0 +1,95 @@
+"""The command line: `semel COMMAND`. Each command is a module of this package, imported only when it is called.
+
+A command's module has
+    HELP       what it does, in a sentence or a paragraph, for its --help page
+    EXAMPLE    one or more command lines that work as they stand
+    configure(parser: argparse.ArgumentParser) -> None    adds its arguments
+    run(args: argparse.Namespace) -> int                  does it; the exit code
+and imports everything heavy inside `run`. Exit codes: 0 done, 1 failed, 2 wrong usage, 70 a bug in semel, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NoReturn
+
+from semel import __version__
+from semel.cli.errors import exit_code_of
+
+COMMANDS = {
+    "broker": "run a Kafka-compatible broker, one process, no JVM",
+    "topic": "create, list, describe, alter and delete topics",
+    "produce": "write records to a topic",
+    "consume": "read records from a topic",
+    "group": "list and describe consumer groups, their lag and positions",
+    "txn": "list, describe and abort transactions",
+    "demo": "see semel at work",
+    "bench": "measure semel side by side with its peers",
+}
+
+
+def available_commands() -> dict[str, str]:
+    """The commands whose module is installed, each with its summary."""
+    return {name: summary for name, summary in COMMANDS.items() if find_spec(f"semel.cli.{name}") is not None}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        code = _dispatch(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()  # a reader that went away is noticed here, not at interpreter exit
+        return code
+    except BaseException as error:
+        return exit_code_of(error)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Finds the command before parsing, so that only its module is imported."""
+    commands = available_commands()
+    if not arguments or arguments[0] not in commands:
+        return _without_command(arguments, commands)
+    name, *rest = arguments
+    module = import_module(f"semel.cli.{name}")
+    parser = _Parser(
+        prog=f"semel {name}",
+        description=module.HELP,
+        epilog=f"example:\n{_indented(module.EXAMPLE)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(parser)
+    code: int = module.run(parser.parse_args(rest))
+    return code
+
+
+def _without_command(arguments: list[str], commands: dict[str, str]) -> int:
+    listing = "\n".join(f"  {name:<10}{summary}" for name, summary in commands.items())
+    parser = _Parser(
+        prog="semel",
+        usage="semel [--version] COMMAND ...",
+        description="Exactly-once Kafka pipelines on PySpark, with a Kafka-compatible broker.",
+        epilog=f"commands:\n{listing}\n\n`semel COMMAND --help` says more.\n\nexample:\n  semel demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"semel {__version__}")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    known, _ = parser.parse_known_args(arguments)
+    if known.command is not None:
+        parser.error(f"there is no command {known.command!r}; the commands are {', '.join(commands)}")
+    if arguments:
+        parser.error(f"there is no option {arguments[0]!r} before the command; `semel --help` says what there is")
+    parser.print_help()
+    return 0
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage in one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"semel: {message} (`{self.prog} --help` helps)\n")

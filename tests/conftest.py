@@ -1,0 +1,65 @@
+"""Brokers for tests: `semel_broker` is a fresh one, `cluster` runs a test on semel and on Apache Kafka."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import Cluster, SemelBroker
+from tests.support.kafka import ApacheKafka, KafkaMissing, java, kafka_libs
+from tests.support.missing import MARK, skip_loudly
+
+
+@pytest.fixture
+def semel_broker(tmp_path: Path) -> Iterator[SemelBroker]:
+    """A fresh broker for this test alone, to be killed and restarted at will."""
+    with SemelBroker(tmp_path / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def shared_semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SemelBroker]:
+    """One broker for all tests that leave it alive."""
+    with SemelBroker(tmp_path_factory.mktemp("shared-semel") / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_installation() -> Path:
+    """Where Kafka's jars are; skips, loudly, where there are none or no Java."""
+    try:
+        java()
+        return kafka_libs()
+    except KafkaMissing as missing:
+        skip_loudly(str(missing))
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
+    """One Apache Kafka node for all tests that leave it alive."""
+    with ApacheKafka(tmp_path_factory.mktemp("apache-kafka") / "node") as kafka:
+        yield kafka
+
+
+@pytest.fixture(params=["semel", pytest.param("apache_kafka", marks=pytest.mark.kafka)])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """The test runs twice: on semel's broker and on Apache Kafka."""
+    fixture = {"semel": "shared_semel_broker", "apache_kafka": "apache_kafka"}[request.param]
+    return Cluster(request.param, request.getfixturevalue(fixture))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around everybody else's, so that it has the last word
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """The last lines of a run name what it could not test."""
+    yield
+    reasons = Counter(
+        str(report.longrepr[2]).split(MARK, 1)[1]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and MARK in str(report.longrepr[2])
+    )
+    for reason, number in reasons.items():
+        terminalreporter.write_sep("!", f"{number} TESTS DID NOT RUN", red=True, bold=True)
+        terminalreporter.write_line(reason, red=True, bold=True)

@@ -1,0 +1,1 @@
+"""What the tests share: real brokers as processes, Apache Kafka and its tools."""

@@ -1,0 +1,23 @@
+"""Apache Kafka as a process, and its tools."""
+
+from semel.bench.peers.apache_kafka import (
+    ApacheKafka,
+    KafkaMissing,
+    ToolFailed,
+    free_ports,
+    java,
+    java_tool,
+    kafka_libs,
+    start_tool,
+)
+
+__all__ = [
+    "ApacheKafka",
+    "KafkaMissing",
+    "ToolFailed",
+    "free_ports",
+    "java",
+    "java_tool",
+    "kafka_libs",
+    "start_tool",
+]
