@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from semel.protocol.errors import CorruptBatchError
+from semel.protocol.errors import CorruptBatchError, TooLargeError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,6 +45,10 @@ NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
+
+SMALLEST_RECORD = 7  # length, attributes, timestamp, offset, key length, value length, header count: a byte each
+RECORD_OVERHEAD_BYTES = 64  # what a decoded record may take in memory beside its own bytes, for the limits
+DEFAULT_LIMIT_BYTES = 256 * 1024 * 1024  # the most that one decoded batch may take in memory, unless the caller says
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
@@ -147,6 +151,29 @@ def check_batch(data: Buffer, header: BatchHeader, at: int = 0) -> None:
             f"batch has last offset delta {header.last_offset_delta} and record count {header.record_count}; "
             "neither may be negative"
         )
+
+
+def read_body(data: Buffer, header: BatchHeader, at: int = 0, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> memoryview:
+    """The records of a checked batch, decompressed. Refuses counts that cannot be, before anything is made of them."""
+    body = memoryview(data)[at + HEADER_SIZE : at + header.size]
+    if not header.record_count:
+        if len(body):
+            raise CorruptBatchError(f"batch says it has no records, but {len(body)} bytes follow its header")
+        return body
+    overhead_bytes = header.record_count * RECORD_OVERHEAD_BYTES
+    if overhead_bytes >= limit_bytes:
+        raise TooLargeError(f"a batch of {header.record_count} records is over the limit of {limit_bytes} bytes")
+    if header.attributes & COMPRESSION_MASK:
+        from semel.protocol.compression import decompress
+
+        body = memoryview(decompress(header.compression, body, limit_bytes - overhead_bytes))
+    elif len(body) + overhead_bytes > limit_bytes:
+        raise TooLargeError(f"a batch of {len(body)} bytes is over the limit of {limit_bytes} bytes")
+    if header.record_count * SMALLEST_RECORD > len(body):
+        raise CorruptBatchError(
+            f"batch says it has {header.record_count} records, but its records take {len(body)} bytes"
+        )
+    return body
 
 
 def iter_headers(data: Buffer) -> Iterator[tuple[int, BatchHeader]]:
