@@ -1,0 +1,142 @@
+"""The broker: what it is made of, and how it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import urlsafe_b64encode
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from semel.broker.clock import Clock
+from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
+from semel.broker.store import Store
+from semel.broker.topics import Partition, Topic, Topics
+from semel.protocol.errors import ErrorCode
+from semel.storage import DataDir, StorageError, SyncGroup
+
+if TYPE_CHECKING:
+    from semel.broker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_ALTERED = "broker-config"
+_NEXT_PRODUCER_ID = "next-producer-id"
+
+
+class Broker:
+    """One node. Making it locks the data folder, `start` brings the coordinators up, `stop` closes everything."""
+
+    def __init__(self, settings: Settings, data: Path, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.clock = clock or Clock()
+        self.node_id = settings.node_id
+        self.sync = SyncGroup(settings["fsync"])
+        data.mkdir(parents=True, exist_ok=True)
+        self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
+        self.store = Store(data, fsync=settings["fsync"] == "commit")
+        self.settings.replace_altered(self.store.get(_ALTERED) or {})
+        self.topics = Topics(self.store, self.data_dir, settings)
+        self.topics.on_deleted = self._on_topic_deleted
+        self.cluster_id = self._cluster_id()
+        self.host, self.port = "", 0  # what clients are told; set by the server
+        self.groups: Groups
+        self.transactions: Transactions
+
+    async def start(self) -> None:
+        """Loads the topics, then the coordinators replay their journals."""
+        from semel.broker.groups import GroupCoordinator
+        from semel.broker.transactions import TransactionCoordinator
+
+        self.topics.load()
+        self.groups = GroupCoordinator(self)
+        self.transactions = TransactionCoordinator(self)
+        await self.groups.start()
+        await self.transactions.start()
+
+    async def stop(self) -> None:
+        """A clean end: coordinators, then the last fsyncs, then the logs."""
+        await self.transactions.stop()
+        await self.groups.stop()
+        await self.sync.close()
+        self.store.close()
+        self.data_dir.close()
+
+    async def write_markers(
+        self,
+        partitions: Collection[TopicPartition],
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        transaction_version: int = 1,
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Ends a transaction in its partitions. Durable on return; every partition has an entry, NONE or its error."""
+        results: dict[TopicPartition, ErrorCode] = {}
+        waits = []
+        for name, index in partitions:
+            partition = self.topics.partition(name, index)
+            if partition is None:
+                results[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            try:
+                marker = partition.log.append_marker(
+                    producer_id,
+                    producer_epoch,
+                    coordinator_epoch,
+                    commit=commit,
+                    now_ms=self.clock.now_ms(),
+                    transaction_version=transaction_version,
+                )
+            except StorageError as error:
+                results[name, index] = error.code
+                continue
+            waits.append(self._marker_durable(partition, marker.last_offset + 1))
+        for (name, index), code in await asyncio.gather(*waits):
+            results[name, index] = code
+            if name == CONSUMER_OFFSETS and code is ErrorCode.NONE:
+                self.groups.on_marker(index, producer_id, commit)
+        return results
+
+    async def _marker_durable(self, partition: Partition, end_offset: int) -> tuple[TopicPartition, ErrorCode]:
+        key = (partition.topic.name, partition.index)
+        try:
+            if partition.log.high_watermark < end_offset:
+                await self.sync.wait(partition.log, end_offset)
+        except StorageError as error:
+            return key, error.code
+        return key, ErrorCode.NONE
+
+    def alter_settings(self, texts: dict[str, str]) -> None:
+        """Replaces the settings that were altered at run time. SettingError: nothing changed."""
+        self.settings.replace_altered(texts)
+        self.store.put(_ALTERED, texts or None)
+        self.store.commit()
+        self.topics.on_settings_altered()
+
+    def altered_settings(self) -> dict[str, str]:
+        return dict(self.store.get(_ALTERED) or {})
+
+    def reserve_producer_ids(self, count: int) -> range:
+        """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again."""
+        first: int = self.store.get(_NEXT_PRODUCER_ID) or 0
+        self.store.put(_NEXT_PRODUCER_ID, first + count)
+        self.store.commit()
+        return range(first, first + count)
+
+    def _on_topic_deleted(self, topic: Topic) -> None:
+        self.groups.on_topics_deleted([topic.name])
+
+    def _cluster_id(self) -> str:
+        """Written into meta.properties by the first start, as `kafka-storage format` does."""
+        properties = self.data_dir.properties()
+        if "cluster.id" in properties:
+            return properties["cluster.id"]
+        cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+        directory_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+        self.data_dir.init_properties(
+            {"version": "1", "cluster.id": cluster_id, "node.id": str(self.node_id), "directory.id": directory_id}
+        )
+        return cluster_id

@@ -1,0 +1,321 @@
+"""Which topics there are: names, ids, partitions, settings, kept in the store before anybody is told."""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID, uuid4
+
+from semel.broker import topic_configs
+from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
+from semel.broker.settings import SettingError, Settings
+from semel.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from semel.broker.store import Store
+    from semel.storage import DataDir, LogConfig, PartitionLog
+
+MAX_NAME_LENGTH = 249
+MAX_PARTITIONS_PER_TOPIC = 10_000  # as Kafka limits one request
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
+_KEY = "topic/"
+
+INTERNAL_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
+# Name -> (setting with the number of partitions, setting with the segment size, other settings).
+_INTERNAL: dict[str, tuple[str, str, dict[str, str]]] = {
+    CONSUMER_OFFSETS: (
+        "offsets.topic.num.partitions",
+        "offsets.topic.segment.bytes",
+        {"cleanup.policy": "compact", "compression.type": "producer"},
+    ),
+    TRANSACTION_STATE: (
+        "transaction.state.log.num.partitions",
+        "transaction.state.log.segment.bytes",
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "min.insync.replicas": "1",
+            "unclean.leader.election.enable": "false",
+        },
+    ),
+}
+
+
+class TopicError(Exception):
+    """A refused change of topics, with the error code for the client."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Waiter(Protocol):
+    """Somebody who waits for records of a partition."""
+
+    def wake(self, partition: Partition) -> None: ...
+
+
+class Partition:
+    """A partition as the handlers see it: its log, and the fetches that wait for it."""
+
+    __slots__ = ("index", "log", "topic", "waiters")
+
+    def __init__(self, topic: Topic, index: int, log: PartitionLog) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.waiters: set[Waiter] = set()
+        log.on_advance = self._on_advance
+
+    def _on_advance(self, _log: PartitionLog) -> None:
+        if self.waiters:
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        for waiter in tuple(self.waiters):
+            waiter.wake(self)
+
+
+class Topic:
+    """A topic. `id` is as the wire has it: 16 bytes."""
+
+    __slots__ = ("configs", "id", "is_internal", "min_insync_replicas", "name", "partitions")
+
+    def __init__(self, name: str, topic_id: bytes, configs: dict[str, str]) -> None:
+        self.name = name
+        self.id = topic_id
+        self.configs = configs
+        self.is_internal = name in INTERNAL_TOPICS
+        self.partitions: list[Partition] = []
+        self.min_insync_replicas = 1
+
+
+class Topics:
+    """The registry. Every change is durable when the method returns."""
+
+    def __init__(self, store: Store, data_dir: DataDir, settings: Settings) -> None:
+        self._store = store
+        self._data_dir = data_dir
+        self._settings = settings
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self._base_config = topic_configs.base_config(settings)
+        self.on_deleted: Callable[[Topic], None] = lambda topic: None
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def partition(self, name: str, index: int) -> Partition | None:
+        topic = self._by_name.get(name)
+        return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    def find_log(self, name: str, index: int) -> PartitionLog | None:
+        partition = self.partition(name, index)
+        return partition.log if partition is not None else None
+
+    def value_of(self, topic: Topic, setting: str) -> object:
+        """A setting of a topic, its own or the broker's default, in its own type."""
+        return topic_configs.value_of(self._settings, topic.configs, setting)
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+    def load(self) -> None:
+        """Brings store and data folder together: the store says what exists, the folder holds it.
+
+        A folder without an entry is a creation that was never acknowledged, or a deletion that was; it goes. An entry
+        without a folder gets an empty one. If there is no store at all, the topics are taken from the folders.
+        """
+        if self._store.is_new and self._data_dir.logs:
+            self._adopt_folders()
+        for name, entry in self._store.items(_KEY):
+            topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"])
+            self._open_partitions(topic, entry["partitions"])
+            self._register(topic)
+        for name, index in list(self._data_dir.logs):
+            if self.partition(name, index) is None:
+                self._data_dir.delete(name, index)
+        self._data_dir.sync_namespace()
+
+    def _adopt_folders(self) -> None:
+        counts: dict[str, int] = {}
+        ids: dict[str, UUID] = {}
+        for (name, index), log in self._data_dir.logs.items():
+            counts[name] = max(counts.get(name, 0), index + 1)
+            ids[name] = log.topic_id
+        for name, count in counts.items():
+            self._store.put(_KEY + name, {"id": ids[name].hex, "partitions": count, "configs": {}})
+        self._store.commit()
+
+    def _open_partitions(self, topic: Topic, count: int) -> None:
+        """Gives a topic its partitions up to a number, from the folder where it has them."""
+        config, topic_id = self.log_config(topic.configs), UUID(bytes=topic.id)
+        topic.min_insync_replicas = self._min_insync_replicas(topic)
+        for index in range(len(topic.partitions), count):
+            log = self._data_dir.logs.get((topic.name, index))
+            if log is not None and log.topic_id != topic_id:
+                self._data_dir.delete(topic.name, index)
+                log = None
+            if log is None:
+                log = self._data_dir.create(topic.name, index, topic_id, config)
+            log.config = config
+            topic.partitions.append(Partition(topic, index, log))
+
+    def _min_insync_replicas(self, topic: Topic) -> int:
+        value = self.value_of(topic, "min.insync.replicas")
+        return value if isinstance(value, int) else 1
+
+    def _register(self, topic: Topic) -> None:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.id] = topic
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+    def create(self, name: str, partition_count: int, configs: Mapping[str, str] | None = None) -> Topic:
+        """A new topic. TopicError if it may not be."""
+        return self.create_many([(name, partition_count, dict(configs or {}))])[0]
+
+    def create_many(self, wanted: list[tuple[str, int, dict[str, str]]]) -> list[Topic]:
+        """New topics that were checked with `check_new`, for the price of one fsync."""
+        created = []
+        for name, count, configs in wanted:
+            self.check_new(name, count, configs)
+            topic = Topic(name, _new_id(), configs)
+            self._open_partitions(topic, count)
+            self._put(topic)
+            self._register(topic)
+            created.append(topic)
+        self._data_dir.sync_namespace()
+        self._store.commit()
+        return created
+
+    def check_new(self, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
+        """Raises TopicError unless a topic could be created like this."""
+        check_name(name)
+        if name in self._by_name:
+            raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        self._check_collision(name)
+        if partition_count < 1:
+            raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
+        if partition_count > MAX_PARTITIONS_PER_TOPIC:
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
+            )
+        check_configs(configs)
+
+    def _check_collision(self, name: str) -> None:
+        """Kafka's metrics write '.' as '_', so names that differ only there are refused."""
+        if "." not in name and "_" not in name:
+            return
+        plain = name.replace(".", "_")
+        for other in self._by_name:
+            if other.replace(".", "_") == plain:
+                raise TopicError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}"
+                )
+
+    def internal_partition_count(self, name: str) -> int:
+        count: int = self._settings[_INTERNAL[name][0]]
+        return count
+
+    def internal(self, name: str) -> Topic:
+        """An internal topic, created if it is not there yet."""
+        topic = self._by_name.get(name)
+        if topic is None:
+            count, segment_bytes, configs = _INTERNAL[name]
+            topic = self.create(
+                name, self._settings[count], {**configs, "segment.bytes": str(self._settings[segment_bytes])}
+            )
+        return topic
+
+    def delete(self, topics: list[Topic]) -> None:
+        """Takes topics away; what waits for them is told."""
+        for topic in topics:
+            self._store.put(_KEY + topic.name, None)
+        self._store.commit()
+        for topic in topics:
+            del self._by_name[topic.name], self._by_id[topic.id]
+            for partition in topic.partitions:
+                partition.log.on_advance = None
+                self._data_dir.delete(topic.name, partition.index)
+                partition.wake_all()
+            self.on_deleted(topic)
+        self._data_dir.sync_namespace()
+
+    def add_partitions(self, topic: Topic, count: int) -> None:
+        """More partitions, up to a number."""
+        self._open_partitions(topic, count)
+        self._data_dir.sync_namespace()
+        self._put(topic)
+        self._store.commit()
+
+    def set_configs(self, topic: Topic, configs: dict[str, str]) -> None:
+        """Replaces a topic's own settings, which were checked with `check_configs`."""
+        topic.configs = configs
+        self._put(topic)
+        self._store.commit()
+        self._apply_configs(topic)
+
+    def on_settings_altered(self) -> None:
+        """The broker's defaults changed."""
+        self._base_config = topic_configs.base_config(self._settings)
+        for topic in self:
+            self._apply_configs(topic)
+
+    def log_config(self, configs: Mapping[str, str]) -> LogConfig:
+        return topic_configs.with_overrides(self._base_config, configs)
+
+    def _apply_configs(self, topic: Topic) -> None:
+        config = self.log_config(topic.configs)
+        topic.min_insync_replicas = self._min_insync_replicas(topic)
+        for partition in topic.partitions:
+            partition.log.config = config
+
+    def _put(self, topic: Topic) -> None:
+        entry = {"id": topic.id.hex(), "partitions": len(topic.partitions), "configs": topic.configs}
+        self._store.put(_KEY + topic.name, entry)
+
+
+def check_name(name: str) -> None:
+    """Raises TopicError unless Kafka allows a topic to be called so."""
+    problem = name_problem(name)
+    if problem:
+        raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
+
+
+def name_problem(name: str) -> str | None:
+    if not name:
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return "'.' or '..' is not allowed"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"the length of '{name}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+    if not _LEGAL_NAME.match(name):
+        return f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None
+
+
+def check_configs(configs: Mapping[str, str]) -> None:
+    """Raises TopicError unless these can be a topic's settings."""
+    try:
+        topic_configs.validate(configs)
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+def _new_id() -> bytes:
+    """A random id. As Kafka's, its text never starts with a dash, which a command line would take for an option."""
+    while True:
+        topic_id = uuid4().bytes
+        if not urlsafe_b64encode(topic_id).startswith(b"-"):
+            return topic_id
