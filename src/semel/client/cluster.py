@@ -1,0 +1,408 @@
+"""A cluster as its clients see it: who leads what, connections to whom, and one call that finds the right broker.
+
+    cluster = Cluster(ClientSettings.of({"bootstrap.servers": "localhost:9092"}))
+    answer = cluster.call(Leader("orders", 0), LIST_OFFSETS, request, timeout_s=10)
+
+`call` finds the broker, connects, retries what is transient with back-off, and never takes longer than its time-out.
+Threads may share a cluster: each uses a lane (a set of connections) of its own, so that a long wait in one (a group
+join, say) does not hold up another. A forked child starts with no connections.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from semel.client.connection import Connection
+from semel.client.errors import (
+    ClosedError,
+    ConnectionFailedError,
+    KafkaError,
+    RetriableError,
+    TimedOutError,
+    error_of,
+)
+from semel.client.metadata import Broker, Metadata, Partition, Topic
+from semel.client.settings import ClientSettings, parse_address
+from semel.client.timing import Backoff, Deadline
+from semel.protocol.api import Api
+from semel.protocol.errors import DecodeError, ErrorCode, Recovery
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
+from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
+from semel.protocol.schema import Struct
+
+Request = TypeVar("Request", bound=Struct)
+Response = TypeVar("Response", bound=Struct)
+Result = TypeVar("Result")
+
+GROUP, TRANSACTION = 0, 1  # kinds of coordinators
+
+
+# --- whom to ask ---
+
+
+class AnyNode(NamedTuple):
+    """Whichever broker can be reached."""
+
+
+class Controller(NamedTuple):
+    """The broker that metadata names as controller; with KRaft any broker, which passes requests on."""
+
+
+class Node(NamedTuple):
+    """One broker by its id."""
+
+    node_id: int
+
+
+class Leader(NamedTuple):
+    """The leader of a partition."""
+
+    topic: str
+    partition: int
+
+
+class Coordinator(NamedTuple):
+    """The coordinator of a group or a transactional id."""
+
+    kind: int
+    key: str
+
+
+Target = AnyNode | Controller | Node | Leader | Coordinator
+
+
+def group_coordinator(group_id: str) -> Coordinator:
+    return Coordinator(GROUP, group_id)
+
+
+def transaction_coordinator(transactional_id: str) -> Coordinator:
+    return Coordinator(TRANSACTION, transactional_id)
+
+
+def top_error(response: Any) -> Iterable[int]:
+    """The error code on top of an answer, where its type has one: what `call` looks at unless told otherwise."""
+    return (getattr(response, "error_code", 0),)
+
+
+class Cluster:
+    """Connections and metadata of one client."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.metadata = Metadata()
+        self.closed = False
+        self._lock = threading.RLock()  # guards what follows and the metadata
+        self._connections: dict[tuple[str, str, int], Connection] = {}
+        self._lanes: dict[str, threading.RLock] = {}
+        self._coordinators: dict[Coordinator, Broker] = {}
+        self._owner_pid = os.getpid()
+
+    # --- the one call ---
+
+    def call(
+        self,
+        target: Target,
+        api: Api[Request, Response],
+        request: Request,
+        *,
+        timeout_s: float | None = None,
+        attempt_timeout_s: float | None = None,
+        errors: Callable[[Response], Iterable[int]] | None = top_error,
+        resend: bool = True,
+        at_most: int = 0x7FFF,
+        at_least: int = 0,
+        lane: str = "main",
+    ) -> Response:
+        """Asks the right broker and returns its answer; raises a `KafkaError` that says what to do.
+
+        timeout_s          for everything together (default.api.timeout.ms)
+        attempt_timeout_s  for one request (request.timeout.ms)
+        errors             where an answer keeps its error codes: a retriable one is retried, another one raised.
+                           None: the answer is returned unseen, only the network is retried
+        resend             False: a request that the broker may have got is not sent again; the error is raised
+        at_most, at_least  limits for the version of the request
+        """
+        deadline = self.deadline(timeout_s)
+        limit_s = self.settings.request_timeout_ms / 1000 if attempt_timeout_s is None else attempt_timeout_s
+
+        def attempt() -> Response:
+            connection = self.connect(target, deadline, lane)
+            version = connection.capabilities.version_of(api, at_most, at_least)
+            with self._lane(lane):
+                answer = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
+            for code in errors(answer) if errors else ():
+                if code:
+                    raise error_of(code, f"{api.name} to {describe(target)}", getattr(answer, "error_message", None))
+            return answer
+
+        return self.patiently(attempt, f"{api.name} to {describe(target)}", deadline, target, resend)
+
+    def patiently(
+        self,
+        attempt: Callable[[], Result],
+        what: str,
+        deadline: Deadline,
+        target: Target | None = None,
+        resend: bool = True,
+    ) -> Result:
+        """Runs an attempt until it succeeds, fails for good or the deadline passes. Forgets the target in between."""
+        backoff = self.backoff()
+        while True:
+            self._check_open()
+            try:
+                return attempt()
+            except KafkaError as error:
+                if error.recovery is not Recovery.RETRY or (not resend and getattr(error, "maybe_sent", False)):
+                    raise
+                if target is not None:
+                    self.forget(target)
+                wait_s = backoff.next_s()
+                if deadline.remaining_s() <= wait_s:
+                    raise _out_of_time(what, deadline, error) from error
+                time.sleep(wait_s)
+
+    # --- finding brokers ---
+
+    def connect(self, target: Target, deadline: Deadline, lane: str = "main") -> Connection:
+        """An open connection to the target, looked up if need be. One attempt: transient errors are raised."""
+        if isinstance(target, AnyNode):
+            return self._connect_any(deadline, lane)
+        broker = self.locate(target, deadline, lane)
+        try:
+            return self._connect_to(broker.host, broker.port, deadline, lane)
+        except ConnectionFailedError as error:
+            raise ConnectionFailedError(
+                f"{error} (broker {broker.node_id} advertises this address: if it is wrong, correct the broker's "
+                "advertised.listeners)",
+                error.code,
+            ) from None
+
+    def locate(self, target: Target, deadline: Deadline, lane: str = "main") -> Broker:
+        """The broker behind a target."""
+        if isinstance(target, Coordinator):
+            return self._coordinator(target, deadline, lane)
+        if isinstance(target, Leader):
+            node_id = self.partition(target.topic, target.partition, deadline, lane).leader
+        else:
+            if not self.metadata.brokers:
+                self.refresh([], deadline, lane)
+            node_id = target.node_id if isinstance(target, Node) else self.metadata.controller_id
+            if isinstance(target, Controller) and node_id < 0:
+                node_id = min(self.metadata.brokers, default=-1)
+        with self._lock:
+            broker = self.metadata.brokers.get(node_id)
+        if broker is None:
+            self.refresh([], deadline, lane)
+            broker = self.metadata.brokers.get(node_id)
+        if broker is None:
+            known = ", ".join(map(str, sorted(self.metadata.brokers)))
+            raise RetriableError(f"broker {node_id} is not in the cluster now; known are: {known or 'none'}")
+        return broker
+
+    def forget(self, target: Target) -> None:
+        """What was known about the target is in doubt; the next look-up asks again."""
+        with self._lock:
+            if isinstance(target, Coordinator):
+                self._coordinators.pop(target, None)
+            elif isinstance(target, Leader):
+                self.metadata.forget(target.topic)
+
+    def topic(self, name: str, deadline: Deadline | None = None, lane: str = "main") -> Topic:
+        """A topic's partitions, from memory while that is fresh. One attempt; see `partitions` for the patient form."""
+        with self._lock:
+            if self.metadata.is_fresh(name, time.monotonic(), self.settings.metadata_max_age_ms / 1000):
+                return self.metadata.topics[name]
+        self.refresh([name], deadline or self.deadline(), lane)
+        with self._lock:
+            found = self.metadata.topics.get(name)
+            if name in self.metadata.errors or found is None:
+                code = self.metadata.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                raise error_of(code, f"looking up topic {name!r}")
+            return found
+
+    def partition(self, topic: str, index: int, deadline: Deadline | None = None, lane: str = "main") -> Partition:
+        """One partition with a leader. One attempt."""
+        found = self.topic(topic, deadline, lane)
+        partition = found.partitions.get(index)
+        if partition is None:
+            self.forget(Leader(topic, index))
+            raise error_of(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {index} of {topic!r}",
+                f"it has {len(found.partitions)} partitions",
+            )
+        if partition.leader < 0:
+            self.forget(Leader(topic, index))
+            raise error_of(partition.error or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {index} of {topic!r}")
+        return partition
+
+    def partitions(self, topic: str, timeout_s: float | None = None, lane: str = "main") -> dict[int, Partition]:
+        """A topic's partitions; waits for a topic that is being created, up to the time-out."""
+        deadline = self.deadline(timeout_s)
+
+        what = f"looking up topic {topic!r}"
+        return self.patiently(lambda: self.topic(topic, deadline, lane), what, deadline).partitions
+
+    def refresh(self, topics: Iterable[str] | None, deadline: Deadline | None = None, lane: str = "main") -> Metadata:
+        """Asks any broker about these topics (None: all, empty: brokers only). One attempt."""
+        deadline = deadline or self.deadline()
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
+        connection = self._connect_any(deadline, lane)
+        version = connection.capabilities.version_of(METADATA, at_least=1)
+        limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
+        with self._lane(lane):
+            answer = _checked_call(connection, METADATA, request, limit_s, version)
+        if answer.error_code:
+            raise error_of(answer.error_code, "looking up the cluster")
+        with self._lock:
+            self.metadata.update(answer, time.monotonic())
+        return self.metadata
+
+    def feature(self, name: str, target: Target | None = None, timeout_s: float | None = None) -> int:
+        """The level at which the cluster finalised a feature, such as 'transaction.version'; 0 if it did not."""
+        deadline = self.deadline(timeout_s)
+        where = target or AnyNode()
+        connection = self.patiently(lambda: self.connect(where, deadline), f"asking for {name}", deadline, where)
+        return connection.capabilities.feature(name)
+
+    def _coordinator(self, target: Coordinator, deadline: Deadline, lane: str) -> Broker:
+        with self._lock:
+            known = self._coordinators.get(target)
+        if known is not None:
+            return known
+        connection = self._connect_any(deadline, lane)
+        version = connection.capabilities.version_of(FIND_COORDINATOR, at_least=0 if target.kind == GROUP else 1)
+        request = FindCoordinatorRequest(key_type=target.kind)
+        if version >= 4:
+            request.coordinator_keys = [target.key]
+        else:
+            request.key = target.key
+        limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
+        with self._lane(lane):
+            answer = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
+        found = answer.coordinators[0] if version >= 4 else answer
+        if found.error_code:
+            raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)
+        broker = Broker(found.node_id, found.host, found.port)
+        with self._lock:
+            self._coordinators[target] = broker
+        return broker
+
+    # --- connections ---
+
+    def _connect_any(self, deadline: Deadline, lane: str) -> Connection:
+        """One that is open, else the first of all known addresses that answers."""
+        self._check_open()
+        with self._lock:
+            for (its_lane, _, _), connection in self._connections.items():
+                if its_lane == lane and not connection.closed and not connection.retiring:
+                    return connection
+            known = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        random.shuffle(known)
+        addresses = list(dict.fromkeys([*known, *map(parse_address, self.settings.bootstrap_servers)]))
+        failures = []
+        for host, port in addresses:
+            try:
+                return self._connect_to(host, port, deadline, lane)
+            except ConnectionFailedError as error:
+                failures.append(str(error))
+        raise ConnectionFailedError(
+            f"none of the brokers can be reached: {'; '.join(failures)}", ErrorCode.NETWORK_EXCEPTION
+        )
+
+    def _connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> Connection:
+        self._check_open()
+        key = (lane, host, port)
+        with self._lane(lane):
+            with self._lock:
+                connection = self._connections.get(key)
+            if connection is not None and not connection.closed:
+                if not connection.retiring or connection.in_flight:
+                    return connection
+                connection.close()
+            connection = Connection.open(host, port, self.settings, deadline.remaining_s())
+            with self._lock:
+                if self.closed:
+                    connection.close()
+                    self._check_open()
+                self._connections[key] = connection
+            return connection
+
+    def connections(self, lane: str) -> list[Connection]:
+        """The open connections of a lane, for `semel.client.connection.poll`."""
+        with self._lock:
+            return [c for (its_lane, _, _), c in self._connections.items() if its_lane == lane and not c.closed]
+
+    def _lane(self, name: str) -> threading.RLock:
+        with self._lock:
+            return self._lanes.setdefault(name, threading.RLock())
+
+    # --- small things ---
+
+    def deadline(self, timeout_s: float | None = None) -> Deadline:
+        return Deadline(self.settings.default_api_timeout_ms / 1000 if timeout_s is None else timeout_s)
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.settings.retry_backoff_ms, self.settings.retry_backoff_max_ms)
+
+    def close(self) -> None:
+        """Closes every connection. Calls that wait in other threads fail."""
+        with self._lock:
+            self.closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        if os.getpid() == self._owner_pid:
+            for connection in connections:
+                connection.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this client is closed; make a new one")
+        if os.getpid() != self._owner_pid:
+            self._lock = threading.RLock()  # another thread of the parent may have held it at the fork
+            self._lanes = {}
+            self._connections = {}  # the parent's sockets; using them would mix both processes' requests
+            self._owner_pid = os.getpid()
+
+
+def describe(target: Target) -> str:
+    """A target in words, for messages."""
+    match target:
+        case Node(node_id):
+            return f"broker {node_id}"
+        case Leader(topic, partition):
+            return f"the leader of {topic}-{partition}"
+        case Coordinator(kind, key):
+            return f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key!r}"
+        case Controller():
+            return "the controller"
+        case _:
+            return "any broker"
+
+
+def _checked_call(
+    connection: Connection, api: Api[Request, Response], request: Request, timeout_s: float, version: int
+) -> Response:
+    try:
+        return connection.call(api, request, max(timeout_s, 0.001), version)
+    except DecodeError as error:
+        connection.close()
+        raise ConnectionFailedError(
+            f"{connection.address} answered {api.name} with bytes that make no sense: {error}", maybe_sent=True
+        ) from error
+
+
+def _out_of_time(what: str, deadline: Deadline, last: KafkaError) -> TimedOutError:
+    return TimedOutError(f"{what} did not succeed within {deadline.total_s:.3g} s; the last try: {last}", last.code)

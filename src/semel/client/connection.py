@@ -1,0 +1,357 @@
+"""One connection to one broker: TCP, TLS, ApiVersions, SASL, then any number of requests in flight.
+
+The socket is non-blocking. `send` queues a request and writes what the kernel takes; `progress` reads and writes what
+is possible now; `call` and `wait` block until an answer or a deadline. A connection belongs to one thread at a time.
+Any failure closes it and fails all that was pending, each error saying whether the broker may have got the request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
+from semel.client.security import sasl_exchange, tls_context
+from semel.client.settings import ClientSettings
+from semel.client.timing import Deadline
+from semel.client.wire import Capabilities, Pending, Wire, read_api_versions
+from semel.protocol.api import Api
+from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
+from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
+from semel.protocol.messages.sasl_authenticate import SASL_AUTHENTICATE, SaslAuthenticateRequest
+from semel.protocol.messages.sasl_handshake import SASL_HANDSHAKE, SaslHandshakeRequest
+from semel.protocol.schema import Struct
+
+Request = TypeVar("Request", bound=Struct)
+Response = TypeVar("Response", bound=Struct)
+
+MAX_BUFFERS_PER_WRITE = 64
+SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
+SOFTWARE = ("semel", "0.1.0")
+
+
+class Connection:
+    """An open connection. Make one with `Connection.open`."""
+
+    def __init__(self, sock: socket.socket, host: str, port: int, settings: ClientSettings) -> None:
+        self.host = host
+        self.port = port
+        self.closed = False
+        self.capabilities: Capabilities
+        self.session_ends_s = float("inf")  # on time.monotonic(): when SASL's session must be renewed
+        self._settings = settings
+        self._socket = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._tls_wants_write = False
+        self._wire = Wire(settings.client_id)
+
+    def __repr__(self) -> str:
+        return f"Connection({self.address}{', closed' if self.closed else ''}, {len(self._wire.pending)} pending)"
+
+    # --- opening ---
+
+    @classmethod
+    def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> Connection:
+        """Connects, encrypts and authenticates as the settings say, and asks what the broker can do."""
+        limit_s = settings.socket_connection_setup_timeout_ms / 1000
+        deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
+        self = cls(_connect(host, port, settings, deadline), host, port, settings)
+        try:
+            self._negotiate(deadline)
+            if settings.uses_sasl:
+                self._authenticate(deadline)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _negotiate(self, deadline: Deadline) -> None:
+        version = API_VERSIONS.request.valid.high
+        request = ApiVersionsRequest(*SOFTWARE)
+        while True:
+            pending = self.send(API_VERSIONS, request, version=version, timeout_s=deadline.remaining_s())
+            self.wait(pending)
+            if pending.error is not None:
+                raise pending.error
+            assert pending.frame is not None
+            try:
+                answer, version = read_api_versions(pending.frame, version)
+            except DecodeError as error:
+                raise self._failed(
+                    f"the answer to ApiVersions makes no sense ({error}); is this a Kafka broker?"
+                ) from None
+            if answer is not None:
+                self.capabilities = Capabilities(answer)
+                return
+
+    def _authenticate(self, deadline: Deadline) -> None:
+        mechanism = self._settings.sasl_mechanism
+        offered = self.call(SASL_HANDSHAKE, SaslHandshakeRequest(mechanism), deadline.remaining_s())
+        if offered.error_code:
+            raise AuthenticationError(
+                f"{self.address} refused sasl.mechanism={mechanism}; "
+                f"it offers: {', '.join(offered.mechanisms) or 'none'}",
+                ErrorCode.of(offered.error_code),
+            )
+        exchange = sasl_exchange(self._settings)
+        message = next(exchange)
+        while True:
+            answer = self.call(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), deadline.remaining_s())
+            if answer.error_code:
+                raise error_of(answer.error_code, f"authenticating at {self.address}", answer.error_message)
+            try:
+                message = exchange.send(answer.auth_bytes)
+            except StopIteration:
+                break
+        if answer.session_lifetime_ms > 0:
+            self.session_ends_s = time.monotonic() + SESSION_LIFETIME_USED * answer.session_lifetime_ms / 1000
+
+    # --- requests ---
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._wire.pending)
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._wire.outgoing) or self._tls_wants_write
+
+    @property
+    def retiring(self) -> bool:
+        """Whether no new request should be sent because the SASL session ends soon."""
+        return time.monotonic() >= self.session_ends_s
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(
+        self,
+        api: Api[Request, Response],
+        request: Request,
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+        context: Any = None,
+        answer: bool = True,
+    ) -> Pending:
+        """Sends a request behind those in flight and returns at once. Raises only for what can never be sent.
+
+        A connection that fails here or later marks the request with an error.
+        """
+        limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+        if version is None:
+            version = self.capabilities.version_of(api)
+        deadline_s = time.monotonic() + limit_s
+        if self.closed:
+            pending = Pending(api, version, 0, deadline_s, context)
+            pending.error = self._failed("the connection is closed")
+            return pending
+        try:
+            pending = self._wire.send(api, request, version, deadline_s, context, answer)
+        except EncodeError as error:
+            raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+        self._write()
+        return pending
+
+    def call(
+        self, api: Api[Request, Response], request: Request, timeout_s: float | None = None, version: int | None = None
+    ) -> Response:
+        """Sends a request and waits for its answer."""
+        pending = self.send(api, request, version=version, timeout_s=timeout_s)
+        self.wait(pending)
+        answer: Response = pending.result()
+        return answer
+
+    def wait(self, pending: Pending) -> None:
+        """Blocks until the request has an answer or an error; its own deadline bounds the wait."""
+        while not pending.done:
+            poll([self], max(0.0, pending.deadline_s - time.monotonic()))
+            if pending.done:
+                return
+            self.check_deadlines()
+            if not pending.done and self.closed:
+                pending.error = self._failed("the connection was closed")
+
+    # --- progress ---
+
+    def progress(self) -> list[Pending]:
+        """Reads and writes what is possible without waiting; the requests that got their answer or an error."""
+        if self.closed:
+            return []
+        self._write()
+        return self._read()
+
+    def check_deadlines(self) -> list[Pending]:
+        """Closes the connection if the oldest request waited too long; the requests that failed by it."""
+        pending = self._wire.pending
+        if not pending or pending[0].deadline_s > time.monotonic():
+            return []
+        late = pending[0]
+        return self._fail_all(
+            RequestTimedOutError(
+                f"{self.address} did not answer {late.api.name} within its time-out; "
+                "is the broker overloaded, stopped or cut off?",
+                ErrorCode.REQUEST_TIMED_OUT,
+            )
+        )
+
+    def next_deadline_s(self) -> float:
+        """On time.monotonic(): when `check_deadlines` has something to do."""
+        return self._wire.pending[0].deadline_s if self._wire.pending else float("inf")
+
+    def close(self) -> None:
+        """Closes the socket and fails what was pending. May be called twice."""
+        if not self.closed:
+            self._fail_all(ConnectionFailedError(f"the connection to {self.address} was closed"))
+
+    def _write(self) -> None:
+        wire = self._wire
+        try:
+            while wire.outgoing and not self.closed:
+                if self._tls:
+                    wire.written(self._socket.send(wire.outgoing[0]))
+                else:
+                    buffers = [wire.outgoing[i] for i in range(min(len(wire.outgoing), MAX_BUFFERS_PER_WRITE))]
+                    wire.written(self._socket.sendmsg(buffers))
+            self._tls_wants_write = False
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            self._fail_all(self._failed(f"cannot write: {error}"))
+
+    def _read(self) -> list[Pending]:
+        done: list[Pending] = []
+        try:
+            while not self.closed:
+                space = self._wire.space()
+                count = self._socket.recv_into(space)
+                if not count:
+                    return done + self._fail_all(self._failed(self._closed_by_broker()))
+                done.extend(self._wire.filled(count))
+                if count < len(space) and not self._tls:
+                    break
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except ssl.SSLWantWriteError:
+            self._tls_wants_write = True
+        except OSError as error:
+            done += self._fail_all(self._failed(f"cannot read: {error}"))
+        except ConnectionFailedError as error:
+            done += self._fail_all(self._failed(str(error)))
+        return done
+
+    def _closed_by_broker(self) -> str:
+        if not hasattr(self, "capabilities"):
+            return (
+                "the other side closed the connection during the handshake; does the port speak "
+                f"{self._settings.security_protocol}? check security.protocol, host and port"
+            )
+        hint = "" if self._settings.uses_sasl else " (a broker that wants SASL does this, too: see security.protocol)"
+        return f"the broker closed the connection{hint}"
+
+    def _failed(self, cause: str) -> ConnectionFailedError:
+        return ConnectionFailedError(f"connection to {self.address}: {cause}", ErrorCode.NETWORK_EXCEPTION)
+
+    def _fail_all(self, error: KafkaError) -> list[Pending]:
+        self.closed = True
+        failed = list(self._wire.pending)
+        self._wire.pending.clear()
+        self._wire.outgoing.clear()
+        for pending in failed:
+            pending.error = _copied(error)
+        with contextlib.suppress(OSError):  # nothing more can be done for it
+            self._socket.close()
+        return failed
+
+
+def poll(connections: Iterable[Connection], timeout_s: float, wakeup: int | None = None) -> list[Pending]:
+    """Waits until one of the connections can go on, or `wakeup` (a file descriptor) is readable; what got done."""
+    open_ones = {connection.fileno(): connection for connection in connections if not connection.closed}
+    poller = select.poll()
+    for fd, connection in open_ones.items():
+        poller.register(fd, select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
+    if wakeup is not None:
+        poller.register(wakeup, select.POLLIN)
+    done: list[Pending] = []
+    for fd, _ in poller.poll(min(timeout_s, 3600.0) * 1000):
+        if fd in open_ones:
+            done += open_ones[fd].progress()
+    return done
+
+
+def _copied(error: KafkaError) -> KafkaError:
+    """Each request gets an exception of its own, so that tracebacks do not pile up on a shared one."""
+    copy = type(error)(str(error), error.code)
+    if isinstance(copy, ConnectionFailedError):
+        copy.maybe_sent = True
+    return copy
+
+
+def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline) -> socket.socket:
+    address = f"{host}:{port}"
+    try:
+        sock = socket.create_connection((host, port), timeout=max(deadline.remaining_s(), 0.001))
+    except socket.gaierror as error:
+        raise ConnectionFailedError(
+            f"cannot find {address}: {error.strerror or error}; check the host name", ErrorCode.NETWORK_EXCEPTION
+        ) from None
+    except TimeoutError:
+        raise ConnectionFailedError(
+            f"cannot connect to {address} within {deadline.total_s:.3g} s; check host, port and firewall",
+            ErrorCode.NETWORK_EXCEPTION,
+        ) from None
+    except OSError as error:
+        raise ConnectionFailedError(
+            f"cannot connect to {address}: {error.strerror or error}; is a broker running there?",
+            ErrorCode.NETWORK_EXCEPTION,
+        ) from None
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _set_buffers(sock, settings)
+        if settings.uses_tls:
+            sock.settimeout(max(deadline.remaining_s(), 0.001))
+            sock = _encrypted(sock, host, address, settings)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_buffers(sock: socket.socket, settings: ClientSettings) -> None:
+    for option, size in (
+        (socket.SO_SNDBUF, settings.send_buffer_bytes),
+        (socket.SO_RCVBUF, settings.receive_buffer_bytes),
+    ):
+        if size > 0:
+            sock.setsockopt(socket.SOL_SOCKET, option, size)
+
+
+def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSettings) -> ssl.SSLSocket:
+    try:
+        return tls_context(settings).wrap_socket(sock, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        raise AuthenticationError(
+            f"TLS to {address}: the certificate was refused: {error.verify_message}; "
+            "check ssl.ca.location and the host name"
+        ) from None
+    except TimeoutError:
+        raise ConnectionFailedError(
+            f"TLS to {address}: no answer to the handshake; does the port speak TLS? check security.protocol"
+        ) from None
+    except (ssl.SSLError, OSError) as error:
+        raise ConnectionFailedError(
+            f"TLS to {address}: {error}; does the port speak TLS, and does it want a client certificate? "
+            "check security.protocol, ssl.certificate.location and ssl.key.location"
+        ) from None

@@ -1,0 +1,91 @@
+"""What is known about a cluster: brokers, topics, leaders. Filled from Metadata answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+from semel.protocol.schema import NO_UUID
+
+NO_LEADER = -1
+
+
+class Broker(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class Partition(NamedTuple):
+    number: int
+    leader: int  # node id, or NO_LEADER
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    error: ErrorCode
+
+
+class Topic(NamedTuple):
+    name: str
+    topic_id: bytes
+    is_internal: bool
+    partitions: dict[int, Partition]
+
+
+class Metadata:
+    """The newest known state; a stale answer never replaces a partition's leader of a newer epoch."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[int, Broker] = {}
+        self.topics: dict[str, Topic] = {}
+        self.errors: dict[str, ErrorCode] = {}  # topics that the last answer refused
+        self.controller_id = -1
+        self.cluster_id: str | None = None
+        self._fetched_at_s: dict[str, float] = {}
+
+    def update(self, answer: MetadataResponse, now_s: float) -> None:
+        self.brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
+        self.controller_id = answer.controller_id
+        self.cluster_id = answer.cluster_id
+        for topic in answer.topics:
+            if topic.name is not None:
+                self._update_topic(topic.name, topic, now_s)
+
+    def forget(self, topic: str) -> None:
+        """Its leaders are in doubt: the next look-up asks again."""
+        self._fetched_at_s.pop(topic, None)
+
+    def is_fresh(self, topic: str, now_s: float, max_age_s: float) -> bool:
+        fetched_at_s = self._fetched_at_s.get(topic)
+        return fetched_at_s is not None and now_s - fetched_at_s < max_age_s
+
+    def _update_topic(self, name: str, answer: MetadataResponseTopic, now_s: float) -> None:
+        if answer.error_code:
+            self.errors[name] = ErrorCode.of(answer.error_code)
+            self._fetched_at_s.pop(name, None)
+            if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.topics.pop(name, None)
+            return
+        self.errors.pop(name, None)
+        before = self.topics.get(name)
+        if before and before.topic_id != answer.topic_id and NO_UUID not in (before.topic_id, answer.topic_id):
+            before = None  # deleted and created again: old epochs say nothing
+        known = before.partitions if before else {}
+        partitions = {p.partition_index: _newer(known.get(p.partition_index), p) for p in answer.partitions}
+        self.topics[name] = Topic(name, answer.topic_id, answer.is_internal, partitions)
+        self._fetched_at_s[name] = now_s
+
+
+def _newer(known: Partition | None, answer: MetadataResponsePartition) -> Partition:
+    if known and -1 < answer.leader_epoch < known.leader_epoch:
+        return known
+    return Partition(
+        answer.partition_index,
+        answer.leader_id,
+        answer.leader_epoch,
+        tuple(answer.replica_nodes),
+        tuple(answer.isr_nodes),
+        ErrorCode.of(answer.error_code),
+    )

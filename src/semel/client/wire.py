@@ -1,0 +1,235 @@
+"""Requests to bytes and bytes to answers, without any I/O: what a connection knows once it is open.
+
+A broker answers in the order of the requests, so answers are matched in order and the correlation id is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from semel.client.errors import ConnectionFailedError, KafkaError, UnsupportedByBrokerError, error_of
+from semel.protocol.api import Api
+from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsResponse
+from semel.protocol.schema import Buffer, VersionRange
+
+MAX_FRAME_BYTES = 1 << 30
+CHUNK_BYTES = 64 * 1024
+_SIZE = struct.Struct(">i")
+
+# What other servers say first, read as the size of a frame.
+_FOREIGN_STARTS = {
+    b"HTTP": "it answers in HTTP; is this the port of a web server?",
+    b"\x15\x03\x01": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
+    b"\x15\x03\x03": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
+}
+
+
+class Pending:
+    """A request on its way: `done` once there is an answer or an error; `result()` returns or raises it."""
+
+    __slots__ = ("_answer", "api", "context", "correlation_id", "deadline_s", "error", "frame", "version")
+
+    def __init__(
+        self, api: Api[Any, Any], version: int, correlation_id: int, deadline_s: float, context: Any = None
+    ) -> None:
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.deadline_s = deadline_s
+        self.context = context
+        self.frame: Buffer | None = None
+        self.error: KafkaError | None = None
+        self._answer: Any = None
+
+    @property
+    def done(self) -> bool:
+        return self.frame is not None or self.error is not None
+
+    def result(self) -> Any:
+        """The answer, decoded when first asked for."""
+        if self.error is not None:
+            raise self.error
+        if self._answer is None:
+            if self.frame is None:
+                raise RuntimeError(f"{self.api.name} has no answer yet")
+            _, self._answer = self.api.read_response(self.frame, self.version)
+        return self._answer
+
+
+class Wire:
+    """The bytes of one connection: `outgoing` waits to be written, `space` and `filled` take what was read."""
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.outgoing: deque[memoryview] = deque()
+        self.pending: deque[Pending] = deque()
+        self._correlation_id = 0
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))
+        self._rest = b""  # the start of a frame that has not come whole
+        self._frame: memoryview | None = None  # a frame larger than a chunk, read in place
+        self._frame_at = 0
+
+    # --- out ---
+
+    def send(
+        self,
+        api: Api[Any, Any],
+        request: Any,
+        version: int,
+        deadline_s: float,
+        context: Any = None,
+        answer: bool = True,
+    ) -> Pending:
+        """Puts a request behind those that wait; without `answer` (acks=0) it is done at once."""
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        parts = api.frame_request(request, version, self._correlation_id, self.client_id)
+        pending = Pending(api, version, self._correlation_id, deadline_s, context)
+        self.outgoing.extend(memoryview(part) for part in _merged(parts))
+        if answer:
+            self.pending.append(pending)
+        return pending
+
+    def written(self, count: int) -> None:
+        """That many bytes of `outgoing` are on their way."""
+        outgoing = self.outgoing
+        while count:
+            first = outgoing[0]
+            if count < len(first):
+                outgoing[0] = first[count:]
+                return
+            count -= len(first)
+            outgoing.popleft()
+
+    # --- in ---
+
+    def space(self) -> memoryview:
+        """Where the next bytes should be read to."""
+        return self._chunk if self._frame is None else self._frame[self._frame_at :]
+
+    def filled(self, count: int) -> Iterator[Pending]:
+        """Takes `count` bytes that were read into `space()`; yields the requests that they answer."""
+        if self._frame is not None:
+            self._frame_at += count
+            if self._frame_at == len(self._frame):
+                frame, self._frame = self._frame, None
+                yield self._match(frame)
+            return
+        yield from self._split(self._rest + bytes(self._chunk[:count]))
+
+    def _split(self, data: bytes) -> Iterator[Pending]:
+        view, at = memoryview(data), 0
+        while len(data) - at >= 4:
+            (size,) = _SIZE.unpack_from(data, at)
+            if not 4 <= size <= MAX_FRAME_BYTES:
+                raise _not_kafka(data[at : at + 4], size)
+            if len(data) - at - 4 < size:
+                if size > CHUNK_BYTES:
+                    self._frame, self._frame_at = memoryview(bytearray(size)), len(data) - at - 4
+                    self._frame[: self._frame_at] = view[at + 4 :]
+                    self._rest = b""
+                    return
+                break
+            yield self._match(view[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._rest = data[at:]
+
+    def _match(self, frame: memoryview) -> Pending:
+        if not self.pending:
+            raise ConnectionFailedError("the broker sent an answer that nobody asked for")
+        pending = self.pending.popleft()
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        if correlation_id != pending.correlation_id:
+            raise ConnectionFailedError(
+                f"the broker answered request {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
+            )
+        pending.frame = frame
+        return pending
+
+
+def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
+    """Small parts joined, so that one write takes a whole request; large ones (record sets) stay as they are."""
+    small: list[Buffer] = []
+    for part in parts:
+        if len(part) < 4096:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield part
+    if small:
+        yield b"".join(small)
+
+
+def _not_kafka(start: bytes, size: int) -> ConnectionFailedError:
+    for foreign, hint in _FOREIGN_STARTS.items():
+        if start.startswith(foreign):
+            return ConnectionFailedError(f"the other side does not speak Kafka's protocol: {hint}")
+    return ConnectionFailedError(
+        f"the other side does not speak Kafka's protocol: a frame of {size} bytes was announced; check host and port"
+    )
+
+
+# --- what the broker can do ---
+
+
+class Capabilities:
+    """Which versions and features the broker at the other end has, from its ApiVersions answer."""
+
+    __slots__ = ("features", "features_epoch", "ranges")
+
+    def __init__(self, answer: ApiVersionsResponse) -> None:
+        self.ranges = {api.api_key: VersionRange(api.min_version, api.max_version) for api in answer.api_keys}
+        self.features_epoch = answer.finalized_features_epoch
+        self.features = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+
+    def feature(self, name: str) -> int:
+        """The finalised level of a feature; 0 where the broker finalised nothing."""
+        return self.features.get(name, 0) if self.features_epoch > -1 else 0
+
+    def has(self, api: Api[Any, Any], at_least: int = 0) -> bool:
+        there = self.ranges.get(api.key)
+        return there is not None and there.high >= at_least
+
+    def version_of(self, api: Api[Any, Any], at_most: int = 0x7FFF, at_least: int = 0) -> int:
+        """The highest version that both sides have."""
+        ours, there = api.request.valid, self.ranges.get(api.key)
+        if there is None:
+            raise UnsupportedByBrokerError(
+                f"the broker does not have {api.name} (API {api.key}); upgrade it, or do without",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+        best = min(ours.high, there.high, at_most)
+        if best < max(ours.low, there.low, at_least):
+            low = max(ours.low, at_least)
+            raise UnsupportedByBrokerError(
+                f"{api.name}: the broker has versions {there}, this client needs {low}-{min(ours.high, at_most)}; "
+                "use another version of the broker",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+        return best
+
+
+def read_api_versions(frame: Buffer, version: int) -> tuple[ApiVersionsResponse | None, int]:
+    """(the answer, -1), or (None, the version to ask again with) if the broker is older than the request was.
+
+    A broker that does not have the version answers in version 0 with UNSUPPORTED_VERSION and what it has.
+    """
+    if len(frame) < 6:
+        raise DecodeError(f"an ApiVersions answer has at least 6 bytes, this one {len(frame)}")
+    (code,) = struct.unpack_from(">h", frame, 4)
+    if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+        try:
+            _, answer = API_VERSIONS.read_response(frame, 0)
+        except DecodeError:
+            return None, 0
+        highest = next((api.max_version for api in answer.api_keys if api.api_key == API_VERSIONS.key), 0)
+        return None, min(version - 1, highest)
+    _, answer = API_VERSIONS.read_response(frame, version)
+    if answer.error_code:
+        raise error_of(answer.error_code, "asking the broker for its API versions")
+    return answer, -1
