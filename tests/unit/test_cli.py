@@ -1,0 +1,168 @@
+"""The frame of the command line: finding commands, help pages, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+
+import semel
+from semel.cli import COMMANDS, available_commands, main
+from semel.cli.errors import CommandError, UsageError
+from tests.support.broker import semel_command
+from tests.support.processes import Process
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
+    """Installs a body as `semel demo`."""
+
+    def install(body: Callable[[], int]) -> None:
+        module = types.ModuleType("semel.cli.demo")
+        module.HELP, module.EXAMPLE = "A test.", "semel demo"  # type: ignore[attr-defined]
+        module.configure = lambda parser: None  # type: ignore[attr-defined]
+        module.run = lambda args: body()  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "semel.cli.demo", module)
+        monkeypatch.setattr("semel.cli.available_commands", lambda: {"demo": "a test"})
+
+    return install
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def body() -> int:
+        raise error
+
+    return body
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"semel {semel.__version__}\n"
+
+
+def test_help_lists_the_commands_that_exist_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(COMMANDS, "warp", "does not exist")
+    assert main(["--help"]) == 0
+    with_flag = capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out == with_flag
+    assert "  demo " in with_flag
+    assert "warp" not in with_flag
+
+
+def test_an_unknown_command_is_refused_with_the_names_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["brokr"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("semel: there is no command 'brokr'; the commands are ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", available_commands())
+def test_every_command_has_a_help_page_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "example:\n" in page
+    assert f"  semel {name}" in page.partition("example:")[2]
+
+
+@pytest.mark.parametrize("name", available_commands())
+def test_every_command_module_has_the_four_parts(name: str) -> None:
+    module = import_module(f"semel.cli.{name}")
+    assert module.HELP
+    assert module.EXAMPLE
+    assert callable(module.run)
+    module.configure(argparse.ArgumentParser())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("--from needs --to"), 2, "semel: --from needs --to\n"),
+        (CommandError("no such\n  topic"), 1, "semel: no such topic\n"),
+        (ConnectionRefusedError(111, "Connection refused"), 1, "semel: [Errno 111] Connection refused\n"),
+        (ZeroDivisionError("oops"), 70, "semel: a bug: ZeroDivisionError: oops (SEMEL_DEBUG=1 shows where)\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("stopped"), 1, "semel: stopped\n"),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(
+    error: BaseException,
+    code: int,
+    message: str,
+    command: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command(raising(error))
+    assert main(["demo"]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_debug_shows_the_traceback(
+    command: Callable[[Callable[[], int]], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMEL_DEBUG", "1")
+    command(raising(CommandError("no such topic")))
+    assert main(["demo"]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert error.endswith("semel: no such topic\n")
+
+
+def test_a_wrong_argument_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--records", "many"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("semel: argument --records: invalid int value: 'many'")
+    assert error.count("\n") == 1
+
+
+def run_inline(body: str, **options) -> subprocess.Popen:
+    """A real process whose `semel demo` is the given body."""
+    script = (
+        "import sys, types\n"
+        "module = types.ModuleType('semel.cli.demo')\n"
+        "module.HELP = module.EXAMPLE = 'semel demo'\n"
+        "module.configure = lambda parser: None\n"
+        f"def run(args):\n{body}\n    return 0\n"
+        "module.run = run\n"
+        "from semel import cli\n"
+        "cli.available_commands = lambda: {'demo': ''}\n"
+        "sys.modules['semel.cli.demo'] = module\n"
+        "sys.exit(cli.main(['demo']))\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_a_reader_that_goes_away_makes_no_noise() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = run_inline("    for i in range(100000): print('line', i)", stdout=writing)
+    os.close(writing)
+    _, error = process.communicate(timeout=30)
+    assert error == ""
+    assert process.returncode == 141
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
+    process = run_inline("    print('ready', flush=True)\n    import time; time.sleep(60)", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert error == ""
+    assert process.returncode == 130
+
+
+def test_python_dash_m_semel_is_the_command() -> None:
+    with Process(semel_command("--version")) as process:
+        assert process.wait() == 0
+        assert process.output == f"semel {semel.__version__}"
