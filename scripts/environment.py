@@ -148,7 +148,12 @@ def pip_install(*options: str | Path) -> bool:
 
 def uv(action: str, *options: str | Path) -> bool:
     program = VENV / "bin/uv"
-    environment = {"VIRTUAL_ENV": str(VENV), "UV_HTTP_TIMEOUT": "60", "UV_NO_CONFIG": "1"}
+    environment = {
+        "VIRTUAL_ENV": str(VENV),
+        "UV_HTTP_TIMEOUT": "60",
+        "UV_NO_CONFIG": "1",
+        "UV_SYSTEM_CERTS": "1",  # trust what the machine trusts, as pip does
+    }
     return runs(program) and run(program, "pip", action, "--quiet", *options, env=environment)
 
 
@@ -203,7 +208,7 @@ def apt_install(*candidates: str) -> bool:
     root = [] if os.geteuid() == 0 else sudo()
     if root is None:
         return False
-    say(f"installing {candidates[0]} with apt-get (SEMEL_SYSTEM_PACKAGES=no forbids this) ...")
+    say(f"installing {' or '.join(candidates)} with apt-get (SEMEL_SYSTEM_PACKAGES=no forbids this) ...")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     log = [apt(root, environment, "update")]
     for package in candidates:
