@@ -56,7 +56,8 @@ class LogConfig:
 
     def with_settings(self, settings: Mapping[str, str]) -> LogConfig:
         """A copy with settings by Kafka's names applied. INVALID_CONFIG names the setting that is wrong or unknown."""
-        return dataclasses.replace(self, **{_field(name): parse_setting(name, text) for name, text in settings.items()})
+        values: dict[str, Any] = {_field(name): parse_setting(name, text) for name, text in settings.items()}
+        return dataclasses.replace(self, **values)
 
     @classmethod
     def parse(cls, settings: Mapping[str, str]) -> LogConfig:

@@ -1,22 +1,49 @@
-"""The data folder: who may use it, which partitions are in it. (API under construction.)"""
+"""The data folder: who may use it, which partitions are in it, and the checkpoints that all of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
+from semel.protocol.errors import ErrorCode
+from semel.storage import checkpoints
 from semel.storage.config import LogConfig
-from semel.storage.log import PartitionLog
+from semel.storage.errors import DataDirLockedError, StorageError
+from semel.storage.files import FileCache, Files, files_for
+from semel.storage.log import LogSurroundings, PartitionLog
 from semel.storage.sync import SyncGroup
+
+_log = logging.getLogger("semel.storage")
+_DELETE_SUFFIX = "-delete"
+_LOCK = ".lock"
+
+TopicPartition = tuple[str, int]
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class DataDir:
     """A locked data folder and its partition logs, keyed by (topic, partition). Logs open their files on first use."""
 
-    path: Path
-    logs: dict[tuple[str, int], PartitionLog]
-    was_clean: bool  # the last run ended with close(); otherwise logs were recovered
+    def __init__(self, path: Path, lock: list[int], files: Files, shared: LogSurroundings, sync: SyncGroup) -> None:
+        self.path = path
+        self.files = files
+        self.logs: dict[TopicPartition, PartitionLog] = {}
+        self.was_clean = False  # the last run ended with close(); otherwise the logs were recovered
+        self._lock = lock
+        self._shared = shared
+        self._sync = sync
+        self._fresh: list[PartitionLog] = []  # created, their folders not yet synced
+        self._namespace_dirty = False
+        self._checkpointed: dict[str, dict[TopicPartition, int]] = {}
 
     @classmethod
     def open(
@@ -26,36 +53,221 @@ class DataDir:
         sync: SyncGroup,
         config_of: Callable[[str], LogConfig] | None = None,
         now_ms: Callable[[], int] | None = None,
+        files: Files | None = None,
+        open_files_max: int = 1024,
     ) -> DataDir:
         """Locks the folder (DataDirLockedError if it is in use) and finds its partitions.
 
-        `config_of(topic)` gives the configuration of a topic found on disk.
+        `config_of(topic)` gives the configuration of a topic found on disk. After an unclean stop every log is
+        recovered here; after a clean one they are read on first use.
         """
-        raise NotImplementedError
+        root = Path(path).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        lock = _take_lock(root)
+        try:
+            files = files or files_for(root)
+            shared = LogSurroundings(FileCache(files, open_files_max), sync, now_ms or wall_clock_ms)
+            data_dir = cls(root, lock, files, shared, sync)
+            data_dir._discover(config_of or (lambda _: LogConfig()))
+        except BaseException:
+            _release_lock(lock)
+            raise
+        return data_dir
+
+    def _discover(self, config_of: Callable[[str], LogConfig]) -> None:
+        self.was_clean = checkpoints.take_clean_shutdown(self.files, self._file(checkpoints.CLEAN_SHUTDOWN))
+        recovery_points = checkpoints.read_offsets(self._file(checkpoints.RECOVERY_POINTS))
+        start_offsets = checkpoints.read_offsets(self._file(checkpoints.START_OFFSETS))
+        cleaner_offsets = checkpoints.read_offsets(self._file(checkpoints.CLEANER_OFFSETS))
+        for name in sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir()):
+            if name.endswith(_DELETE_SUFFIX):
+                self._shared.garbage.append((0, self._file(name)))
+                continue
+            key = parse_folder_name(name)
+            topic_id = checkpoints.read_topic_id(os.path.join(self._file(name), checkpoints.PARTITION_METADATA))
+            if key is None or topic_id is None:
+                _log.warning(
+                    "%s is not a partition folder (no sound %s), left alone", name, checkpoints.PARTITION_METADATA
+                )
+                continue
+            self.logs[key] = PartitionLog(
+                self._file(name),
+                *key,
+                topic_id,
+                config_of(key[0]),
+                self._shared,
+                clean=self.was_clean,
+                recovery_point=recovery_points.get(key, 0),
+                start_offset=start_offsets.get(key, 0),
+                cleaned_offset=cleaner_offsets.get(key, 0),
+            )
+        if not self.was_clean:
+            for log in self.logs.values():
+                log.load()
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    # Partitions
+
+    def get(self, topic: str, partition: int) -> PartitionLog | None:
+        return self.logs.get((topic, partition))
 
     def create(self, topic: str, partition: int, topic_id: UUID, config: LogConfig) -> PartitionLog:
         """A new, empty partition. Its folder exists afterwards; its segment files come with the first append."""
-        raise NotImplementedError
+        key = (topic, partition)
+        if key in self.logs:
+            raise StorageError(ErrorCode.TOPIC_ALREADY_EXISTS, f"partition {topic}-{partition} exists already")
+        folder = self._file(f"{topic}-{partition}")
+        try:
+            if os.path.isdir(folder):  # left by a creation that was never finished
+                self.files.remove_tree(folder)
+            self.files.make_dir(folder)
+            checkpoints.write_topic_id(self.files, os.path.join(folder, checkpoints.PARTITION_METADATA), topic_id)
+        except OSError as error:
+            message = f"cannot create the folder of {topic}-{partition}: {error}"
+            raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, message) from error
+        log = PartitionLog(folder, topic, partition, topic_id, config, self._shared, clean=True)
+        self.logs[key] = log
+        self._fresh.append(log)
+        self._namespace_dirty = True
+        return log
 
     def delete(self, topic: str, partition: int) -> None:
         """Takes a partition away at once; its files go later (`maintain`)."""
-        raise NotImplementedError
+        log = self.logs.pop((topic, partition), None)
+        if log is None:
+            raise StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{partition}")
+        self._sync.forget(log)
+        log.abandon()
+        doomed = self._file(f"{topic[:200]}-{partition}.{uuid4().hex}{_DELETE_SUFFIX}")
+        self.files.rename(log.folder, doomed)
+        self._fresh = [fresh for fresh in self._fresh if fresh is not log]
+        self._shared.garbage = [
+            (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
+        ]
+        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, doomed))
+        self._namespace_dirty = True
 
     def sync_namespace(self) -> None:
-        """fsyncs created and deleted partition folders (before CreateTopics is answered)."""
-        raise NotImplementedError
+        """fsyncs created and deleted partition folders (before CreateTopics or DeleteTopics is answered)."""
+        for log in self._fresh:
+            path = os.path.join(log.folder, checkpoints.PARTITION_METADATA)
+            fd = self.files.open(path)
+            try:
+                self.files.sync_file(fd, path)
+            finally:
+                os.close(fd)
+            self.files.sync_dir(log.folder)
+        self._fresh = []
+        if self._namespace_dirty:
+            self.files.sync_dir(str(self.path))
+            self._namespace_dirty = False
+
+    # Upkeep
 
     def maintain(self, now_ms: int) -> None:
         """Retention, expiry of producers, removal of deleted files, checkpoints: call it every few seconds."""
-        raise NotImplementedError
+        for log in list(self.logs.values()):
+            self.maintain_log(log, now_ms)
+        self.remove_garbage(now_ms)
+        self.checkpoint()
 
-    def properties(self) -> Mapping[str, str]:
-        """meta.properties (cluster.id, node.id, ...); written once with `init_properties`."""
-        raise NotImplementedError
+    def maintain_log(self, log: PartitionLog, now_ms: int) -> None:
+        """The part of `maintain` for one log, for a broker that spreads the work."""
+        try:
+            log.apply_retention(now_ms)
+            log.expire_producers(now_ms)
+        except (OSError, StorageError) as error:
+            _log.warning("upkeep of %s failed: %s", log, error)
 
-    def init_properties(self, properties: Mapping[str, str]) -> None:
-        raise NotImplementedError
+    def remove_garbage(self, now_ms: int) -> int:
+        """Removes the files and folders that were deleted long enough ago. Returns how many."""
+        due = [path for due_ms, path in self._shared.garbage if due_ms <= now_ms]
+        self._shared.garbage = [(due_ms, path) for due_ms, path in self._shared.garbage if due_ms > now_ms]
+        for path in due:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.isdir(path):
+                    self.files.remove_tree(path)
+                else:
+                    self.files.remove(path)
+        return len(due)
+
+    def checkpoint(self, *, sync: bool = True) -> None:
+        """Writes the checkpoints that changed: recovery points, start offsets, high watermarks, cleaned offsets."""
+        logs = self.logs.items()
+        self._write_checkpoint(checkpoints.RECOVERY_POINTS, {key: log.recovery_point for key, log in logs}, sync)
+        starts = {key: log.known_start_offset for key, log in logs if log.known_start_offset}
+        self._write_checkpoint(checkpoints.START_OFFSETS, starts, sync)
+        marks = {key: log.recovery_point if not log.is_loaded else log.high_watermark for key, log in logs}
+        self._write_checkpoint(checkpoints.HIGH_WATERMARKS, marks, sync)
+        cleaned = {key: log.cleaned_offset for key, log in logs if log.cleaned_offset}
+        self._write_checkpoint(checkpoints.CLEANER_OFFSETS, cleaned, sync)
+
+    def _write_checkpoint(self, name: str, offsets: dict[TopicPartition, int], sync: bool) -> None:
+        if self._checkpointed.get(name) != offsets:
+            checkpoints.write_offsets(self.files, self._file(name), offsets, sync=sync)
+            self._checkpointed[name] = offsets
+
+    # Identity
+
+    def properties(self) -> dict[str, str]:
+        """meta.properties (cluster.id, node.id, ...); empty in a new folder."""
+        return checkpoints.read_properties(self._file(checkpoints.META_PROPERTIES))
+
+    def write_properties(self, properties: Mapping[str, str]) -> None:
+        checkpoints.write_properties(self.files, self._file(checkpoints.META_PROPERTIES), properties)
+
+    # Ending
 
     def close(self) -> None:
         """Clean shutdown: flushes and snapshots every log, writes the checkpoints and the clean-shutdown marker."""
-        raise NotImplementedError
+        clean = True
+        for log in self.logs.values():
+            try:
+                log.close()
+            except (OSError, StorageError) as error:
+                clean = False
+                _log.error("%s could not be closed cleanly and will be recovered: %s", log, error)
+        try:
+            self.sync_namespace()
+            self.checkpoint()
+            if clean:
+                checkpoints.write_clean_shutdown(self.files, self._file(checkpoints.CLEAN_SHUTDOWN))
+        finally:
+            _release_lock(self._lock)
+            self._lock = []
+
+    def crash(self) -> None:
+        """Drops everything without writing a byte, as kill -9 would: for tests in one process."""
+        for log in self.logs.values():
+            log.abandon()
+        _release_lock(self._lock)
+        self._lock = []
+
+
+def parse_folder_name(name: str) -> TopicPartition | None:
+    """`orders-12` is partition 12 of orders; None for other folders."""
+    topic, dash, number = name.rpartition("-")
+    if not topic or not dash or not number.isascii() or not number.isdigit():
+        return None
+    return topic, int(number)
+
+
+def _take_lock(root: Path) -> list[int]:
+    """Two kinds of lock: one that Java's Kafka respects, one that also holds between two brokers of one process."""
+    fd = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise DataDirLockedError(
+            f"the data folder {root} is in use by another broker; stop it, or give this one another folder"
+        ) from None
+    return [fd]
+
+
+def _release_lock(lock: Iterable[int]) -> None:
+    for fd in lock:
+        os.close(fd)

@@ -1,12 +1,47 @@
-"""A partition's log on disk: the object that the broker appends to and reads from. (API under construction.)"""
+"""A partition's log on disk: the object that the broker appends to and reads from.
+
+All methods run on one thread (the broker's loop); only fsync runs elsewhere, between `begin_sync` and `end_sync`.
+A log reads its files on first use, so ten thousand idle partitions cost next to nothing.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 from uuid import UUID
 
+from crc32c import crc32c
+
+from semel.protocol.batch import (
+    CRC_START,
+    HEADER,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    iter_headers,
+    patch_log_append_time,
+    patch_offset,
+)
+from semel.protocol.errors import CorruptBatchError, ErrorCode
+from semel.storage import checkpoints, history, reading, retention, snapshot, timequery, validation
 from semel.storage.config import LogConfig
+from semel.storage.errors import StorageError
+from semel.storage.files import FileCache, Handle
+from semel.storage.producer_state import BatchInfo, DataBatch, ProducerEntry, ProducerStates
+from semel.storage.recovery import LogFolder, open_log
+from semel.storage.segment import DELETED, RELATIVE_OFFSET_MAX, SNAPSHOT, Segment, file_name
+from semel.storage.txnindex import AbortedTransaction
+
+_log = logging.getLogger("semel.storage")
+_unpack_header = HEADER.unpack_from
+_NOT_PLAIN = ~validation.PLAIN_ATTRIBUTES
 
 Isolation = Literal["high_watermark", "last_stable", "log_end"]
 
@@ -22,9 +57,9 @@ class AppendResult(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Whole batches, from the one that holds the offset asked for. `records` is empty where nothing may be read yet."""
+    """Whole batches, from the one that holds the offset asked for; empty where nothing may be read yet."""
 
-    records: bytes
+    records: bytes | memoryview
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
@@ -48,20 +83,241 @@ class TimestampOffset(NamedTuple):
     leader_epoch: int
 
 
-class PartitionLog:
-    """One partition. All methods are called on one thread (the broker's loop); only fsync happens elsewhere."""
+class SyncJob(NamedTuple):
+    """What one round of syncing does for one log: these files and folders, and then the end is durable."""
 
-    topic: str
-    partition: int
-    topic_id: UUID
-    config: LogConfig  # may be replaced at any time
-    leader_epoch: int  # stamped into every batch; raise it with begin_leader_epoch()
-    start_offset: int
+    log: PartitionLog
+    handles: list[Handle]
+    folders: list[str]
     end_offset: int
-    high_watermark: int  # end of what readers may see; under fsync=commit what a power cut can't take back
-    last_stable_offset: int  # min(high watermark, first offset of the earliest open transaction)
-    size_bytes: int
-    on_advance: Callable[[PartitionLog], None] | None  # called when the high watermark or the LSO moved: wake fetches
+    segment_base: int
+    position: int
+    generation: int  # of the log's state: after a failure and a reload the job is about something else
+
+
+class Syncer(Protocol):
+    """What a log needs of the group commit."""
+
+    @property
+    def waits_for_disk(self) -> bool: ...
+
+    def mark_dirty(self, log: PartitionLog) -> None: ...
+
+
+@dataclass(slots=True)
+class LogSurroundings:
+    """What the logs of one data folder share."""
+
+    cache: FileCache
+    sync: Syncer
+    now_ms: Callable[[], int]
+    garbage: list[tuple[int, str]] = field(default_factory=list)  # (when it is due, file to remove)
+
+
+class PartitionLog:
+    """One partition. Offsets of what clients may see, how far the disk has it, and the files behind it."""
+
+    __slots__ = (
+        "_active",
+        "_bases",
+        "_clean",
+        "_config",
+        "_dirty",
+        "_dirty_folders",
+        "_dirty_handles",
+        "_end",
+        "_end_limit",
+        "_epochs",
+        "_generation",
+        "_high_watermark",
+        "_hints",
+        "_hw_base",
+        "_hw_position",
+        "_loaded",
+        "_looks_inside",
+        "_recovery_point",
+        "_segments",
+        "_shared",
+        "_start",
+        "_states",
+        "_unsaved",
+        "_waits_for_disk",
+        "cleaned_offset",
+        "folder",
+        "leader_epoch",
+        "offline",
+        "on_advance",
+        "partition",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        folder: str,
+        topic: str,
+        partition: int,
+        topic_id: UUID,
+        config: LogConfig,
+        shared: LogSurroundings,
+        *,
+        clean: bool,
+        recovery_point: int = 0,
+        start_offset: int = 0,
+        cleaned_offset: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.leader_epoch = 0  # stamped into every batch
+        self.on_advance: Callable[[PartitionLog], None] | None = None  # high watermark or LSO moved: wake fetches
+        self.offline: StorageError | None = None  # why the last write or sync failed; the next use tries again
+        self.cleaned_offset = cleaned_offset  # compaction is done below it
+        self._shared = shared
+        self._waits_for_disk = shared.sync.waits_for_disk
+        self._clean = clean
+        self._recovery_point = recovery_point
+        self._start = start_offset
+        self._end_limit: int | None = None
+        self._loaded = False
+        self._generation = 0
+        self._unsaved = False  # there is something that a clean stop has to write
+        self._dirty = False
+        self._dirty_handles: list[Handle] = []
+        self._dirty_folders: list[str] = []
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._states = ProducerStates()
+        self._epochs: list[tuple[int, int]] = []
+        self._hints: dict[int, tuple[Segment, int]] = {}  # where a read ended: the next one starts there
+        self._end = self._high_watermark = self._hw_base = self._hw_position = 0
+        self.config = config
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.topic}-{self.partition})"
+
+    @property
+    def config(self) -> LogConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: LogConfig) -> None:
+        """May change at any time; it counts from the next append on."""
+        self._config = config
+        self._looks_inside = validation.needs_a_look_inside(config)
+
+    # Offsets
+
+    @property
+    def start_offset(self) -> int:
+        if not self._loaded:
+            self._load()
+        return self._start
+
+    @property
+    def end_offset(self) -> int:
+        if not self._loaded:
+            self._load()
+        return self._end
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of what readers may see. Under fsync=commit: what a power cut can't take back."""
+        if not self._loaded:
+            self._load()
+        return self._high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """min(high watermark, first offset of the earliest transaction that is open or not yet durably decided)."""
+        if not self._loaded:
+            self._load()
+        unstable = self._states.first_unstable_offset()
+        if unstable is None or unstable >= self._high_watermark:
+            return self._high_watermark
+        return max(unstable, self._start)
+
+    @property
+    def recovery_point(self) -> int:
+        """Below it everything is on the disk, indexes too. Known without reading the log."""
+        return self._recovery_point
+
+    @property
+    def known_start_offset(self) -> int:
+        """The start offset as far as it is known without reading the log: what the checkpoint needs to remember."""
+        return self._start
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded
+
+    @property
+    def size_bytes(self) -> int:
+        if not self._loaded:
+            self._load()
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Oldest first; the last one is being written. For retention, compaction and tests."""
+        if not self._loaded:
+            self._load()
+        return self._segments
+
+    @property
+    def states(self) -> ProducerStates:
+        if not self._loaded:
+            self._load()
+        return self._states
+
+    # Loading
+
+    def _load(self) -> None:
+        """Reads the folder. After a failed write or sync: keeps only what is surely on the disk, or stays offline."""
+        folder = LogFolder(
+            path=self.folder,
+            cache=self._shared.cache,
+            clean=self._clean,
+            recovery_point=self._recovery_point,
+            start_offset=self._start,
+            index_interval_bytes=self._config.index_interval_bytes,
+            now_ms=self._shared.now_ms(),
+            end_limit=self._end_limit,
+        )
+        try:
+            opened = open_log(folder)
+            if opened.unsynced and (self._waits_for_disk or self._end_limit is not None):
+                self._sync_now(opened.unsynced)
+        except OSError as error:
+            raise self._failed(error) from error
+        opened.states.verifications = self._states.verifications  # a failed sync does not undo what was verified
+        self._segments, self._states, self._epochs = opened.segments, opened.states, opened.epochs
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._active = self._segments[-1]
+        self._start, self._end = opened.start_offset, opened.end_offset
+        self._clean = True
+        self._end_limit = None
+        self._loaded = True
+        self._unsaved = bool(opened.unsynced)
+        self.offline = None
+        self._hints.clear()
+        if self._waits_for_disk:
+            self._recovery_point = self._end
+        self._advance(self._end, self._active.base_offset, self._active.size)
+
+    def _sync_now(self, handles: list[Handle]) -> None:
+        cache = self._shared.cache
+        for handle in handles:
+            cache.files.sync_file(cache.fd(handle), handle.path)
+        cache.files.sync_dir(self.folder)
+
+    def load(self) -> None:
+        """Reads the folder now instead of on first use; recovers it if need be."""
+        if not self._loaded:
+            self._load()
+
+    # Appending
 
     def append(self, batches: memoryview | bytearray, *, now_ms: int, guard: object | None = None) -> AppendResult:
         """Appends a client's batch (exactly one), patching offset, epoch and LogAppendTime in place.
@@ -69,13 +325,124 @@ class PartitionLog:
         Raises StorageError with Kafka's code. A transactional batch needs an open transaction or the guard that
         `start_verification` gave before the coordinator was asked.
         """
-        raise NotImplementedError
+        if not self._loaded:
+            self._load()
+        data = batches if type(batches) is memoryview else memoryview(batches)
+        size = len(data)
+        config = self._config
+        if size < HEADER_SIZE:
+            validation.check_client_batch(data, config, now_ms)
+        (base, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, epoch, sequence, count) = (
+            _unpack_header(data)
+        )
+        if (
+            length + LOG_OVERHEAD != size
+            or magic != MAGIC
+            or base
+            or size > config.max_message_bytes
+            or count < 1
+            or last_delta + 1 != count
+            or attributes & _NOT_PLAIN
+            or attributes & 7 > validation.COMPRESSION_MAX
+            or (sequence < 0 <= producer_id)
+            or max_timestamp - now_ms > config.message_timestamp_after_max_ms
+            or crc32c(data[CRC_START:]) != crc
+        ):
+            validation.check_client_batch(data, config, now_ms)
+        if self._looks_inside:
+            validation.check_records(data, config, now_ms)
+        if config.log_append_time:
+            patch_log_append_time(data, now_ms)
+            max_timestamp = now_ms
+        batch = None
+        if producer_id >= 0:
+            last_sequence = (sequence + last_delta) & 0x7FFFFFFF
+            transactional = bool(attributes & TRANSACTIONAL_BIT)
+            batch = DataBatch(producer_id, epoch, sequence, last_sequence, transactional, max_timestamp)
+            duplicate = self._check_producer(batch, guard)
+            if duplicate is not None:
+                return AppendResult(
+                    duplicate.base_offset, duplicate.last_offset, duplicate.timestamp_ms, True, self._start
+                )
+        base_offset = self._end
+        last_offset = base_offset + last_delta
+        segment = self._segment_for(size, last_offset, max_timestamp, now_ms)
+        patch_offset(data, base_offset, self.leader_epoch)
+        self._write(segment, data)
+        segment.note_batch(last_offset, max_timestamp, size, config.index_interval_bytes)
+        if batch is not None:
+            self._states.apply_data(batch, base_offset, last_offset, now_ms)
+        self._appended(segment, base_offset, last_offset)
+        return AppendResult(
+            base_offset, last_offset, now_ms if config.log_append_time else NO_TIMESTAMP, False, self._start
+        )
+
+    def _check_producer(self, batch: DataBatch, guard: object | None) -> BatchInfo | None:
+        """The append rules. A snapshot keeps one batch per producer: before a refusal the log's tail is asked."""
+        try:
+            return self._states.check_client_batch(batch, guard)
+        except StorageError as error:
+            entry = self._states.producers.get(batch.producer_id)
+            if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or entry is None or not entry.history_cut:
+                raise
+            history.extend(entry, self._segments)
+            return self._states.check_client_batch(batch, guard)
 
     def append_records(
         self, batches: memoryview | bytearray, *, now_ms: int, guard: object | None = None
     ) -> AppendResult:
         """Appends batches of the broker itself (coordinators): any number of batches, no sequence check."""
-        raise NotImplementedError
+        if not self._loaded:
+            self._load()
+        data = memoryview(batches)
+        base_offset = self._end
+        placed, size, max_timestamp = self._place(data, guard, now_ms)
+        last_offset = placed[-1][1]
+        segment = self._segment_for(size, last_offset, max_timestamp, now_ms)
+        self._write(segment, data)
+        for first, last, timestamp_ms, batch_size, batch in placed:
+            segment.note_batch(last, timestamp_ms, batch_size, self._config.index_interval_bytes)
+            if batch is not None:
+                self._states.apply_data(batch, first, last, now_ms)
+        self._appended(segment, base_offset, last_offset)
+        append_time_ms = now_ms if self._config.log_append_time else NO_TIMESTAMP
+        return AppendResult(base_offset, last_offset, append_time_ms, False, self._start)
+
+    def _place(
+        self, data: memoryview, guard: object | None, now_ms: int
+    ) -> tuple[list[tuple[int, int, int, int, DataBatch | None]], int, int]:
+        """Checks the broker's own batches and gives them their offsets; (first, last, time, size, batch) of each."""
+        placed: list[tuple[int, int, int, int, DataBatch | None]] = []
+        offset, size, max_timestamp = self._end, 0, NO_TIMESTAMP
+        try:
+            headers = list(iter_headers(data))
+        except CorruptBatchError as error:
+            raise StorageError(error.code, str(error)) from error
+        if not headers or headers[-1][0] + headers[-1][1].size != len(data):
+            raise StorageError(ErrorCode.CORRUPT_MESSAGE, f"{len(data)} bytes are not a sequence of whole batches")
+        for at, header in headers:
+            if header.size > self._config.max_message_bytes:
+                validation.check_client_batch(data[at : at + header.size], self._config, now_ms)
+            timestamp_ms = now_ms if self._config.log_append_time else header.max_timestamp
+            batch = None
+            if header.has_producer_id:
+                batch = DataBatch(
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_sequence,
+                    header.last_sequence,
+                    header.is_transactional,
+                    timestamp_ms,
+                )
+                self._states.check_coordinator_batch(batch, guard)
+            if self._config.log_append_time and not header.attributes & TIMESTAMP_TYPE_BIT:
+                patch_log_append_time(data, now_ms, at)
+            patch_offset(data, offset, self.leader_epoch, at)
+            placed.append((offset, offset + header.last_offset_delta, timestamp_ms, header.size, batch))
+            offset += header.last_offset_delta + 1
+            size += header.size
+            max_timestamp = max(max_timestamp, timestamp_ms)
+        return placed, size, max_timestamp
 
     def append_marker(
         self,
@@ -88,13 +455,275 @@ class PartitionLog:
         transaction_version: int = 1,
     ) -> AppendResult:
         """Ends a producer's transaction here. INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED if too old."""
-        raise NotImplementedError
+        from semel.protocol.rows import MarkerType, encode_marker
+
+        if not self._loaded:
+            self._load()
+        self._states.check_marker(producer_id, producer_epoch, coordinator_epoch, transaction_version)
+        offset = self._end
+        data = encode_marker(
+            MarkerType.COMMIT if commit else MarkerType.ABORT,
+            offset=offset,
+            timestamp=now_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            leader_epoch=self.leader_epoch,
+        )
+        segment = self._segment_for(len(data), offset, now_ms, now_ms)
+        self._write_marker(segment, data, producer_id, offset, commit=commit)
+        segment.note_batch(offset, now_ms, len(data), self._config.index_interval_bytes)
+        self._states.apply_marker(
+            producer_id, producer_epoch, coordinator_epoch, committed=commit, offset=offset, timestamp_ms=now_ms
+        )
+        self._appended(segment, offset, offset)
+        return AppendResult(offset, offset, NO_TIMESTAMP, False, self._start)
+
+    def _write_marker(self, segment: Segment, data: bytearray, producer_id: int, offset: int, *, commit: bool) -> None:
+        """An abort stands in the index before its marker is in the log: readers must never miss it."""
+        completed = None if commit else self._states.completion(producer_id, offset, committed=False)
+        if completed is None:
+            self._write(segment, data)
+            return
+        aborted = AbortedTransaction(producer_id, completed.first_offset, offset, completed.last_stable_offset)
+        try:
+            segment.txn_index.append(aborted)
+        except OSError as error:
+            raise _storage_error(f"cannot write {segment.txn_index.handle.path}", error) from error
+        try:
+            self._write(segment, data)
+        except StorageError:
+            segment.txn_index.drop_last()
+            raise
+
+    def _segment_for(self, size: int, last_offset: int, timestamp_ms: int, now_ms: int) -> Segment:
+        """The segment that takes the next bytes; a new one where the last is full or old."""
+        segment = self._active
+        config = self._config
+        if segment.size + size > config.segment_bytes:
+            if size > config.segment_bytes:
+                raise StorageError(
+                    ErrorCode.RECORD_LIST_TOO_LARGE,
+                    f"{size} bytes do not fit a segment of segment.bytes={config.segment_bytes}",
+                )
+            full = segment.size > 0
+        else:
+            full = segment.size > 0 and (
+                self._is_old(segment, timestamp_ms, now_ms)
+                or segment.offset_index.size_bytes >= config.segment_index_bytes // 8 * 8
+                or segment.time_index.size_bytes >= config.segment_index_bytes // 12 * 12
+                or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+            )
+        return self.roll(now_ms) if full else segment
+
+    def _is_old(self, segment: Segment, timestamp_ms: int, now_ms: int) -> bool:
+        config = self._config
+        limit_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
+        first_ms = segment.rolling_timestamp_ms
+        if first_ms is None:
+            first_ms = segment.load_rolling_timestamp()
+        if first_ms is not None and first_ms >= 0:
+            return timestamp_ms - first_ms > limit_ms
+        return now_ms - segment.created_ms > limit_ms
+
+    def _write(self, segment: Segment, data: memoryview | bytearray) -> None:
+        try:
+            segment.write(data)
+        except OSError as error:
+            raise _storage_error(f"cannot append to {segment.log.path}", error) from error
+
+    def _appended(self, segment: Segment, base_offset: int, last_offset: int) -> None:
+        """The bytes are in the file: the log is longer, and readers may see it now or after the next sync."""
+        if not self._epochs or self._epochs[-1][0] != self.leader_epoch:
+            self._assign_epoch(base_offset)
+        self._end = last_offset + 1
+        self._unsaved = True
+        if not self._waits_for_disk:
+            self._advance(self._end, segment.base_offset, segment.size)
+        elif not self._dirty:
+            self._dirty = True
+            self._shared.sync.mark_dirty(self)
+
+    def _assign_epoch(self, start_offset: int) -> None:
+        """The first batch of a leader epoch, which is also the first batch of a new log."""
+        self._epochs.append((self.leader_epoch, start_offset))
+        path = os.path.join(self.folder, checkpoints.LEADER_EPOCHS)
+        try:
+            checkpoints.write_epochs(self._shared.cache.files, path, self._epochs, sync=False)
+        except OSError as error:  # it is found again in the batches
+            _log.warning("cannot write %s: %s", path, error)
+        self._soil(Handle(path))
+
+    def _advance(self, offset: int, segment_base: int, position: int) -> None:
+        self._high_watermark = offset
+        self._hw_base = segment_base
+        self._hw_position = position
+        self._states.settle(offset)
+        if self.on_advance is not None:
+            self.on_advance(self)
+
+    def roll(self, now_ms: int) -> Segment:
+        """Starts a new segment at the end of the log, with a snapshot of the producers."""
+        old = self._active
+        try:
+            old.seal()
+            self._write_snapshot()
+            new = Segment(self._shared.cache, self.folder, self._end, {}, now_ms)
+            new.write_indexes()
+            _ = new.fd  # the file must be there: an empty log knows its end by it
+        except OSError as error:
+            raise _storage_error(f"cannot start a new segment of {self}", error) from error
+        self._segments.append(new)
+        self._bases.append(new.base_offset)
+        self._active = new
+        self._soil(*old.handles(), new.log)
+        return new
+
+    def _write_snapshot(self) -> None:
+        path = os.path.join(self.folder, file_name(self._end, SNAPSHOT))
+        self._shared.cache.files.write_whole(path, snapshot.encode(self._states.producers.values()), sync=False)
+        self._soil(Handle(path))
+
+    def _soil(self, *handles: Handle) -> None:
+        """These files need a sync before the recovery point may pass them."""
+        self._dirty_handles += handles
+        if self.folder not in self._dirty_folders:
+            self._dirty_folders.append(self.folder)
+        self._shared.sync.mark_dirty(self)
+
+    # Syncing (see sync.py)
+
+    def begin_sync(self) -> SyncJob:
+        """Everything that was written up to now, for a thread that syncs it. The files stay open until `end_sync`."""
+        handles = [*self._dirty_handles, self._active.log] if self._dirty else self._dirty_handles
+        active = self._active
+        job = SyncJob(self, handles, self._dirty_folders, self._end, active.base_offset, active.size, self._generation)
+        self._dirty = False
+        self._dirty_handles, self._dirty_folders = [], []
+        for handle in handles:
+            self._shared.cache.pin(handle)
+        return job
+
+    def run_sync(self, job: SyncJob) -> OSError | None:
+        """The part for another thread: it touches nothing but the pinned files."""
+        files = self._shared.cache.files
+        try:
+            for handle in job.handles:
+                files.sync_file(handle.fd, handle.path)
+            for folder in job.folders:
+                files.sync_dir(folder)
+        except OSError as error:
+            return error
+        return None
+
+    def end_sync(self, job: SyncJob, error: OSError | None) -> StorageError | None:
+        """Back on the log's thread: readers see what is durable now; or nothing is, and the log goes offline."""
+        for handle in job.handles:
+            self._shared.cache.unpin(handle)
+        if error is not None:
+            return self._failed(error)
+        if job.generation == self._generation:
+            if self._waits_for_disk:
+                self._recovery_point = max(self._recovery_point, job.end_offset)
+                if job.end_offset > self._high_watermark:
+                    self._advance(job.end_offset, job.segment_base, job.position)
+            else:
+                self._recovery_point = max(self._recovery_point, job.segment_base)
+        return self.offline
+
+    def _failed(self, error: OSError) -> StorageError:
+        """After a failed sync nobody knows what is on the disk beyond the high watermark: that part is given up."""
+        if self._loaded:
+            self._end_limit = self._high_watermark
+            self._close_files()
+        self._loaded = False
+        self._generation += 1
+        self._dirty = False
+        self._dirty_handles, self._dirty_folders = [], []
+        self.offline = _storage_error(f"{self} is offline", error)
+        _log.error("%s", self.offline)
+        return self.offline
+
+    # Reading
 
     def read(
         self, offset: int, max_bytes: int, *, up_to: Isolation = "high_watermark", min_one_batch: bool = True
     ) -> ReadResult:
         """Batches from `offset` on. OFFSET_OUT_OF_RANGE before the start or beyond the end of the log."""
-        raise NotImplementedError
+        if not self._loaded:
+            self._load()
+        if not self._start <= offset <= self._end:
+            raise StorageError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is not in {self.topic}-{self.partition}, which has [{self._start}, {self._end})",
+            )
+        stable = self.last_stable_offset
+        limit = self._limit(up_to, stable)
+        committed_only = up_to == "last_stable"
+        found = None
+        if offset < limit[0]:
+            found = reading.read(self._segments, self._bases, self._hints, offset, max_bytes, limit, min_one_batch)
+        if found is None:
+            return ReadResult(b"", self._high_watermark, stable, self._start, [] if committed_only else None)
+        records, next_offset = found
+        aborted = self.aborted_in(offset, next_offset) if committed_only else None
+        return ReadResult(records, self._high_watermark, stable, self._start, aborted)
+
+    def _limit(self, up_to: Isolation, stable: int) -> reading.Limit:
+        """Offset, segment and position where a read must stop."""
+        if up_to == "log_end":
+            return self._end, self._active.base_offset, self._active.size
+        if up_to == "high_watermark" or stable == self._high_watermark:
+            return self._high_watermark, self._hw_base, self._hw_position
+        segment, position = reading.locate(self._segments, self._bases, self._hints, stable)
+        return stable, segment.base_offset, position
+
+    def aborted_in(self, offset: int, upper_offset: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of aborted transactions that overlap a range, by first offset."""
+        found: list[tuple[int, int]] = []
+        for segment in self._segments[max(0, bisect_right(self._bases, offset) - 1) :]:
+            if segment.txn_index.count:
+                entries, complete = segment.txn_index.overlapping(offset, upper_offset)
+                found += [(entry.first_offset, entry.producer_id) for entry in entries]
+                if complete:
+                    break
+        return [(producer_id, first_offset) for first_offset, producer_id in sorted(found)]
+
+    def offset_for_time(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record with this timestamp or a later one (ListOffsets by time); None if there is none."""
+        if not self._loaded:
+            self._load()
+        found = timequery.first_at_or_after(self._segments, timestamp_ms, self._start)
+        return None if found is None else TimestampOffset(*found)
+
+    def max_timestamp(self) -> TimestampOffset | None:
+        """The record with the highest timestamp (ListOffsets -3)."""
+        if not self._loaded:
+            self._load()
+        found = timequery.highest(self._segments, self._start)
+        return None if found is None else TimestampOffset(*found)
+
+    # Leader epochs
+
+    def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
+        """(epoch, end offset) for OffsetForLeaderEpoch; (-1, -1) if the epoch is unknown."""
+        if not self._loaded:
+            self._load()
+        if leader_epoch == self.leader_epoch:
+            return leader_epoch, self._end
+        if leader_epoch > self.leader_epoch or leader_epoch < 0:
+            return -1, -1
+        known = [*self._epochs, (self.leader_epoch, self._end)]
+        epoch = max((epoch for epoch, _ in known if epoch <= leader_epoch), default=leader_epoch)
+        return epoch, next(start for later, start in known if later > leader_epoch)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch that an offset was written in; -1 if it is not known."""
+        if not self._loaded:
+            self._load()
+        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), -1)
+
+    # Producers
 
     def start_verification(
         self, producer_id: int, producer_epoch: int, sequence: int, *, supports_epoch_bump: bool
@@ -104,41 +733,129 @@ class PartitionLog:
         A marker or an append with the guard makes it void, so a late confirmation cannot leave a hanging transaction.
         `supports_epoch_bump`: the producer speaks TV2 (Produce >= 12): its first sequence here must be 0.
         """
-        raise NotImplementedError
+        now_ms = self._shared.now_ms()
+        return self.states.start_verification(
+            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump, now_ms=now_ms
+        )
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
-        raise NotImplementedError
+        return self.states.has_open_transaction(producer_id, producer_epoch)
 
     def producer(self, producer_id: int) -> ProducerInfo | None:
-        raise NotImplementedError
+        entry = self.states.producers.get(producer_id)
+        return None if entry is None else _info(entry)
 
     def active_producers(self) -> list[ProducerInfo]:
-        raise NotImplementedError
+        return [_info(entry) for entry in self.states.producers.values()]
 
     def expire_producers(self, now_ms: int) -> int:
         """Forgets producers idle for producer.id.expiration.ms that have no open transaction. Returns how many."""
-        raise NotImplementedError
+        return self.states.expire(now_ms, self._config.producer_id_expiration_ms) if self._loaded else 0
 
-    def offset_for_time(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record with this timestamp or a later one (ListOffsets by time); None if there is none."""
-        raise NotImplementedError
-
-    def max_timestamp(self) -> TimestampOffset | None:
-        """The record with the highest timestamp (ListOffsets -3)."""
-        raise NotImplementedError
-
-    def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) for OffsetForLeaderEpoch; (-1, -1) if the epoch is unknown."""
-        raise NotImplementedError
+    # Deleting
 
     def delete_records(self, before_offset: int) -> int:
         """DeleteRecords: raises the log start offset (-1: to the high watermark) and returns the new one."""
-        raise NotImplementedError
+        if not self._loaded:
+            self._load()
+        target = self._high_watermark if before_offset == -1 else before_offset
+        if not 0 <= target <= self._high_watermark:
+            raise StorageError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"cannot delete records of {self.topic}-{self.partition} up to {target}: "
+                f"the high watermark is {self._high_watermark}",
+            )
+        if target > self._start:
+            self._raise_start(target)
+        return self._start
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Removes segments that are too old, too many or below the start offset. Returns how many."""
+        if not self._loaded:
+            self._load()
+        count = retention.expired_count(self._segments, self._config, now_ms, self._high_watermark, self._start)
+        if count == len(self._segments):
+            if self._active.size == 0:
+                count -= 1
+            else:
+                self.roll(now_ms)
+        if count:
+            self._raise_start(max(self._start, self._segments[count].base_offset))
+            self.drop_segments(self._segments[:count], now_ms)
+        return count
+
+    def _raise_start(self, offset: int) -> None:
+        self._start = offset
+        below = [entry for entry in self._epochs if entry[1] <= offset]
+        self._epochs = ([(below[-1][0], offset)] if below else []) + self._epochs[len(below) :]
+
+    def drop_segments(self, dropped: list[Segment], now_ms: int) -> None:
+        """Takes segments out of the log. Their files are renamed at once and removed later."""
+        files = self._shared.cache.files
+        due_ms = now_ms + self._config.file_delete_delay_ms
+        for segment in dropped:
+            segment.close()
+            gone = {handle.path for handle in segment.handles()}
+            self._dirty_handles = [handle for handle in self._dirty_handles if handle.path not in gone]
+            for path in [*segment.paths(), os.path.join(self.folder, file_name(segment.base_offset, SNAPSHOT))]:
+                if os.path.exists(path):
+                    files.rename(path, path + DELETED)
+                    self._shared.garbage.append((due_ms, path + DELETED))
+        self._set_segments([segment for segment in self._segments if segment not in dropped])
+
+    def _set_segments(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self._hints.clear()
+
+    # Ending
 
     def flush(self) -> None:
         """fsyncs everything now, on this thread, and advances the high watermark."""
-        raise NotImplementedError
+        if not self._loaded:
+            self._load()
+        self._active.write_indexes()
+        self._soil(*self._active.handles())
+        self._dirty = True
+        job = self.begin_sync()
+        error = self.end_sync(job, self.run_sync(job))
+        if error is not None:
+            raise error
+        self._recovery_point = job.end_offset
 
     def close(self) -> None:
         """Clean shutdown of this log: flush, snapshot, file handles closed."""
-        raise NotImplementedError
+        if not self._loaded:
+            return
+        if self._unsaved:
+            self._active.seal()
+            self._write_snapshot()
+            self.flush()
+            self._unsaved = False
+        self._close_files()
+        self._loaded = False
+
+    def _close_files(self) -> None:
+        for segment in self._segments:
+            segment.close()
+
+    def abandon(self) -> None:
+        """Closes the files and nothing more: the partition is being deleted."""
+        if self._loaded:
+            self._close_files()
+        self._loaded = False
+
+
+def _info(entry: ProducerEntry) -> ProducerInfo:
+    return ProducerInfo(
+        entry.producer_id,
+        entry.epoch,
+        entry.last_sequence,
+        entry.last_timestamp_ms,
+        entry.coordinator_epoch,
+        entry.txn_first_offset,
+    )
+
+
+def _storage_error(what: str, error: OSError) -> StorageError:
+    return StorageError(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}: {error}; nothing was acknowledged, try again later")

@@ -1,0 +1,207 @@
+"""The only place that touches files: plain system calls, or the same calls with a journal of what was synced.
+
+The journal makes a power cut testable. kill -9 leaves the page cache alive, so it can't show a missing fsync; with the
+journal switched on (`SEMEL_SIMULATE_POWER_CUT=1`) `powercut.cut_power` puts the folder back to what was fsynced.
+Switched off it costs nothing: writes and reads are `os.pwrite` and `os.pread` themselves, in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from semel.storage.powercut import Journal
+
+POWER_CUT_VARIABLE = "SEMEL_SIMULATE_POWER_CUT"
+_READ_WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+
+class Files:
+    """Files on a real disk. Paths are absolute strings."""
+
+    write_at: Callable[[int, bytes | bytearray | memoryview, int], int] = staticmethod(os.pwrite)
+    read_at: Callable[[int, int, int], bytes] = staticmethod(os.pread)
+
+    def open(self, path: str) -> int:
+        """A descriptor for reading and writing; the file is created if need be."""
+        return os.open(path, _READ_WRITE, 0o644)
+
+    def sync_file(self, fd: int, path: str) -> None:
+        """Back only when the file's bytes and its length are on the disk. May run on any thread."""
+        os.fdatasync(fd)
+
+    def sync_dir(self, path: str) -> None:
+        """Back only when the names in a folder (created, renamed, removed) are on the disk. May run on any thread."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def truncate(self, fd: int, path: str, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def make_dir(self, path: str) -> None:
+        os.mkdir(path, 0o755)
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_dir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def write_whole(self, path: str, content: bytes, *, sync: bool = True) -> None:
+        """Replaces a small file so that a reader, also one after a crash, finds the old content or the new one."""
+        aside = path + ".tmp"
+        fd = self.open(aside)
+        try:
+            self.truncate(fd, aside, 0)
+            write_fully(self, fd, content, 0)
+            if sync:
+                self.sync_file(fd, aside)
+        finally:
+            os.close(fd)
+        self.rename(aside, path)
+        if sync:
+            self.sync_dir(os.path.dirname(path))
+
+    def remove_tree(self, path: str) -> None:
+        """Removes a folder of plain files."""
+        with os.scandir(path) as entries:
+            for entry in list(entries):
+                self.remove(entry.path)
+        self.remove_dir(path)
+
+
+class JournaledFiles(Files):
+    """The same files, with a journal beside the data folder of everything that a power cut would take back."""
+
+    def __init__(self, data_dir: str | Path) -> None:
+        self._journal = Journal.open(data_dir)
+
+    def open(self, path: str) -> int:
+        if not os.path.exists(path):
+            self._journal.note("create", path)
+        return super().open(path)
+
+    def sync_file(self, fd: int, path: str) -> None:
+        size = os.fstat(fd).st_size  # before the sync: what is written while it runs may not be covered
+        super().sync_file(fd, path)
+        self._journal.note("sync", path, str(size))
+
+    def sync_dir(self, path: str) -> None:
+        mark = self._journal.mark()
+        super().sync_dir(path)
+        self._journal.note("sync_dir", path, str(mark))
+
+    def truncate(self, fd: int, path: str, size: int) -> None:
+        if size < os.fstat(fd).st_size:
+            self._journal.note("truncate", path, str(size))
+        super().truncate(fd, path, size)
+
+    def make_dir(self, path: str) -> None:
+        self._journal.note("make_dir", path)
+        super().make_dir(path)
+
+    def rename(self, old: str, new: str) -> None:
+        kept = self._journal.keep(new) if os.path.isfile(new) else ""
+        self._journal.note("rename", old, new, kept)
+        super().rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self._journal.note("remove", path, self._journal.keep(path))
+        super().remove(path)
+
+    def remove_dir(self, path: str) -> None:
+        self._journal.note("remove_dir", path)
+        super().remove_dir(path)
+
+
+def files_for(data_dir: str | Path) -> Files:
+    """What the environment asks for: real files, or real files with the journal of a simulated power cut."""
+    return JournaledFiles(data_dir) if os.environ.get(POWER_CUT_VARIABLE) == "1" else Files()
+
+
+def write_fully(files: Files, fd: int, content: bytes | bytearray | memoryview, position: int) -> None:
+    """pwrite until everything is written: the system may take less than it was given."""
+    written = files.write_at(fd, content, position)
+    if written != len(content):
+        rest = memoryview(content)
+        while written < len(content):
+            written += files.write_at(fd, rest[written:], position + written)
+
+
+class Handle:
+    """A file that may or may not be open at the moment. `fd` is -1 while it is closed."""
+
+    __slots__ = ("doomed", "fd", "path", "pins", "recent")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = -1
+        self.pins = 0  # in use by another thread: must not be closed
+        self.recent = False
+        self.doomed = False  # to be closed by the last unpin
+
+
+class FileCache:
+    """Keeps a bounded number of files open. When one more is needed, one that was not used lately is closed."""
+
+    def __init__(self, files: Files, limit: int = 1024) -> None:
+        self.files = files
+        self._limit = limit
+        self._open: deque[Handle] = deque()
+
+    def fd(self, handle: Handle) -> int:
+        handle.recent = True
+        if handle.fd >= 0:
+            return handle.fd
+        if len(self._open) >= self._limit:
+            self._evict()
+        handle.fd = self.files.open(handle.path)
+        self._open.append(handle)
+        return handle.fd
+
+    def close(self, handle: Handle) -> None:
+        """Closes a file for good, before it is renamed or removed."""
+        if handle.pins:
+            handle.doomed = True
+        elif handle.fd >= 0:
+            with contextlib.suppress(ValueError):
+                self._open.remove(handle)
+            os.close(handle.fd)
+            handle.fd = -1
+
+    def pin(self, handle: Handle) -> int:
+        """Opens a file for another thread: it stays open until `unpin`. Both are called on the owner's thread."""
+        fd = self.fd(handle)
+        handle.pins += 1
+        return fd
+
+    def unpin(self, handle: Handle) -> None:
+        handle.pins -= 1
+        if handle.doomed and not handle.pins:
+            handle.doomed = False
+            self.close(handle)
+
+    def _evict(self) -> None:
+        """Second chance: passes over files used since the last look; gives up after two rounds (all are pinned)."""
+        for _ in range(2 * len(self._open)):
+            handle = self._open.popleft()
+            if handle.recent or handle.pins:
+                handle.recent = False
+                self._open.append(handle)
+            else:
+                os.close(handle.fd)
+                handle.fd = -1
+                return
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)

@@ -1,0 +1,55 @@
+"""A producer's last batches, found in the tail of the log.
+
+A snapshot keeps only the last batch of each producer, but up to 5 may be in flight when a broker is stopped, and their
+acknowledgements lost. Before such a retry is refused as out of order, the batches before the last are looked up here.
+"""
+
+from __future__ import annotations
+
+from semel.storage.producer_state import BATCHES_REMEMBERED, BatchInfo, ProducerEntry
+from semel.storage.segment import Segment
+
+_TAIL_BYTES_MAX = 64 << 20
+
+
+def extend(entry: ProducerEntry, segments: list[Segment]) -> None:
+    """Fills in the batches of the entry's epoch that precede the ones it knows. Reads headers only, and only once."""
+    entry.history_cut = False
+    if not entry.batches:
+        return
+    known_from = entry.batches[0].base_offset
+    earlier: list[BatchInfo] = []
+    budget = _TAIL_BYTES_MAX
+    for segment in reversed(segments):
+        if segment.base_offset > known_from:
+            continue
+        earlier = _batches_of(entry, segment, known_from, budget) + earlier
+        budget -= segment.size
+        if len(earlier) + len(entry.batches) >= BATCHES_REMEMBERED or budget <= 0:
+            break
+    entry.batches = (earlier + entry.batches)[-BATCHES_REMEMBERED:]
+
+
+def _batches_of(entry: ProducerEntry, segment: Segment, before_offset: int, budget: int) -> list[BatchInfo]:
+    start = 0
+    if segment.size > budget:
+        indexed = segment.offset_index.floor(segment.size - budget, field=1)
+        start = indexed.second if indexed is not None else 0
+    found: list[BatchInfo] = []
+    for _, header in segment.batches(start):
+        if header.base_offset >= before_offset:
+            break
+        if header.producer_id == entry.producer_id and not header.is_control:
+            if header.producer_epoch == entry.epoch:
+                found.append(
+                    BatchInfo(
+                        header.base_sequence,
+                        header.last_sequence,
+                        header.base_offset,
+                        header.last_offset,
+                        header.max_timestamp,
+                    )
+                )
+            else:
+                found = []
+    return found[-BATCHES_REMEMBERED:]

@@ -1,0 +1,242 @@
+"""A simulated power cut: a journal of what was synced, and the function that puts a folder back to that.
+
+The journal lies beside the data folder (`<folder>.powercut`). It is plain text, one write per event, so it
+survives kill -9 of the process that writes it. `cut_power` replays it over a small model of a file system: every folder
+has the names that a program sees and the names that were synced; every file has the length that was synced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import threading
+from pathlib import Path
+
+_SUFFIX = ".powercut"
+_SEPARATOR = "\t"
+_DONE_IF_GONE = frozenset({"rename", "remove", "remove_dir"})
+_DONE_IF_THERE = frozenset({"create", "make_dir"})
+
+
+class Journal:
+    """Appends events. Thread-safe: fsyncs are noted from the threads that do them."""
+
+    def __init__(self, root: Path, side: Path, next_kept: int) -> None:
+        self._root = root
+        self._side = side
+        self._kept_numbers = itertools.count(next_kept)
+        self._lock = threading.Lock()
+        self._fd = os.open(side / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._events = (side / "journal").read_bytes().count(b"\n")
+
+    @classmethod
+    def open(cls, data_dir: str | Path) -> Journal:
+        """Goes on with the journal of the folder, or starts one: what is there already counts as safe."""
+        root = Path(data_dir).absolute()
+        side = side_folder(root)
+        if not side.exists():
+            root.mkdir(parents=True, exist_ok=True)
+            (side / "kept").mkdir(parents=True)
+            (side / "journal").write_text("".join(f"{line}\n" for line in _baseline(root)))
+        return cls(root, side, len(os.listdir(side / "kept")))
+
+    def note(self, event: str, path: str, *details: str) -> None:
+        names = [os.path.relpath(path, self._root)]
+        if event == "rename":
+            names.append(os.path.relpath(details[0], self._root))
+            details = details[1:]
+        line = _SEPARATOR.join([event, *names, *details]) + "\n"
+        with self._lock:
+            os.write(self._fd, line.encode())
+            self._events += 1
+
+    def mark(self) -> int:
+        """How many events there are: a later sync of a folder covers these and no more."""
+        return self._events
+
+    def keep(self, path: str) -> str:
+        """Saves a file that is about to lose its name, so that a power cut can bring it back."""
+        with self._lock:
+            number = str(next(self._kept_numbers))
+        os.link(path, self._side / "kept" / number)
+        return number
+
+
+def side_folder(data_dir: str | Path) -> Path:
+    root = Path(data_dir).absolute()
+    return root.with_name(root.name + _SUFFIX)
+
+
+def _baseline(root: Path) -> list[str]:
+    lines = []
+    for folder, folders, files in os.walk(root):
+        place = os.path.relpath(folder, root)
+        lines += [_SEPARATOR.join(["make_dir", os.path.normpath(os.path.join(place, name))]) for name in folders]
+        for name in files:
+            path = os.path.normpath(os.path.join(place, name))
+            size = os.path.getsize(os.path.join(folder, name))
+            lines += [_SEPARATOR.join(["create", path]), _SEPARATOR.join(["sync", path, str(size)])]
+        lines.append(_SEPARATOR.join(["sync_dir", place, str(2**62)]))
+    return lines
+
+
+class _File:
+    def __init__(self, place: str) -> None:
+        self.place = place  # where its bytes are now, relative to the data folder; "" once it only lives in `kept`
+        self.kept = ""
+        self.synced_length = 0
+
+
+class _Folder:
+    def __init__(self) -> None:
+        self.seen: dict[str, _File | _Folder] = {}
+        self.synced: dict[str, _File | _Folder] = {}
+        self.changed: dict[str, int] = {}  # name -> number of the event that last changed it
+
+
+class _Model:
+    """The journal replayed: what programs saw, and what was on the disk."""
+
+    def __init__(self) -> None:
+        self.root = _Folder()
+        self._number = 0
+
+    def replay(self, lines: list[str]) -> None:
+        for number, line in enumerate(lines):
+            self._number = number
+            event, *details = line.split(_SEPARATOR)
+            getattr(self, f"_{event}")(*details)
+
+    def _folder(self, path: str) -> _Folder:
+        node: _Folder | _File = self.root
+        for part in Path(path).parts:
+            assert isinstance(node, _Folder)
+            node = node.seen[part]
+        assert isinstance(node, _Folder)
+        return node
+
+    def _parent(self, path: str) -> tuple[_Folder, str]:
+        parent, name = os.path.split(path)
+        folder = self._folder(parent)
+        folder.changed[name] = self._number
+        return folder, name
+
+    def _file(self, path: str) -> _File | None:
+        parent, name = os.path.split(path)
+        node = self._folder(parent).seen.get(name)
+        return node if isinstance(node, _File) else None
+
+    def _create(self, path: str) -> None:
+        folder, name = self._parent(path)
+        folder.seen[name] = _File(path)
+
+    def _make_dir(self, path: str) -> None:
+        folder, name = self._parent(path)
+        folder.seen[name] = _Folder()
+
+    def _sync(self, path: str, size: str) -> None:
+        file = self._file(path)
+        if file is not None:  # renamed or removed while its sync ran
+            file.synced_length = max(file.synced_length, int(size))
+
+    def _truncate(self, path: str, size: str) -> None:
+        file = self._file(path)
+        if file is not None:
+            file.synced_length = min(file.synced_length, int(size))
+
+    def _sync_dir(self, path: str, mark: str) -> None:
+        folder = self._folder(path)
+        for name, number in list(folder.changed.items()):
+            if number < int(mark):
+                del folder.changed[name]
+                if name in folder.seen:
+                    folder.synced[name] = folder.seen[name]
+                else:
+                    folder.synced.pop(name, None)
+
+    def _rename(self, old: str, new: str, kept: str) -> None:
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        replaced = target.seen.get(new_name)
+        if isinstance(replaced, _File):
+            replaced.place, replaced.kept = "", kept
+        node = source.seen.pop(old_name)
+        target.seen[new_name] = node
+        _move(node, new)
+
+    def _remove(self, path: str, kept: str) -> None:
+        folder, name = self._parent(path)
+        node = folder.seen.pop(name)
+        assert isinstance(node, _File)
+        node.place, node.kept = "", kept
+
+    def _remove_dir(self, path: str) -> None:
+        folder, name = self._parent(path)
+        folder.seen.pop(name)
+
+
+def _move(node: _File | _Folder, place: str) -> None:
+    if isinstance(node, _File):
+        node.place = place
+    else:
+        for name, child in node.seen.items():
+            _move(child, os.path.join(place, name))
+
+
+def cut_power(data_dir: str | Path, luck: random.Random | None = None) -> int:
+    """Puts the folder back to what was synced; returns how many bytes were lost. Its process must be gone.
+
+    With `luck`, a random part of what was not synced survives in each file, as it may on a real disk: sometimes as
+    it was written, sometimes as zeros.
+    """
+    root = Path(data_dir).absolute()
+    side = side_folder(root)
+    model = _Model()
+    model.replay(_that_happened((side / "journal").read_text().splitlines(), root))
+    after = root.with_name(root.name + ".after")
+    shutil.rmtree(after, ignore_errors=True)
+    before_bytes = _size_of(root)
+    _restore(model.root, after, root, side / "kept", luck)
+    shutil.rmtree(root)
+    after.rename(root)
+    shutil.rmtree(side)
+    return before_bytes - _size_of(root)
+
+
+def _that_happened(lines: list[str], root: Path) -> list[str]:
+    """Without the event that was noted but not done when the process was killed: events are noted first."""
+    happened = list(lines)
+    later: set[str] = set()
+    for number in range(len(lines) - 1, -1, -1):
+        event, path, *details = lines[number].split(_SEPARATOR)
+        if event in _DONE_IF_GONE or event in _DONE_IF_THERE:
+            if path not in later and os.path.lexists(root / path) != (event in _DONE_IF_THERE):
+                happened[number] = ""
+            later.add(path)
+            if event == "rename":
+                later.add(details[0])
+    return [line for line in happened if line]
+
+
+def _restore(folder: _Folder, target: Path, root: Path, kept: Path, luck: random.Random | None) -> None:
+    target.mkdir()
+    for name, node in folder.synced.items():
+        if isinstance(node, _Folder):
+            _restore(node, target / name, root, kept, luck)
+        else:
+            source = root / node.place if node.place else kept / node.kept
+            content = source.read_bytes()
+            (target / name).write_bytes(content[: node.synced_length] + _survivors(content[node.synced_length :], luck))
+
+
+def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
+    if luck is None or not unsynced:
+        return b""
+    part = unsynced[: luck.randint(0, len(unsynced))]
+    return part if luck.random() < 0.7 else bytes(len(part))
+
+
+def _size_of(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())

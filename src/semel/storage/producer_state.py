@@ -1,0 +1,336 @@
+"""What a partition knows of its producers, and the rules by which a batch is taken, recognised or refused.
+
+Pure: no files, no clock. Every rule is checked before anything changes; `apply_*` runs only after the batch is written.
+
+The order of the rules for a client's batch is Kafka's:
+  1. same epoch and the (first, last) sequence of one of the last 5 batches: a retry; answered with the first offset
+  2. transactional, without an open transaction and without a verified guard: INVALID_TXN_STATE
+  3. epoch below the current one: INVALID_PRODUCER_EPOCH
+  4. a new epoch starts at sequence 0; an unknown producer may start anywhere (at 0 if it speaks TV2)
+  5. same epoch: the next sequence, which is 0 after 2^31-1: else OUT_OF_ORDER_SEQUENCE_NUMBER
+  6. not transactional while its transaction is open: INVALID_TXN_STATE
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from semel.protocol.batch import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP, next_sequence
+from semel.protocol.errors import ErrorCode
+from semel.storage.errors import StorageError
+
+BATCHES_REMEMBERED = 5
+EPOCH_MAX = 32767
+NO_OFFSET = -1
+NO_COORDINATOR_EPOCH = -1
+
+
+class BatchInfo(NamedTuple):
+    """A batch that is in the log, as its producer may send it again."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class DataBatch(NamedTuple):
+    """A batch that asks to be appended."""
+
+    producer_id: int
+    epoch: int
+    first_sequence: int
+    last_sequence: int
+    transactional: bool
+    timestamp_ms: int
+
+
+class ProducerEntry:
+    """One producer's state in one partition."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "history_cut",
+        "last_append_ms",
+        "last_timestamp_ms",
+        "producer_id",
+        "txn_first_offset",
+    )
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = NO_PRODUCER_EPOCH
+        self.coordinator_epoch = NO_COORDINATOR_EPOCH
+        self.last_timestamp_ms = NO_TIMESTAMP
+        self.last_append_ms = 0  # by the broker's clock: expiry must not depend on what clients write as time
+        self.txn_first_offset = NO_OFFSET
+        self.batches: list[BatchInfo] = []  # oldest first, at most 5
+        self.history_cut = False  # restored from a snapshot, which keeps only the last batch
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else NO_OFFSET
+
+    def take_epoch(self, epoch: int) -> None:
+        """An epoch change, by data or by a marker, clears the history: sequences start anew."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches = []
+            self.history_cut = False
+
+    def find(self, epoch: int, first_sequence: int, last_sequence: int) -> BatchInfo | None:
+        if epoch == self.epoch:
+            for batch in self.batches:
+                if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
+                    return batch
+        return None
+
+
+class Verification:
+    """A transaction that is being checked with its coordinator. The object itself is the guard of the append."""
+
+    __slots__ = ("created_ms", "epoch", "lowest_sequence", "supports_epoch_bump")
+
+    def __init__(self, epoch: int, sequence: int, supports_epoch_bump: bool, created_ms: int) -> None:
+        self.epoch = epoch
+        self.lowest_sequence = sequence
+        self.supports_epoch_bump = supports_epoch_bump
+        self.created_ms = created_ms
+
+    def also_asked_by(self, epoch: int, sequence: int) -> None:
+        """A later batch must not overtake an earlier one that still waits for its verification."""
+        if epoch > self.epoch or (epoch == self.epoch and sequence < self.lowest_sequence):
+            self.epoch = epoch
+            self.lowest_sequence = sequence
+
+
+class CompletedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+    committed: bool
+    last_stable_offset: int  # what the LSO may become, once the marker is durable
+
+
+class ProducerStates:
+    """The producers of one partition and their open transactions."""
+
+    __slots__ = ("_undurable", "open_transactions", "producers", "verifications")
+
+    def __init__(self) -> None:
+        self.producers: dict[int, ProducerEntry] = {}
+        self.open_transactions: dict[int, int] = {}  # first offset -> producer id, in the order of offsets
+        self.verifications: dict[int, Verification] = {}
+        self._undurable: dict[int, int] = {}  # first offset -> marker offset: decided, but a power cut can undo it
+
+    # Data
+
+    def check_client_batch(self, batch: DataBatch, guard: object | None) -> BatchInfo | None:
+        """The batch's place in the log if it is a retry, None if it may be appended; raises if it is refused."""
+        entry = self.producers.get(batch.producer_id)
+        if entry is not None:
+            duplicate = entry.find(batch.epoch, batch.first_sequence, batch.last_sequence)
+            if duplicate is not None:
+                return duplicate
+        self._check_transaction(entry, batch, guard)
+        _check_epoch(entry, batch.producer_id, batch.epoch)
+        self._check_sequence(entry, batch)
+        _check_not_mixed(entry, batch)
+        return None
+
+    def check_coordinator_batch(self, batch: DataBatch, guard: object | None) -> None:
+        """A batch of the broker's own coordinators carries no sequence: only transaction and epoch are checked."""
+        entry = self.producers.get(batch.producer_id)
+        self._check_transaction(entry, batch, guard)
+        _check_epoch(entry, batch.producer_id, batch.epoch)
+        _check_not_mixed(entry, batch)
+
+    def apply_data(self, batch: DataBatch, base_offset: int, last_offset: int, now_ms: int) -> None:
+        entry = self.producers.get(batch.producer_id)
+        if entry is None:
+            entry = self.producers[batch.producer_id] = ProducerEntry(batch.producer_id)
+        entry.take_epoch(batch.epoch)
+        entry.batches.append(
+            BatchInfo(batch.first_sequence, batch.last_sequence, base_offset, last_offset, batch.timestamp_ms)
+        )
+        if len(entry.batches) > BATCHES_REMEMBERED:
+            del entry.batches[0]
+        entry.last_timestamp_ms = batch.timestamp_ms
+        entry.last_append_ms = now_ms
+        if batch.transactional:
+            self.verifications.pop(batch.producer_id, None)
+            if entry.txn_first_offset == NO_OFFSET:
+                entry.txn_first_offset = base_offset
+                self.open_transactions[base_offset] = batch.producer_id
+
+    def _check_transaction(self, entry: ProducerEntry | None, batch: DataBatch, guard: object | None) -> None:
+        if not batch.transactional or (entry is not None and entry.txn_first_offset != NO_OFFSET):
+            return
+        if guard is None or self.verifications.get(batch.producer_id) is not guard:
+            raise StorageError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {batch.producer_id} (epoch {batch.epoch}) wrote a transactional batch, but has no open "
+                "transaction here and none was verified; add the partition to the transaction first",
+            )
+
+    def _check_sequence(self, entry: ProducerEntry | None, batch: DataBatch) -> None:
+        sequence = batch.first_sequence
+        verification = self.verifications.get(batch.producer_id)
+        if verification is not None:
+            if verification.supports_epoch_bump and sequence != 0 and (entry is None or not entry.batches):
+                raise _out_of_order(batch, "0, as nothing of this producer is known here")
+            if sequence > verification.lowest_sequence:
+                raise _out_of_order(batch, f"{verification.lowest_sequence}, which still waits for its verification")
+        if entry is None or entry.epoch == NO_PRODUCER_EPOCH:
+            return
+        if batch.epoch != entry.epoch:
+            if sequence != 0:
+                raise _out_of_order(batch, f"0, as epoch {batch.epoch} is new (was {entry.epoch})")
+        else:
+            expected = next_sequence(entry.last_sequence) if entry.batches else 0
+            if sequence != expected:
+                raise _out_of_order(batch, str(expected))
+
+    # Markers
+
+    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int) -> None:
+        """TV2 markers carry the next epoch, so an equal one is stale, unless it repeats a marker that is here."""
+        entry = self.producers.get(producer_id)
+        if entry is None:
+            return
+        stale = epoch <= entry.epoch if transaction_version >= 2 else epoch < entry.epoch
+        repeated = epoch == entry.epoch and (entry.txn_first_offset == NO_OFFSET or epoch == EPOCH_MAX)
+        if stale and not (transaction_version >= 2 and repeated):
+            raise StorageError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"marker for producer {producer_id} has epoch {epoch}, but epoch {entry.epoch} was seen already",
+            )
+        if coordinator_epoch < entry.coordinator_epoch:
+            raise StorageError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, "
+                f"but epoch {entry.coordinator_epoch} was seen already",
+            )
+
+    def apply_marker(
+        self, producer_id: int, epoch: int, coordinator_epoch: int, *, committed: bool, offset: int, timestamp_ms: int
+    ) -> CompletedTransaction | None:
+        """Ends the producer's transaction. None if it had none here: such a marker moves nothing but the epoch."""
+        entry = self.producers.get(producer_id)
+        if entry is None:
+            entry = self.producers[producer_id] = ProducerEntry(producer_id)
+        first_offset = entry.txn_first_offset
+        entry.take_epoch(epoch)
+        entry.coordinator_epoch = coordinator_epoch
+        entry.last_timestamp_ms = timestamp_ms
+        entry.last_append_ms = max(entry.last_append_ms, timestamp_ms)
+        entry.txn_first_offset = NO_OFFSET
+        self.verifications.pop(producer_id, None)
+        if first_offset == NO_OFFSET:
+            return None
+        del self.open_transactions[first_offset]
+        self._undurable[first_offset] = offset
+        return CompletedTransaction(
+            producer_id, first_offset, offset, committed, self._stable_after(first_offset, offset)
+        )
+
+    def completion(self, producer_id: int, offset: int, *, committed: bool) -> CompletedTransaction | None:
+        """What a marker at `offset` would end. Changes nothing."""
+        entry = self.producers.get(producer_id)
+        if entry is None or entry.txn_first_offset == NO_OFFSET:
+            return None
+        first = entry.txn_first_offset
+        return CompletedTransaction(producer_id, first, offset, committed, self._stable_after(first, offset))
+
+    def _stable_after(self, first_offset: int, marker_offset: int) -> int:
+        """The last stable offset without the transaction that begins at `first_offset`."""
+        for other in self.open_transactions:
+            if other != first_offset:
+                return other
+        return marker_offset + 1
+
+    # What readers may see
+
+    def first_unstable_offset(self) -> int | None:
+        """The lowest offset of a transaction that is open, or whose marker a power cut can still take back."""
+        first_open = next(iter(self.open_transactions), None)
+        if not self._undurable:
+            return first_open
+        first_undurable = min(self._undurable)
+        return first_undurable if first_open is None else min(first_open, first_undurable)
+
+    def settle(self, high_watermark: int) -> None:
+        """Markers below the high watermark are durable."""
+        if self._undurable:
+            self._undurable = {first: last for first, last in self._undurable.items() if last >= high_watermark}
+
+    # Verification and expiry
+
+    def start_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, supports_epoch_bump: bool, now_ms: int
+    ) -> Verification | None:
+        if self.has_open_transaction(producer_id):
+            return None
+        verification = self.verifications.get(producer_id)
+        if verification is None:
+            verification = Verification(epoch, sequence, supports_epoch_bump, now_ms)
+            self.verifications[producer_id] = verification
+        else:
+            verification.also_asked_by(epoch, sequence)
+        return verification
+
+    def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
+        entry = self.producers.get(producer_id)
+        return entry is not None and entry.txn_first_offset != NO_OFFSET and epoch in (None, entry.epoch)
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forgets producers that were idle for long, never one with an open transaction."""
+        idle = [
+            entry.producer_id
+            for entry in self.producers.values()
+            if entry.txn_first_offset == NO_OFFSET and now_ms - entry.last_append_ms >= expiration_ms
+        ]
+        for producer_id in idle:
+            del self.producers[producer_id]
+        stale = [pid for pid, asked in self.verifications.items() if now_ms - asked.created_ms >= expiration_ms]
+        for producer_id in stale:
+            del self.verifications[producer_id]
+        return len(idle)
+
+    def restore(self, entry: ProducerEntry) -> None:
+        """Takes an entry of a snapshot. Call it in the order of first offsets of open transactions."""
+        self.producers[entry.producer_id] = entry
+        if entry.txn_first_offset != NO_OFFSET:
+            self.open_transactions[entry.txn_first_offset] = entry.producer_id
+
+
+def _check_epoch(entry: ProducerEntry | None, producer_id: int, epoch: int) -> None:
+    if entry is not None and epoch < entry.epoch:
+        raise StorageError(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"producer {producer_id} wrote with epoch {epoch}, but epoch {entry.epoch} was seen already; "
+            "a newer instance took over",
+        )
+
+
+def _check_not_mixed(entry: ProducerEntry | None, batch: DataBatch) -> None:
+    if entry is not None and entry.txn_first_offset != NO_OFFSET and not batch.transactional:
+        raise StorageError(
+            ErrorCode.INVALID_TXN_STATE,
+            f"producer {batch.producer_id} wrote a plain batch while its transaction, "
+            f"which began at offset {entry.txn_first_offset}, is open",
+        )
+
+
+def _out_of_order(batch: DataBatch, expected: str) -> StorageError:
+    return StorageError(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {batch.producer_id} (epoch {batch.epoch}) sent sequence {batch.first_sequence}, expected {expected}",
+    )
