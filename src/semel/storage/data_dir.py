@@ -215,7 +215,7 @@ class DataDir:
         """meta.properties (cluster.id, node.id, ...); empty in a new folder."""
         return checkpoints.read_properties(self._file(checkpoints.META_PROPERTIES))
 
-    def write_properties(self, properties: Mapping[str, str]) -> None:
+    def init_properties(self, properties: Mapping[str, str]) -> None:
         checkpoints.write_properties(self.files, self._file(checkpoints.META_PROPERTIES), properties)
 
     # Ending

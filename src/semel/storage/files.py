@@ -86,8 +86,7 @@ class JournaledFiles(Files):
         self._journal = Journal.open(data_dir)
 
     def open(self, path: str) -> int:
-        if not os.path.exists(path):
-            self._journal.note("create", path)
+        self._journal.note("touch" if os.path.exists(path) else "create", path)
         return super().open(path)
 
     def sync_file(self, fd: int, path: str) -> None:

@@ -77,7 +77,7 @@ def _baseline(root: Path) -> list[str]:
         for name in files:
             path = os.path.normpath(os.path.join(place, name))
             size = os.path.getsize(os.path.join(folder, name))
-            lines += [_SEPARATOR.join(["create", path]), _SEPARATOR.join(["sync", path, str(size)])]
+            lines.append(_SEPARATOR.join(["found", path, str(size)]))
         lines.append(_SEPARATOR.join(["sync_dir", place, str(2**62)]))
     return lines
 
@@ -87,6 +87,7 @@ class _File:
         self.place = place  # where its bytes are now, relative to the data folder; "" once it only lives in `kept`
         self.kept = ""
         self.synced_length = 0
+        self.touched = False  # written through the journal; a file that never was is somebody else's and stays whole
 
 
 class _Folder:
@@ -128,9 +129,23 @@ class _Model:
         node = self._folder(parent).seen.get(name)
         return node if isinstance(node, _File) else None
 
+    def _found(self, path: str, size: str) -> None:
+        self._create(path)
+        file = self._file(path)
+        assert file is not None
+        file.synced_length, file.touched = int(size), False
+
     def _create(self, path: str) -> None:
         folder, name = self._parent(path)
-        folder.seen[name] = _File(path)
+        file = folder.seen[name] = _File(path)
+        file.touched = True
+
+    def _touch(self, path: str) -> None:
+        file = self._file(path)
+        if file is None:  # made by somebody who does not keep this journal: from here on it is ours
+            self._create(path)
+        else:
+            file.touched = True
 
     def _make_dir(self, path: str) -> None:
         folder, name = self._parent(path)
@@ -220,15 +235,31 @@ def _that_happened(lines: list[str], root: Path) -> list[str]:
     return [line for line in happened if line]
 
 
-def _restore(folder: _Folder, target: Path, root: Path, kept: Path, luck: random.Random | None) -> None:
+def _restore(
+    folder: _Folder, target: Path, root: Path, kept: Path, luck: random.Random | None, place: str = ""
+) -> None:
     target.mkdir()
+    for path in _strangers(folder, root / place):
+        shutil.copyfile(path, target / path.name)
     for name, node in folder.synced.items():
         if isinstance(node, _Folder):
-            _restore(node, target / name, root, kept, luck)
+            _restore(node, target / name, root, kept, luck, _place_of(node, folder, place))
         else:
             source = root / node.place if node.place else kept / node.kept
             content = source.read_bytes()
-            (target / name).write_bytes(content[: node.synced_length] + _survivors(content[node.synced_length :], luck))
+            safe = node.synced_length if node.touched else len(content)
+            (target / name).write_bytes(content[:safe] + _survivors(content[safe:], luck))
+
+
+def _strangers(folder: _Folder, place: Path) -> list[Path]:
+    """Files that were never written through the journal: it can't say what a power cut does to them."""
+    known = {name for name, node in folder.seen.items() if isinstance(node, _File)}
+    return [path for path in place.iterdir() if path.is_file() and path.name not in known] if place.is_dir() else []
+
+
+def _place_of(node: _Folder, parent: _Folder, place: str) -> str:
+    """Where a folder is now: its renaming may not have been synced."""
+    return next((os.path.join(place, name) for name, seen in parent.seen.items() if seen is node), "?")
 
 
 def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
