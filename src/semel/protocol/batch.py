@@ -48,7 +48,8 @@ NO_TIMESTAMP = -1
 
 SMALLEST_RECORD = 7  # length, attributes, timestamp, offset, key length, value length, header count: a byte each
 RECORD_OVERHEAD_BYTES = 64  # what a decoded record may take in memory beside its own bytes, for the limits
-DEFAULT_LIMIT_BYTES = 256 * 1024 * 1024  # the most that one decoded batch may take in memory, unless the caller says
+HEADER_OVERHEAD_BYTES = 64  # the same for one of its headers
+DEFAULT_LIMIT_BYTES = 512 * 1024 * 1024  # the most that one decoded batch may take in memory, unless the caller says
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
@@ -174,6 +175,12 @@ def read_body(data: Buffer, header: BatchHeader, at: int = 0, limit_bytes: int =
             f"batch says it has {header.record_count} records, but its records take {len(body)} bytes"
         )
     return body
+
+
+def check_header_count(count: int, limit_bytes: int) -> None:
+    """Raises if the headers of a batch's records would take too much memory: two bytes on the wire make one header."""
+    if count * HEADER_OVERHEAD_BYTES > limit_bytes:
+        raise TooLargeError(f"{count} headers in a batch are over the limit of {limit_bytes} bytes")
 
 
 def iter_headers(data: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -41,6 +41,7 @@ from semel.protocol.batch import (
     BatchHeader,
     Buffer,
     check_batch,
+    check_header_count,
     iter_headers,
     read_body,
     read_header,
@@ -189,7 +190,7 @@ def decode_batch(data: Buffer, at: int = 0, limit_bytes: int = DEFAULT_LIMIT_BYT
     """The batch at a position, checked: CRC, counts, lengths. Control records come out as they are."""
     header = read_header(data, at)
     check_batch(data, header, at)
-    return DecodedBatch(header, decode_records(header, read_body(data, header, at, limit_bytes)))
+    return DecodedBatch(header, decode_records(header, read_body(data, header, at, limit_bytes), limit_bytes))
 
 
 def decode_batches(data: Buffer, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Iterator[DecodedBatch]:
@@ -198,10 +199,10 @@ def decode_batches(data: Buffer, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Iter
         yield decode_batch(data, at, limit_bytes)
 
 
-def decode_records(header: BatchHeader, body: memoryview) -> list[Record]:
+def decode_records(header: BatchHeader, body: memoryview, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> list[Record]:
     """The records of a batch from its decompressed bytes."""
     data, end = bytes(body), len(body)
-    records, at, last_delta = [], 0, -1
+    records, at, last_delta, header_count = [], 0, -1, 0
     for _ in range(header.record_count):
         length, at = read_varint(data, at, end)
         if not 0 <= length <= end - at:
@@ -213,6 +214,8 @@ def decode_records(header: BatchHeader, body: memoryview) -> list[Record]:
                 f"offset delta {delta} after {last_delta} in a batch that ends at {header.last_offset_delta}"
             )
         last_delta = delta
+        header_count += len(record.headers)
+        check_header_count(header_count, limit_bytes)
         records.append(record)
     if at != end:
         raise CorruptBatchError(f"{end - at} bytes are left after the {header.record_count} records of a batch")
@@ -248,7 +251,7 @@ def _read_headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, byte
     count, at = read_varint(data, at, end)
     if not count:
         return (), at
-    if not 0 <= count <= (end - at) // 2:
+    if not 0 <= count <= (end - at) // 2:  # a name and a value of no bytes: their lengths, a byte each
         raise CorruptBatchError(f"a record says it has {count} headers in the {end - at} bytes that are left")
     headers = []
     for _ in range(count):

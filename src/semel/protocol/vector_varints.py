@@ -1,0 +1,176 @@
+"""Zigzag varints, whole arrays at a time.
+
+Writing: a varint of up to eight bytes is one little-endian 64-bit word. Reading: two bytes at a time through a table,
+which settles numbers below 8,192; the few longer ones are read from 64-bit words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.protocol.errors import CorruptBatchError
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+
+WIDEST_WORD = 2**56  # zigzag numbers below this take up to eight bytes
+
+
+# --- writing
+
+
+def zigzag(values: Int64s) -> UInt64s:
+    result: UInt64s = ((values << 1) ^ (values >> 63)).view(np.uint64)
+    return result
+
+
+def varint_sizes(zigzagged: UInt64s) -> Int64s:
+    """Bytes that each number takes."""
+    sizes = np.ones(len(zigzagged), np.int64)
+    largest = int(zigzagged.max()) if len(zigzagged) else 0
+    bits = 7
+    while largest >> bits:
+        sizes += zigzagged >= np.uint64(1 << bits)
+        bits += 7
+    return sizes
+
+
+def varint_words(zigzagged: UInt64s) -> UInt64s:
+    """The bytes of each varint as a little-endian word. Numbers must be below WIDEST_WORD."""
+    words = zigzagged & np.uint64(0x7F)
+    largest = int(zigzagged.max()) if len(zigzagged) else 0
+    byte = 1
+    while largest >> (7 * byte):
+        shifted = zigzagged >> np.uint64(7 * byte)
+        words |= (shifted & np.uint64(0x7F)) << np.uint64(8 * byte)
+        words |= (shifted != 0).astype(np.uint64) << np.uint64(8 * byte - 1)  # the byte before goes on
+        byte += 1
+    return words
+
+
+# --- reading
+
+
+def _tables() -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
+    words = np.arange(65536, dtype=np.int32)
+    low, high = words & 0xFF, words >> 8
+    one = low < 0x80
+    raw = np.where(one, low, (low & 0x7F) | (high << 7))
+    sizes = np.where(one, 1, np.where(high < 0x80, 2, 0))
+    raw[sizes == 0] = 0
+    return ((raw >> 1) ^ -(raw & 1)).astype(np.int16), sizes.astype(np.uint8)
+
+
+SHORT_VALUES, SHORT_SIZES = _tables()  # by the first two bytes; size 0 where the varint is longer
+# A record's whole size, length field included, by its first two bytes; 0 where the field is longer, -1 if negative.
+SHORT_RECORD_SIZES: Int64s = np.where(
+    SHORT_SIZES == 0, 0, np.where(SHORT_VALUES < 0, -1, SHORT_VALUES.astype(np.int64) + SHORT_SIZES)
+)
+
+
+class VarintReader:
+    """Reads varints at many positions of one buffer. A position past the end reads as zero bytes; whoever reads must
+    check in the end that every record's fields end where the record ends."""
+
+    def __init__(self, data: Bytes) -> None:
+        if len(data) < 16:
+            data = np.concatenate([data, np.zeros(16, np.uint8)])
+        self.data = data
+        self._pairs: npt.NDArray[Any] = np.ndarray((len(data) - 1,), "<u2", buffer=data, strides=(1,))
+        self._words: npt.NDArray[Any] = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
+
+    def pairs(self, at: Int64s) -> npt.NDArray[np.uint16]:
+        """Two bytes at each position."""
+        last = len(self._pairs) - 1
+        if not len(at) or at.max() <= last:
+            return self._pairs[at]
+        safe = np.minimum(at, last)
+        past = at - safe
+        return np.where(past < 2, self._pairs[safe] >> (past << 3).astype(np.uint16), 0).astype(np.uint16)
+
+    def words(self, at: Int64s) -> UInt64s:
+        """Eight bytes at each position."""
+        last = len(self._words) - 1
+        if not len(at) or at.max() <= last:
+            return self._words[at]
+        safe = np.minimum(at, last)
+        past = np.minimum(at - safe, 8)
+        return np.where(past < 8, self._words[safe] >> (np.minimum(past, 7) << 3).astype(np.uint64), np.uint64(0))
+
+    def byte(self, at: Int64s) -> Bytes:
+        """The byte at each position; some byte of the buffer where the position is past its end."""
+        return self.data.take(at, mode="clip")
+
+    def sizes(self, at: Int64s) -> npt.NDArray[np.uint8]:
+        """Bytes of the varints at positions where varints are known to be."""
+        sizes = SHORT_SIZES.take(self.pairs(at))
+        if len(sizes) and not sizes.min():
+            long = np.flatnonzero(sizes == 0)
+            sizes[long] = self._read_long(at[long], 32)[1]
+        return sizes
+
+    def read(self, at: Int64s, bits: int = 32) -> tuple[Int64s, Int64s]:
+        """(numbers, positions after them)."""
+        values, after, wide = self._read(at, bits)
+        if wide is not None and wide.any():
+            raise CorruptBatchError(f"a varint of more than {bits} bits at byte {int(at[wide.argmax()])}")
+        return values, after
+
+    def read_loosely(self, at: Int64s, bits: int = 32) -> tuple[Int64s, Int64s]:
+        """As `read`, for guesses: a number that is too wide comes out as -1."""
+        values, after, wide = self._read(at, bits)
+        if wide is not None:
+            values[wide] = -1
+        return values, after
+
+    def _read(self, at: Int64s, bits: int) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_] | None]:
+        pairs = self.pairs(at)
+        values = SHORT_VALUES.take(pairs).astype(np.int64)
+        sizes = SHORT_SIZES.take(pairs)
+        if not len(sizes) or sizes.min():
+            return values, at + sizes, None
+        long = np.flatnonzero(sizes == 0)
+        values[long], sizes[long], wide_ones = self._read_long(at[long], bits)
+        wide = np.zeros(len(at), np.bool_)
+        wide[long] = wide_ones
+        return values, at + sizes, wide
+
+    def _read_long(self, at: Int64s, bits: int) -> tuple[Int64s, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        words = self.words(at)
+        raw = words & np.uint64(0x7F)
+        going = words & np.uint64(0x80) != 0
+        sizes = np.ones(len(at), np.uint8)
+        for byte in range(1, 8):
+            if not going.any():
+                break
+            part = words >> np.uint64(8 * byte)
+            raw |= np.where(going, part & np.uint64(0x7F), np.uint64(0)) << np.uint64(7 * byte)
+            sizes += going
+            going &= part & np.uint64(0x80) != 0
+        wide = np.zeros(len(at), np.bool_)
+        if going.any():
+            self._read_ninth_and_tenth(at, raw, sizes, wide, np.flatnonzero(going))
+        if bits == 32:
+            wide = (raw >= np.uint64(1 << 32)) | (sizes > 5)
+        one = np.uint64(1)
+        return (raw >> one).view(np.int64) ^ -(raw & one).view(np.int64), sizes, wide
+
+    def _read_ninth_and_tenth(
+        self,
+        at: Int64s,
+        raw: UInt64s,
+        sizes: npt.NDArray[np.uint8],
+        wide: npt.NDArray[np.bool_],
+        rows: npt.NDArray[np.intp],
+    ) -> None:
+        words = self.words(at[rows] + 8)
+        ninth, tenth = words & np.uint64(0xFF), (words >> np.uint64(8)) & np.uint64(0xFF)
+        more = ninth >= 0x80
+        wide[rows] = more & (tenth > 1)
+        raw[rows] |= (ninth & np.uint64(0x7F)) << np.uint64(56)
+        raw[rows] |= np.where(more, tenth, np.uint64(0)) << np.uint64(63)
+        sizes[rows] = np.where(more, 10, 9)
