@@ -12,12 +12,14 @@ from uuid import uuid4
 
 from semel.broker.clock import Clock
 from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
+from semel.broker.fetches import Fetches
 from semel.broker.store import Store
 from semel.broker.topics import Partition, Topic, Topics
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
 
 if TYPE_CHECKING:
+    from semel.broker.context import RequestContext
     from semel.broker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,8 @@ class Broker:
         self.topics = Topics(self.store, self.data_dir, settings)
         self.topics.on_deleted = self._on_topic_deleted
         self.cluster_id = self._cluster_id()
-        self.host, self.port = "", 0  # what clients are told; set by the server
+        self.advertised: tuple[str, int] | None = None  # what clients are told; None: the address that they reached
+        self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
         self.groups: Groups
         self.transactions: Transactions
 
@@ -108,6 +111,12 @@ class Broker:
         except StorageError as error:
             return key, error.code
         return key, ErrorCode.NONE
+
+    def address_for(self, context: RequestContext) -> tuple[str, int]:
+        """Host and port that a client is told to use."""
+        if self.advertised is not None:
+            return self.advertised
+        return context.connection.local_address if context.connection is not None else ("localhost", 9092)
 
     def alter_settings(self, texts: dict[str, str]) -> None:
         """Replaces the settings that were altered at run time. SettingError: nothing changed."""

@@ -1,0 +1,339 @@
+"""One client connection: frames in, answers out in the order of the requests.
+
+As in Kafka a connection's requests are worked on one after the other, so that each sees what the one before it did.
+Only Produce does not wait for the Produce before it to be durable, just to be appended.
+
+A request's record sets are views into the receive buffer. They are valid until the handler returns or first suspends;
+a handler that needs them longer takes a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from semel.broker.context import RequestContext
+from semel.protocol.api import API_VERSIONS_KEY, read_request_header
+from semel.protocol.apis import FLEXIBLE_FROM
+from semel.protocol.errors import ProtocolError, UnsupportedVersionError
+from semel.protocol.schema import Struct
+
+if TYPE_CHECKING:
+    from semel.broker.dispatch import Answer, Served
+    from semel.broker.server import Server
+
+log = logging.getLogger(__name__)
+
+SMALL_BUFFER_BYTES = 16 << 10  # what an idle connection costs
+LARGE_BUFFER_BYTES = 256 << 10  # what a busy one reads at once; a larger frame gets a larger buffer for its time
+MAX_UNANSWERED = 64  # requests taken off the socket before their answers are out
+MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
+WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
+JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
+_SIZE = struct.Struct(">i")
+
+
+class Slot:
+    """The place of an answer in the order of the connection."""
+
+    __slots__ = ("correlation_id", "future", "is_done", "parts", "served", "version")
+
+    def __init__(self, served: Served, version: int, correlation_id: int) -> None:
+        self.served = served
+        self.version = version
+        self.correlation_id = correlation_id
+        self.parts: list[Any] | None = None
+        self.is_done = False
+        self.future: asyncio.Future[Any] | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A client, from its first byte to its last."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._broker = server.broker
+        self._loop = server.loop
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(SMALL_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._slots: deque[Slot] = deque()
+        self._queue: deque[bytearray] = deque()
+        self._queued_bytes = 0
+        self._barrier = False  # a request is under way that the next one has to wait for
+        self._is_reading = True
+        self._is_writable = True
+        self.client_host = ""
+        self.local_address: tuple[str, int] = ("", 0)
+        self.last_active_s = 0.0
+        self.stuck_since_s: float | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        self._transport = transport
+        peer = transport.get_extra_info("peername") or ("", 0)
+        self.client_host = f"/{peer[0]}"
+        self.local_address = (transport.get_extra_info("sockname") or ("", 0))[:2]
+        self.last_active_s = self._loop.time()
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._server.tune(transport.get_extra_info("socket"))
+        if not self._server.admit(self):
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._queue.clear()
+        self._server.forget(self)
+        for slot in self._slots:
+            if slot.future is not None:
+                slot.future.cancel()
+        self._slots.clear()
+
+    def close(self, reason: str, *, level: int = logging.INFO) -> None:
+        """Ends the connection at once, without an answer to what is under way."""
+        if self._transport is not None:
+            log.log(level, "connection closed", extra={"client": self.client_host, "reason": reason})
+            self._transport.abort()
+            self._transport = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._transport is None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._slots and not self._queue
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def finish(self) -> None:
+        """Takes no more requests; closes once the answers that are under way were sent."""
+        self._queue.clear()
+        if self._transport is not None:
+            self._pause_reading()
+            if not self._slots:
+                self._transport.close()
+
+    # -- bytes in ------------------------------------------------------------------------------------------------------
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._end == len(self._buffer):
+            self._make_room(4)
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.last_active_s = self._loop.time()
+        self._server.bytes_in += nbytes
+        filled = self._end == len(self._buffer)
+        if self._take_frames() and filled and self._end == 0 and len(self._buffer) < LARGE_BUFFER_BYTES:
+            self._renew_buffer(len(self._buffer) * 4)
+
+    def eof_received(self) -> bool:
+        return False  # close; answers to a client that went away are of no use
+
+    def _take_frames(self) -> bool:
+        """Works on every whole frame in the buffer. False: the connection was closed."""
+        while self._end - self._start >= 4:
+            at = self._start
+            (size,) = _SIZE.unpack_from(self._buffer, at)
+            if not 0 <= size <= self._server.max_request_bytes:
+                self.close(f"a request of {size} bytes; allowed are {self._server.max_request_bytes}")
+                return False
+            if self._end - at - 4 < size:
+                self._make_room(4 + size)
+                return True
+            self._start = at + 4 + size
+            self._on_frame(self._view[at + 4 : at + 4 + size])
+            if self._transport is None:
+                return False
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > LARGE_BUFFER_BYTES:
+                self._renew_buffer(LARGE_BUFFER_BYTES)
+        return True
+
+    def _make_room(self, needed: int) -> None:
+        """Room for the rest of a frame of this size: grows with what has come, not with what was claimed."""
+        waiting = self._end - self._start
+        size = len(self._buffer)
+        if waiting == size and needed > size:
+            size = min(max(needed, LARGE_BUFFER_BYTES), 2 * max(size, LARGE_BUFFER_BYTES))
+        if self._start or size != len(self._buffer):
+            self._renew_buffer(size)
+
+    def _renew_buffer(self, size: int) -> None:
+        """Another buffer with the bytes that were not taken yet at its start."""
+        rest = self._view[self._start : self._end]
+        if size == len(self._buffer) and len(rest) <= self._start:
+            self._view[: len(rest)] = rest
+        else:
+            self._buffer = bytearray(size)
+            view = memoryview(self._buffer)
+            view[: len(rest)] = rest
+            self._view = view
+        self._start, self._end = 0, len(rest)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+    def _on_frame(self, frame: memoryview) -> None:
+        if self._queue or not self._may_start(frame):
+            self._queue.append(bytearray(frame))
+            self._queued_bytes += len(frame)
+        else:
+            self._handle(frame)
+        if self._queued_bytes > MAX_QUEUED_BYTES or len(self._slots) + len(self._queue) >= MAX_UNANSWERED:
+            self._pause_reading()
+
+    def _may_start(self, frame: memoryview | bytearray) -> bool:
+        if not self._slots:
+            return self._is_writable
+        if len(frame) < 2:
+            return False
+        return self._is_writable and not self._barrier and not frame[0] and not frame[1]  # Produce behind Produce
+
+    def _handle(self, frame: memoryview | bytearray) -> None:
+        try:
+            header = read_request_header(frame, FLEXIBLE_FROM)
+            served = self._server.dispatcher.find(header.api_key, header.version)
+            request = served.decode(frame, header.version, header.body_at)
+        except UnsupportedVersionError as error:
+            self._refuse_version(frame, error)
+            return
+        except ProtocolError as error:
+            self.close(str(error))
+            return
+        served.requests += 1
+        context = RequestContext(header.api_key, header.version, header.client_id, self.client_host, self)
+        slot = Slot(served, header.version, header.correlation_id)
+        self._slots.append(slot)
+        try:
+            answer = served.handler(self._broker, context, request)
+        except Exception:
+            self._on_bug(served)
+            return
+        self._settle(slot, answer)
+
+    def _settle(self, slot: Slot, answer: Answer) -> None:
+        """Sends an answer that is there, or waits for one that is not."""
+        if answer is None or isinstance(answer, Struct):
+            self._complete(slot, answer)
+        elif isinstance(answer, asyncio.Future):
+            self._barrier = not slot.served.pipelined
+            self._await(slot, answer)
+        else:
+            self._barrier = True
+            self._await(slot, self._loop.create_task(answer))
+
+    def _await(self, slot: Slot, future: asyncio.Future[Any]) -> None:
+        slot.future = future
+        future.add_done_callback(lambda future: self._on_answer(slot, future))
+
+    def _on_answer(self, slot: Slot, future: asyncio.Future[Struct | None]) -> None:
+        if self._transport is None or future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            log.error("handler failed", exc_info=error, extra={"api": slot.served.name, "client": self.client_host})
+            self.close(f"a bug in the handler of {slot.served.name}", level=logging.ERROR)
+            return
+        self._complete(slot, future.result())
+        self._go_on()
+
+    def _complete(self, slot: Slot, response: Struct | None) -> None:
+        slot.is_done = True
+        if response is not None:
+            try:
+                slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)
+            except ProtocolError:
+                self._on_bug(slot.served)
+                return
+        self._send_done()
+
+    def _on_bug(self, served: Served) -> None:
+        log.exception("handler failed", extra={"api": served.name, "client": self.client_host})
+        self.close(f"a bug in the handler of {served.name}", level=logging.ERROR)
+
+    def _refuse_version(self, frame: memoryview | bytearray, error: UnsupportedVersionError) -> None:
+        """Kafka closes the connection, except for ApiVersions, whose answer tells the client what it may ask."""
+        from semel.broker.handlers.api_versions import refuse_version
+
+        api_key, version, correlation_id = struct.unpack_from(">hhi", frame)
+        if api_key != API_VERSIONS_KEY:
+            self.close(str(error))
+            return
+        slot = Slot(self._server.dispatcher.find(api_key, 0), 0, correlation_id)
+        self._slots.append(slot)
+        self._complete(slot, refuse_version(version))
+
+    def _go_on(self) -> None:
+        """Starts what waited for its turn."""
+        if not self._slots:
+            self._barrier = False
+        while self._queue and self._transport is not None and self._may_start(self._queue[0]):
+            frame = self._queue.popleft()
+            self._queued_bytes -= len(frame)
+            self._handle(frame)
+        if not self._is_reading and self._is_writable and not self._queue and not self._server.is_stopping:
+            self._resume_reading()
+
+    # -- bytes out -----------------------------------------------------------------------------------------------------
+    def _send_done(self) -> None:
+        slots = self._slots
+        parts: list[Any] = []
+        while slots and slots[0].is_done:
+            answer = slots.popleft().parts
+            if answer is not None:
+                parts += answer
+        if self._transport is None:
+            return
+        if parts:
+            self._write(parts)
+        if self._server.is_stopping and not slots:
+            self._transport.close()
+
+    def _write(self, parts: list[Any]) -> None:
+        assert self._transport is not None
+        size = sum(map(len, parts))
+        self._server.bytes_out += size
+        self.last_active_s = self._loop.time()
+        if size <= JOIN_BELOW_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+        self._pause_reading()
+        self.stuck_since_s = self._loop.time()
+        self._server.on_stuck(self)
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self.stuck_since_s = None
+        self._server.on_unstuck(self)
+        self._go_on()
+
+    def _pause_reading(self) -> None:
+        if self._is_reading and self._transport is not None:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None:
+            self._is_reading = True
+            self._transport.resume_reading()
+
+
+def tune_socket(sock: socket.socket, send_bytes: int, receive_bytes: int) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if send_bytes > 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+    if receive_bytes > 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

@@ -1,0 +1,57 @@
+"""From a request's key to the code that answers it: versions are checked here, handlers are loaded at first use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from importlib import import_module
+from typing import Any
+
+from semel.broker.context import RequestContext
+from semel.broker.table import TABLE, Row
+from semel.protocol.api import Api
+from semel.protocol.apis import api_of
+from semel.protocol.errors import UnsupportedVersionError
+from semel.protocol.schema import Struct
+
+Answer = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None
+Handler = Callable[[Any, RequestContext, Any], Answer]
+
+
+class Served:
+    """A row of the table, ready to be called."""
+
+    __slots__ = ("api", "decode", "handler", "max_version", "min_version", "name", "pipelined", "requests")
+
+    def __init__(self, row: Row) -> None:
+        self.api: Api[Any, Any] = api_of(row.key)
+        self.decode = self.api.request.decode
+        self.name = self.api.name
+        self.min_version = row.min_version if row.min_served is None else row.min_served
+        self.max_version = row.max_version
+        self.pipelined = row.pipelined
+        self.requests = 0
+        module, _, function = row.handler.partition(":")
+        self.handler: Handler = getattr(import_module(module), function)
+
+
+class Dispatcher:
+    """The APIs in use so far."""
+
+    def __init__(self, table: dict[int, Row] = TABLE) -> None:
+        self._table = table
+        self.served: dict[int, Served] = {}
+
+    def find(self, api_key: int, version: int) -> Served:
+        """Who serves a request. UnsupportedVersionError: nobody does."""
+        served = self.served.get(api_key)
+        if served is None:
+            row = self._table.get(api_key)
+            if row is None:
+                raise UnsupportedVersionError(f"API {api_key} is not served")
+            served = self.served[api_key] = Served(row)
+        if not served.min_version <= version <= served.max_version:
+            raise UnsupportedVersionError(
+                f"{served.name} is served in versions {served.min_version}-{served.max_version}, not {version}"
+            )
+        return served

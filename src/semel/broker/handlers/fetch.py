@@ -1,0 +1,240 @@
+"""Fetch (1): read record batches from partitions, waiting for new ones if asked to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    Key,
+    Session,
+    SessionError,
+    asked,
+    uses_topic_ids,
+)
+from semel.broker.handlers.epochs import epoch_error
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Partition
+    from semel.storage import Isolation
+
+_READ_COMMITTED = 1
+_RESPONSE_LIMIT_BYTES = 16 << 20  # an answer is in memory until it is sent; a client may ask again
+
+
+def fetch(broker: Broker, context: RequestContext, request: FetchRequest) -> FetchResponse | asyncio.Future[Any]:
+    try:
+        session, is_full = _session_of(broker, context, request)
+    except SessionError as error:
+        return FetchResponse(error_code=error.code)
+    work = Fetch(broker, context, request, session, is_full)
+    answers = work.read()
+    if work.is_enough() or request.max_wait_ms <= 0:
+        return work.respond(answers)
+    return work.wait()
+
+
+def _session_of(broker: Broker, context: RequestContext, request: FetchRequest) -> tuple[Session | None, bool]:
+    """The session of a request, if it has one, and whether the request names all its partitions."""
+    sessions, uses_ids, now_s = broker.fetches.sessions, uses_topic_ids(context.version), broker.clock.monotonic_s()
+    if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
+        return sessions.resume(request, uses_ids, now_s), False
+    if request.session_id != NO_SESSION:
+        sessions.close(request.session_id)
+    if request.session_epoch == FINAL_EPOCH:
+        return None, True
+    return sessions.open(request, uses_ids, now_s), True
+
+
+class Fetch:
+    """A fetch request at work: it reads, and if that is too little it waits until one of its logs moves."""
+
+    __slots__ = (
+        "_answer", "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_partitions", "_request",
+        "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error",
+    )  # fmt: skip
+
+    def __init__(
+        self, broker: Broker, context: RequestContext, request: FetchRequest, session: Session | None, is_full: bool
+    ) -> None:
+        self._broker, self._context, self._request = broker, context, request
+        self._session, self._is_full = session, is_full
+        self._limit_bytes = min(request.max_bytes, broker.settings["fetch.max.bytes"], _RESPONSE_LIMIT_BYTES)
+        self._up_to: Isolation = "last_stable" if request.isolation_level == _READ_COMMITTED else "high_watermark"
+        if session is None:
+            asks = list(asked(request.topics))
+        else:
+            asks = [(key, cached.ask) for key, cached in session.partitions.items()]
+        self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
+        self.found_bytes = 0
+        self.has_error = False
+        self._answer: asyncio.Future[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._watched: dict[Partition, int] = {}
+        self._is_queued = False
+
+    def _find(self, key: Key) -> Partition | None:
+        name, topic_id, index = key
+        topics = self._broker.topics
+        topic = topics.by_id(topic_id) if uses_topic_ids(self._context.version) else topics.get(name)
+        return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    def read(self) -> list[tuple[Key, PartitionData]]:
+        self.found_bytes = 0
+        self.has_error = False
+        return [(key, self._read_partition(key, ask, partition)) for key, ask, partition in self._partitions]
+
+    def is_enough(self) -> bool:
+        if self.found_bytes >= self._request.min_bytes or self.has_error:
+            return True
+        return not any(partition is not None for _, _, partition in self._partitions)
+
+    def _read_partition(self, key: Key, ask: FetchPartition, partition: Partition | None) -> PartitionData:
+        if partition is None:
+            return _failed(ask, self._unknown(key))
+        code = epoch_error(partition.log, ask.current_leader_epoch)
+        if code is not ErrorCode.NONE:
+            self.has_error = True
+            return _failed(ask, code)
+        try:
+            return self._read_log(ask, partition)
+        except StorageError as error:
+            self.has_error = True
+            data = _failed(ask, error.code)
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                data.log_start_offset = partition.log.start_offset
+            return data
+
+    def _read_log(self, ask: FetchPartition, partition: Partition) -> PartitionData:
+        log = partition.log
+        diverging = _divergence(ask, partition) if ask.last_fetched_epoch >= 0 else None
+        if diverging is not None:
+            self.has_error = True
+            return PartitionData(ask.partition, 0, log.high_watermark, -1, log.start_offset, diverging, records=b"")
+        found = log.read(
+            ask.fetch_offset,
+            max(0, min(ask.partition_max_bytes, self._limit_bytes - self.found_bytes)),
+            up_to=self._up_to,
+            min_one_batch=not self.found_bytes,
+        )
+        self.found_bytes += len(found.records)
+        aborted = None
+        if self._up_to == "last_stable":
+            aborted = [AbortedTransaction(producer, first) for producer, first in found.aborted or ()]
+        return PartitionData(
+            partition_index=ask.partition,
+            high_watermark=found.high_watermark,
+            last_stable_offset=found.last_stable_offset,
+            log_start_offset=found.log_start_offset,
+            aborted_transactions=aborted,
+            records=found.records,
+        )
+
+    def _unknown(self, key: Key) -> ErrorCode:
+        if uses_topic_ids(self._context.version) and self._broker.topics.by_id(key[1]) is None:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def respond(self, answers: list[tuple[Key, PartitionData]]) -> FetchResponse:
+        session_id = NO_SESSION
+        if self._session is not None:
+            session_id = self._session.id
+            told = self._session.changes(answers)
+            answers = answers if self._is_full else told
+        response = FetchResponse(session_id=session_id)
+        current: FetchableTopicResponse | None = None
+        for (name, topic_id, _), data in answers:
+            if current is None or current.topic != name or current.topic_id != topic_id:
+                current = FetchableTopicResponse(name, topic_id, [])
+                response.responses.append(current)
+            current.partitions.append(data)
+        return response
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+    def wait(self) -> asyncio.Future[Any]:
+        """An answer as soon as there is enough, at the latest when max_wait_ms is over."""
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        self._answer.add_done_callback(lambda _: self.stop_waiting())  # also when the client went away
+        self._timer = loop.call_later(self._request.max_wait_ms / 1000, self.finish)
+        self._broker.fetches.waiting.add(self)
+        for _, _, partition in self._partitions:
+            if partition is not None:
+                self._watched[partition] = partition.log.size_bytes
+                partition.waiters.add(self)
+        return self._answer
+
+    def wake(self, partition: Partition) -> None:
+        """A log moved. What came in the same turn of the event loop is looked at together."""
+        if not self._is_queued:
+            self._is_queued = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_queued = False
+        if self._answer is None or self._answer.done():
+            return
+        if not self._may_be_enough():
+            return
+        answers = self.read()
+        if self.is_enough():
+            self._complete(answers)
+
+    def _may_be_enough(self) -> bool:
+        """Cheaper than reading: have the logs grown by what is missing? A moved LSO can reveal older bytes."""
+        if self._up_to == "last_stable":
+            return True
+        grown = sum(max(0, partition.log.size_bytes - size) for partition, size in self._watched.items())
+        is_gone = any(self._find(key) is not partition for key, _, partition in self._partitions)
+        return is_gone or self.found_bytes + grown >= self._request.min_bytes
+
+    def finish(self) -> None:
+        """Answers now, with whatever there is."""
+        if self._answer is not None and not self._answer.done():
+            self._partitions = [(key, ask, self._find(key)) for key, ask, _ in self._partitions]
+            self._complete(self.read())
+
+    def _complete(self, answers: list[tuple[Key, PartitionData]]) -> None:
+        assert self._answer is not None
+        self._answer.set_result(self.respond(answers))
+
+    def stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._broker.fetches.waiting.discard(self)
+        for partition in self._watched:
+            partition.waiters.discard(self)
+        self._watched.clear()
+
+
+def _failed(ask: FetchPartition, code: ErrorCode) -> PartitionData:
+    return PartitionData(ask.partition, code, -1, -1, -1, aborted_transactions=None, records=b"")
+
+
+def _divergence(ask: FetchPartition, partition: Partition) -> EpochEndOffset | None:
+    """Whether the reader's past is not this log's past (it read what an unclean end took away)."""
+    epoch, end_offset = partition.log.epoch_end_offset(ask.last_fetched_epoch)
+    if epoch == -1:
+        raise StorageError(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"epoch {ask.last_fetched_epoch} is not in the history of the log"
+        )
+    if epoch < ask.last_fetched_epoch or end_offset < ask.fetch_offset:
+        return EpochEndOffset(epoch, end_offset)
+    return None

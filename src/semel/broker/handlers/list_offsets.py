@@ -1,0 +1,75 @@
+"""ListOffsets (2): find the offset for a time, or the first, last and newest-stamped one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.handlers.epochs import epoch_error
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.storage import PartitionLog
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_FIRST_VERSION_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_READ_COMMITTED = 1
+
+Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NOTHING: Found = (-1, -1, -1)
+
+
+def list_offsets(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    response = ListOffsetsResponse()
+    for topic in request.topics:
+        indexes = [ask.partition_index for ask in topic.partitions]
+        results = []
+        for ask in topic.partitions:
+            log = broker.topics.find_log(topic.name, ask.partition_index)
+            if indexes.count(ask.partition_index) > 1:
+                code, found = ErrorCode.INVALID_REQUEST, _NOTHING
+            elif log is None:
+                code, found = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NOTHING
+            else:
+                code, found = _find(log, ask, context.version, request.isolation_level)
+            timestamp, offset, epoch = found
+            epoch = epoch if context.version >= 4 else -1
+            results.append(ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch))
+        response.topics.append(ListOffsetsTopicResponse(topic.name, results))
+    return response
+
+
+def _find(log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int) -> tuple[ErrorCode, Found]:
+    code = epoch_error(log, ask.current_leader_epoch)
+    if code is not ErrorCode.NONE:
+        return code, _NOTHING
+    if version < _FIRST_VERSION_WITH.get(ask.timestamp, 0) or ask.timestamp < EARLIEST_PENDING_UPLOAD:
+        return ErrorCode.UNSUPPORTED_VERSION, _NOTHING
+    try:
+        return ErrorCode.NONE, _look(log, ask.timestamp, isolation)
+    except StorageError as error:
+        return error.code, _NOTHING
+
+
+def _look(log: PartitionLog, timestamp_ms: int, isolation: int) -> Found:
+    end_offset = log.last_stable_offset if isolation == _READ_COMMITTED else log.high_watermark
+    if timestamp_ms == LATEST:
+        return -1, end_offset, log.leader_epoch
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        epoch = log.epoch_at(log.start_offset)
+        return -1, log.start_offset, epoch
+    if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING  # there is no tiered storage
+    found = log.max_timestamp() if timestamp_ms == MAX_TIMESTAMP else log.offset_for_time(timestamp_ms)
+    if found is None or found.offset >= end_offset:
+        return _NOTHING
+    return found

@@ -1,0 +1,81 @@
+"""Metadata (3): which brokers there are, and which topics with which partitions and leaders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.handlers.rights import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from semel.broker.topics import INTERNAL_TOPICS, TopicError, name_problem
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+
+def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    host, port = broker.address_for(context)
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    response = MetadataResponse(
+        brokers=[MetadataResponseBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+    )
+    if context.version <= 10 and request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    if request.topics is None or (context.version == 0 and not request.topics):
+        response.topics = [_describe(broker, topic, operations) for topic in broker.topics]
+    else:
+        may_create = request.allow_auto_topic_creation and broker.settings["auto.create.topics.enable"]
+        response.topics = [_find(broker, asked, may_create, operations) for asked in request.topics]
+    return response
+
+
+def _find(broker: Broker, asked: MetadataRequestTopic, may_create: bool, operations: int) -> MetadataResponseTopic:
+    if asked.name is None or asked.topic_id != NO_UUID:
+        by_id = broker.topics.by_id(asked.topic_id)
+        if by_id is None:
+            return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, asked.topic_id)
+        return _describe(broker, by_id, operations)
+    topic = broker.topics.get(asked.name)
+    if topic is None:
+        try:
+            topic = _create(broker, asked.name, may_create)
+        except TopicError as error:
+            is_internal = asked.name in INTERNAL_TOPICS
+            return MetadataResponseTopic(error.code, asked.name, is_internal=is_internal)
+    return _describe(broker, topic, operations)
+
+
+def _create(broker: Broker, name: str, may_create: bool) -> Topic:
+    if name_problem(name):
+        raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, name)
+    if not may_create:
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name)
+    if name in INTERNAL_TOPICS:
+        return broker.topics.internal(name)
+    return broker.topics.create(name, broker.settings["num.partitions"])
+
+
+def _describe(broker: Broker, topic: Topic, operations: int) -> MetadataResponseTopic:
+    node = [broker.node_id]
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=[
+            MetadataResponsePartition(0, part.index, broker.node_id, part.log.leader_epoch, node, node)
+            for part in topic.partitions
+        ],
+        topic_authorized_operations=operations,
+    )

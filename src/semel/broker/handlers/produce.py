@@ -1,0 +1,286 @@
+"""Produce (0): append record batches to partitions.
+
+A batch is appended when its request is read. With acks=all the answer waits until it is durable; the connection's next
+Produce does not. Only a transaction's first batch on a partition waits for the coordinator before it is appended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, TRANSACTIONAL_BIT, read_header
+from semel.protocol.errors import CorruptBatchError, ErrorCode
+from semel.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Partition, Topic
+
+log = logging.getLogger(__name__)
+
+_ATTRIBUTES_AT = 22  # the low byte of a batch's attributes
+_ZSTD = 4
+_FIRST_WITH_ZSTD = 7
+_FIRST_WITH_TOPIC_IDS = 13
+_FIRST_OF_TV2 = 12
+_ACKS_ALL = -1
+
+Waiting = list[tuple["Partition", int, PartitionProduceResponse]]  # until the log is durable up to an offset
+
+
+def produce(
+    broker: Broker, context: RequestContext, request: ProduceRequest
+) -> ProduceResponse | asyncio.Future[Any] | Any:
+    if request.acks not in (_ACKS_ALL, 0, 1):
+        return _refuse(request, ErrorCode.INVALID_REQUIRED_ACKS)
+    if _has_transactional(request):
+        if request.transactional_id is None:
+            return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        guards = _Guards(broker, context, request)
+        if guards.needed:
+            return guards.produce()
+    response, waiting = _append_all(broker, context, request, {})
+    return _answer(broker, context, request, response, waiting)
+
+
+def _append_all(
+    broker: Broker, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
+) -> tuple[ProduceResponse, Waiting]:
+    """Appends what may be appended; an ErrorCode in place of a guard refuses its batch."""
+    waiting: Waiting = []
+    topics = []
+    now_ms = broker.clock.now_ms()
+    for data in request.topic_data:
+        topic = find_topic(broker, context.version, data)
+        results = []
+        for part in data.partition_data:
+            result = PartitionProduceResponse(index=part.index, base_offset=-1)
+            results.append(result)
+            if topic is None or not 0 <= part.index < len(topic.partitions):
+                result.error_code = _unknown_topic(context.version, topic)
+                continue
+            guard = guards.get((topic.id, part.index)) if guards else None
+            try:
+                _check(context, topic, part, request.acks, guard)
+                partition = topic.partitions[part.index]
+                done = partition.log.append(part.records, now_ms=now_ms, guard=guard)  # type: ignore[arg-type]
+            except StorageError as error:
+                _fill_error(result, error)
+                continue
+            result.base_offset = done.base_offset
+            result.log_append_time_ms = done.append_time_ms
+            result.log_start_offset = done.log_start_offset
+            if partition.log.high_watermark <= done.last_offset:
+                waiting.append((partition, done.last_offset + 1, result))
+        topics.append(TopicProduceResponse(name=data.name, topic_id=data.topic_id, partition_responses=results))
+    return ProduceResponse(responses=topics), waiting
+
+
+def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, acks: int, guard: Any) -> None:
+    """What is refused before the log is asked."""
+    if isinstance(guard, ErrorCode):
+        raise StorageError(guard, "The coordinator did not let this batch into the transaction.")
+    if topic.is_internal and context.client_id != "__admin_client":
+        raise StorageError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {topic.name}")
+    if acks == _ACKS_ALL and topic.min_insync_replicas > 1:
+        raise StorageError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"min.insync.replicas of topic {topic.name} is {topic.min_insync_replicas}, and there is one replica",
+        )
+    records = part.records
+    if not records:
+        raise StorageError(
+            ErrorCode.INVALID_RECORD,
+            f"Produce requests with version {context.version} must have at least one record batch per partition",
+        )
+    if (
+        context.version < _FIRST_WITH_ZSTD
+        and len(records) > _ATTRIBUTES_AT
+        and records[_ATTRIBUTES_AT] & COMPRESSION_MASK == _ZSTD  # type: ignore[operator]
+    ):
+        raise StorageError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce requests below version 7 may not carry zstd"
+        )
+
+
+def _answer(
+    broker: Broker, context: RequestContext, request: ProduceRequest, response: ProduceResponse, waiting: Waiting
+) -> ProduceResponse | asyncio.Future[Any] | None:
+    if request.acks == 0:
+        _close_on_error(context, response)
+        return None
+    if request.acks != _ACKS_ALL or not waiting:
+        return response
+    return _when_durable(broker, response, waiting)
+
+
+def _when_durable(broker: Broker, response: ProduceResponse, waiting: Waiting) -> asyncio.Future[Any]:
+    """The response, once every batch in it is on the disk."""
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    left = len(waiting)
+
+    def one_done(result: PartitionProduceResponse) -> Callable[[asyncio.Future[None]], None]:
+        def done(future: asyncio.Future[None]) -> None:
+            nonlocal left
+            error = None if future.cancelled() else future.exception()
+            if error is not None or future.cancelled():
+                _fill_error(result, error)
+            left -= 1
+            if not left and not answer.done():
+                answer.set_result(response)
+
+        return done
+
+    for partition, end_offset, result in waiting:
+        broker.sync.wait(partition.log, end_offset).add_done_callback(one_done(result))
+    return answer
+
+
+def _close_on_error(context: RequestContext, response: ProduceResponse) -> None:
+    """With acks=0 there is no answer to carry an error, so Kafka closes the connection to be noticed."""
+    for topic in response.responses:
+        for result in topic.partition_responses:
+            if result.error_code and context.connection is not None:
+                context.connection.close(f"produce with acks=0 failed: {ErrorCode.of(result.error_code).name}")
+                return
+
+
+def _fill_error(result: PartitionProduceResponse, error: BaseException | None) -> None:
+    code = error.code if isinstance(error, StorageError) else ErrorCode.KAFKA_STORAGE_ERROR
+    result.error_code = code
+    result.error_message = error.message if isinstance(error, StorageError) else str(error)
+    result.base_offset = result.log_append_time_ms = result.log_start_offset = -1
+    if code is ErrorCode.INVALID_RECORD or code is ErrorCode.INVALID_TIMESTAMP:
+        result.record_errors = [BatchIndexAndErrorMessage(0, result.error_message)]
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+def find_topic(broker: Broker, version: int, data: TopicProduceData) -> Topic | None:
+    if version >= _FIRST_WITH_TOPIC_IDS:
+        return broker.topics.by_id(data.topic_id)
+    return broker.topics.get(data.name)
+
+
+def _unknown_topic(version: int, topic: Topic | None) -> ErrorCode:
+    if version >= _FIRST_WITH_TOPIC_IDS and topic is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _refuse(request: ProduceRequest, code: ErrorCode) -> ProduceResponse:
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=data.name,
+                topic_id=data.topic_id,
+                partition_responses=[
+                    PartitionProduceResponse(index=part.index, error_code=code, base_offset=-1)
+                    for part in data.partition_data
+                ],
+            )
+            for data in request.topic_data
+        ]
+    )
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+def _has_transactional(request: ProduceRequest) -> bool:
+    for data in request.topic_data:
+        for part in data.partition_data:
+            records = part.records
+            if records and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & TRANSACTIONAL_BIT:  # type: ignore[operator]
+                return True
+    return False
+
+
+class _Guards:
+    """The permissions that a transactional request needs before its batches may be appended."""
+
+    def __init__(self, broker: Broker, context: RequestContext, request: ProduceRequest) -> None:
+        self._broker, self._context, self._request = broker, context, request
+        self.needed: dict[tuple[bytes, int], Any] = {}
+        self._partitions: dict[tuple[str, int], tuple[bytes, int]] = {}
+        self._producers: set[tuple[int, int]] = set()
+        if not broker.settings["transaction.partition.verification.enable"] and context.version < _FIRST_OF_TV2:
+            return
+        for topic, part in self._transactional_parts():
+            self._ask_log(topic, part)
+
+    def _transactional_parts(self) -> Iterator[tuple[Topic, PartitionProduceData]]:
+        for data in self._request.topic_data:
+            topic = find_topic(self._broker, self._context.version, data)
+            for part in data.partition_data:
+                if topic is None or topic.is_internal or not 0 <= part.index < len(topic.partitions):
+                    continue
+                if part.records and len(part.records) >= HEADER_SIZE:
+                    yield topic, part
+
+    def _ask_log(self, topic: Topic, part: PartitionProduceData) -> None:
+        assert isinstance(part.records, memoryview)
+        try:
+            header = read_header(part.records)
+        except CorruptBatchError:
+            return  # the append will say so
+        if not header.is_transactional:
+            return
+        key = (topic.id, part.index)
+        try:
+            guard = topic.partitions[part.index].log.start_verification(
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                supports_epoch_bump=self._context.version >= _FIRST_OF_TV2,
+            )
+        except StorageError as error:
+            self.needed[key] = error.code
+            return
+        if guard is not None:
+            self.needed[key] = guard
+            self._partitions[topic.name, part.index] = key
+            self._producers.add((header.producer_id, header.producer_epoch))
+
+    async def _ask_coordinator(self) -> None:
+        if len(self._producers) > 1:
+            verdicts = dict.fromkeys(self._partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        elif self._producers:
+            producer_id, producer_epoch = next(iter(self._producers))
+            assert self._request.transactional_id is not None
+            verdicts = await self._broker.transactions.allow_append(
+                self._request.transactional_id,
+                producer_id,
+                producer_epoch,
+                list(self._partitions),
+                self._context.version,
+            )
+        else:
+            verdicts = {}
+        for partition, code in verdicts.items():
+            if code is not ErrorCode.NONE:
+                self.needed[self._partitions[partition]] = code
+
+    def produce(self) -> Any:
+        """The rest of the request as a coroutine. The batches are copied: the receive buffer will be used again."""
+        for data in self._request.topic_data:
+            for part in data.partition_data:
+                if part.records is not None:
+                    part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]
+        return self._produce()
+
+    async def _produce(self) -> ProduceResponse | None:
+        await self._ask_coordinator()
+        response, waiting = _append_all(self._broker, self._context, self._request, self.needed)
+        answer = _answer(self._broker, self._context, self._request, response, waiting)
+        return await answer if isinstance(answer, asyncio.Future) else answer

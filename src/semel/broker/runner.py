@@ -1,0 +1,124 @@
+"""Runs a broker until it is told to stop: event loop, signals, background work, the line that says it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel.broker.broker import Broker
+from semel.broker.maintenance import Maintenance
+from semel.broker.server import Server
+
+if TYPE_CHECKING:
+    from semel.broker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Options:
+    """How a broker is started."""
+
+    def __init__(
+        self, settings: Settings, data: Path, metrics: tuple[str, int] | None = None, end_with_stdin: bool = False
+    ) -> None:
+        self.settings = settings
+        self.data = data
+        self.metrics = metrics
+        self.end_with_stdin = end_with_stdin  # whoever started the broker holds its stdin; if it dies, so do we
+
+
+def run(options: Options, on_ready: Callable[[str, int], None]) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve(options, on_ready))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
+    stopping = asyncio.Event()
+    _stop_on_signals(stopping)
+    if options.end_with_stdin:
+        _stop_with_stdin(stopping)
+    broker = Broker(options.settings, options.data)
+    server = Server(broker)
+    await broker.start()
+    host, port = await server.listen(*listen_address(options.settings))
+    broker.advertised = advertised_address(options.settings, host, port)
+    maintenance = Maintenance(broker, server)
+    maintenance.start()
+    with _metrics(options, broker, server):
+        on_ready(host, port)
+        await stopping.wait()
+    log.info("stopping", extra={"connections": len(server.connections)})
+    await maintenance.stop()
+    await server.stop()
+    await broker.stop()
+
+
+def _metrics(options: Options, broker: Broker, server: Server) -> Any:
+    if options.metrics is None:
+        return contextlib.nullcontext()
+    from semel.broker.metrics import serve_metrics
+
+    return serve_metrics(broker, server, *options.metrics)
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+
+
+def _stop_with_stdin(stopping: asyncio.Event) -> None:
+    """Stops when stdin closes: the system closes it when the process that started us is gone, whatever killed it."""
+    loop = asyncio.get_running_loop()
+    stdin = sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            stopping.set()
+
+    loop.add_reader(stdin, look)
+
+
+def listen_address(settings: Settings) -> tuple[str, int]:
+    return parse_listener(settings["listeners"], "listeners")
+
+
+def advertised_address(settings: Settings, host: str, port: int) -> tuple[str, int] | None:
+    """What clients are told. None if the broker listens everywhere: then each is told the address that it reached."""
+    if settings["advertised.listeners"] is not None:
+        named_host, named_port = parse_listener(settings["advertised.listeners"], "advertised.listeners")
+        return named_host, named_port or port
+    named = listen_address(settings)[0]
+    return None if host in ("0.0.0.0", "::") else (named or host, port)
+
+
+def parse_listener(listeners: tuple[str, ...], name: str) -> tuple[str, int]:
+    """PLAINTEXT://host:port, or host:port, one of them."""
+    from semel.broker.settings import SettingError
+
+    if len(listeners) != 1:
+        raise SettingError(f"{name} is {','.join(listeners)!r}; expected one PLAINTEXT://HOST:PORT")
+    protocol, separator, address = listeners[0].rpartition("://")
+    host, colon, port = address.rpartition(":")
+    if (separator and protocol.upper() != "PLAINTEXT") or not colon or not port.isdecimal() or int(port) > 65535:
+        raise SettingError(f"{name} is {listeners[0]!r}; expected PLAINTEXT://HOST:PORT (there is no security layer)")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,84 @@
+"""`semel broker`: run a Kafka-compatible broker."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = """Run a Kafka-compatible broker: one process, no JVM, data in a folder.
+It prints one line on stdout when it is ready, and logs JSON lines on stderr. SIGTERM and Ctrl-C stop it cleanly; it
+survives kill -9."""
+
+EXAMPLE = """semel broker --data ./data
+semel broker --data ./data --listen 127.0.0.1:9092 --fsync os --set num.partitions=4"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="DIR", help="the data folder; made if it is not there (or log.dirs)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to listen; port 0 takes a free one (default: 127.0.0.1:9092)"
+    )
+    parser.add_argument(
+        "--fsync",
+        choices=("commit", "os"),
+        help="commit (default): what is acknowledged is on the disk; os: as a stock Kafka node, faster",
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings, one NAME=VALUE for each line, with Kafka's names")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="one setting; may be repeated"
+    )
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there (default: off)")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--end-with-stdin", action="store_true", help="stop when stdin closes, for embedding")
+
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from semel.broker import logs
+    from semel.broker.runner import Options
+    from semel.broker.runner import run as run_broker
+
+    settings = _settings(args)
+    data = settings["log.dirs"] or settings["log.dir"]
+    logs.set_up(args.log_level)
+    metrics = _address(args.metrics, "--metrics") if args.metrics else None
+    options = Options(settings, Path(data), metrics, args.end_with_stdin)
+
+    def on_ready(host: str, port: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"semel broker ready on {shown}:{port} (data {data}, fsync={settings['fsync']})", flush=True)
+
+    run_broker(options, on_ready)
+    return 0
+
+
+def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """All ways to give a setting, the more explicit one wins: file, --set, options."""
+    from semel.broker.settings import Settings, read_properties
+    from semel.cli.errors import UsageError
+
+    given: dict[str, str] = {}
+    if args.config:
+        with open(args.config, encoding="utf-8") as lines:
+            given.update(read_properties(lines))
+    given.update(read_properties(args.settings))
+    if args.listen:
+        host, port = _address(args.listen, "--listen")
+        given["listeners"] = f"PLAINTEXT://{host}:{port}"
+    if args.fsync:
+        given["fsync"] = args.fsync
+    if args.data:
+        given["log.dirs"] = args.data
+    settings = Settings(given)
+    if not (settings["log.dirs"] or settings["log.dir"]):
+        raise UsageError("say where the data goes: --data DIR")
+    return settings
+
+
+def _address(text: str, option: str) -> tuple[str, int]:
+    from semel.cli.errors import UsageError
+
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise UsageError(f"{option} is {text!r}; expected HOST:PORT")
+    return host or "127.0.0.1", int(port)
