@@ -1,0 +1,98 @@
+"""What Spark's checkpoint says about a micro-batch: where each source starts and ends.
+
+Read as files through Hadoop's file system, so that HDFS, S3 and the like work as they do for Spark. A file is
+`v1`, a line of metadata, then a line per source ("-" where a source took no part).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from semel.spark.ledger import Batch
+from semel.spark.offsets import START, from_json, parse, to_json
+
+KNOWN_VERSION = "v1"
+ABSENT = "-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be trusted to say what a batch covers."""
+
+
+class Run:
+    """One run of one streaming query, as seen from inside foreachBatch."""
+
+    def __init__(self, session: Any) -> None:
+        context = session.sparkContext
+        self.query_id: str = context.getLocalProperty("sql.streaming.queryId")
+        if self.query_id is None:
+            raise CheckpointError(
+                "the sink was not called by a streaming query; use it with writeStream.foreachBatch(sink)"
+            )
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()
+        query = queries.get(context._jvm.java.util.UUID.fromString(self.query_id))
+        self.run_id: str = query.runId().toString()
+        self.root: str = query.resolvedCheckpointRoot()
+        self._jvm = context._jvm
+        self._hadoop = context._jsc.hadoopConfiguration()
+        _refuse_asynchronous(session, query)
+
+    def batch(self, batch_id: int) -> Batch:
+        """What a batch covers, by the offset log."""
+        ends = self._sources(batch_id)
+        if ends is None:
+            raise CheckpointError(f"{self.root}/offsets/{batch_id} is missing: Spark writes it before a batch runs")
+        before = self._sources(batch_id - 1) if batch_id else None
+        starts = [_start(i, end, before) for i, end in enumerate(ends)]
+        return Batch(self.query_id, batch_id, starts, [_canonical(end) for end in ends])
+
+    def _sources(self, batch_id: int) -> list[str | None] | None:
+        text = self._read(f"{self.root}/offsets/{batch_id}")
+        return None if text is None else parse_offset_log(text, batch_id)
+
+    def _read(self, path_name: str) -> str | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(path_name)
+        files = path.getFileSystem(self._hadoop)
+        if not files.exists(path):
+            return None
+        stream = files.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+
+def parse_offset_log(text: str, batch_id: int) -> list[str | None]:
+    """The sources' lines of one file of the offset log."""
+    version, _, rest = text.partition("\n")
+    if version.strip() != KNOWN_VERSION:
+        raise CheckpointError(
+            f"offsets/{batch_id} has version {version.strip()!r}, this version of semel reads {KNOWN_VERSION!r}; "
+            "use a newer semel, or an older Spark"
+        )
+    _metadata, *lines = rest.rstrip("\n").split("\n")
+    return [None if line == ABSENT else line for line in lines]
+
+
+def _start(index: int, end: str | None, before: list[str | None] | None) -> str | None:
+    """Where a source starts: what its first end carries, else where the batch before ended, else unknown."""
+    carried = json.loads(end).get(START) if end and end.startswith("{") and f'"{START}"' in end else None
+    if carried is not None:
+        return json.dumps(to_json(from_json(carried)), separators=(",", ":"))
+    return _canonical(before[index]) if before and index < len(before) else None
+
+
+def _canonical(line: str | None) -> str | None:
+    """Positions in Kafka as sorted JSON without our additions, so that equal places are equal text."""
+    offsets = parse(line) if line else None
+    return line if offsets is None else json.dumps(to_json(offsets), separators=(",", ":"))
+
+
+def _refuse_asynchronous(session: Any, query: Any) -> None:
+    """Asynchronous progress tracking writes the offset log late: a batch could not be told from its replay."""
+    if "Async" in query.getClass().getSimpleName():
+        raise CheckpointError(
+            "the query uses asynchronous progress tracking, which logs offsets after the batch has run; exactly-once "
+            "needs them before. Remove the option asyncProgressTrackingEnabled"
+        )

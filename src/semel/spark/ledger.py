@@ -1,0 +1,158 @@
+"""The ledger: what an application has written, one record per committed micro-batch, in a topic of its own.
+
+`<application id>.ledger` has one partition and is compacted. Every batch writes its entry inside its transaction, so
+an entry is there if and only if the batch is. Keys go round, so that compaction keeps the last `KEPT_BATCHES` entries.
+The ledger, not the checkpoint, says whether a batch may be written; `decide` is that rule.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from semel.spark.offsets import parse
+
+KEPT_BATCHES = 1_000
+FORMAT = 1
+
+
+def topic_of(application_id: str) -> str:
+    return f"{application_id}.ledger"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a batch wrote into one partition."""
+
+    topic: str
+    partition: int
+    count: int
+    first_offset: int
+    last_offset: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One committed micro-batch. Starts and ends are one text per source, as Spark's offset log has them."""
+
+    sequence: int  # counts entries of this application, whatever the query
+    query_id: str
+    run_id: str
+    batch_id: int
+    starts: list[str | None]  # None where nobody knows: batch 0 of a source that does not say
+    ends: list[str | None]
+    written: list[Written] = []
+    rows: int = 0
+    dead_letters: int = 0
+    attempts: int = 1
+    committed_at_ms: int = 0
+    format: int = FORMAT
+
+    @property
+    def key(self) -> bytes:
+        return b"%d" % (self.sequence % KEPT_BATCHES)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+class LedgerError(RuntimeError):
+    """An entry that this version cannot read."""
+
+
+def decode(value: bytes) -> Entry:
+    entry = msgspec.json.decode(value, type=Entry)
+    if entry.format != FORMAT:
+        raise LedgerError(
+            f"the ledger has an entry of format {entry.format}, this version of semel reads {FORMAT}; use the "
+            "version that wrote it, or a newer one"
+        )
+    return entry
+
+
+class Verdict(Enum):
+    WRITE = "write"
+    ALREADY_WRITTEN = "already written"
+    REFUSE = "refuse"
+
+
+class Decision(NamedTuple):
+    verdict: Verdict
+    reason: str = ""
+
+
+class Batch(NamedTuple):
+    """What Spark asks to be written."""
+
+    query_id: str
+    batch_id: int
+    starts: list[str | None]
+    ends: list[str | None]
+
+
+def decide(last: Entry | None, batch: Batch, *, adopt: bool = False) -> Decision:
+    """May this batch be written? `adopt` is the word that an existing checkpoint may go on with an empty ledger."""
+    if last is None:
+        return _first(batch, adopt)
+    if last.query_id == batch.query_id:
+        return _same_query(last, batch)
+    return _other_query(last, batch)
+
+
+def _first(batch: Batch, adopt: bool) -> Decision:
+    if batch.batch_id == 0 or adopt:
+        return Decision(Verdict.WRITE)
+    return Decision(
+        Verdict.REFUSE,
+        f"the checkpoint is at batch {batch.batch_id}, but the ledger is empty: earlier batches were written without "
+        "semel, or under another application id. If the output holds them, pass adopt_checkpoint=True once; else use "
+        "the application id that wrote them, or a new checkpoint",
+    )
+
+
+def _same_query(last: Entry, batch: Batch) -> Decision:
+    if last.batch_id == batch.batch_id and last.ends == batch.ends and _starts_agree(last.starts, batch.starts):
+        return Decision(Verdict.ALREADY_WRITTEN)
+    if batch.batch_id == last.batch_id + 1 and continues(last.ends, batch.starts):
+        return Decision(Verdict.WRITE)
+    return Decision(
+        Verdict.REFUSE,
+        f"batch {batch.batch_id} covers {describe(batch.starts, batch.ends)}, but the last batch in the ledger is "
+        f"{last.batch_id} and covers {describe(last.starts, last.ends)}. The checkpoint is not the one that the "
+        "ledger grew with (an older copy, or the limit per batch changed after a crash). Restore the right "
+        "checkpoint, or start with a new one and startingOffsets=committed, which continues where the ledger ends",
+    )
+
+
+def _other_query(last: Entry, batch: Batch) -> Decision:
+    if batch.batch_id == 0 and continues(last.ends, batch.starts):
+        return Decision(Verdict.WRITE)  # a new checkpoint that continues where the ledger ends
+    return Decision(
+        Verdict.REFUSE,
+        f"the ledger was written by query {last.query_id} up to {describe(last.starts, last.ends)}, but this is query "
+        f"{batch.query_id}, batch {batch.batch_id}, {describe(batch.starts, batch.ends)}. Two queries share one "
+        "application id, or the checkpoint is of another query. Give each query its own application id; to continue "
+        "with a new checkpoint use startingOffsets=committed",
+    )
+
+
+def continues(ends: list[str | None], starts: list[str | None]) -> bool:
+    """Whether reading goes on exactly where it ended. Partitions that are new since then may begin anywhere."""
+    return len(ends) == len(starts) and all(_follows(end, start) for end, start in zip(ends, starts, strict=True))
+
+
+def _follows(end: str | None, start: str | None) -> bool:
+    if end == start:
+        return True
+    old, new = parse(end or ""), parse(start or "")
+    if old is None or new is None:
+        return False
+    return all(new.get(topic, {}).get(p) == offset for topic, parts in old.items() for p, offset in parts.items())
+
+
+def _starts_agree(ours: list[str | None], theirs: list[str | None]) -> bool:
+    return len(ours) == len(theirs) and all(a is None or b is None or a == b for a, b in zip(ours, theirs, strict=True))
+
+
+def describe(starts: list[str | None], ends: list[str | None]) -> str:
+    return ", ".join(f"{a or '(start)'} to {b}" for a, b in zip(starts, ends, strict=False)) or "no source"

@@ -1,0 +1,204 @@
+"""The options of `format("semel")`: the names of Spark's own Kafka source and a few more; others are refused."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.spark.offsets import Offsets, from_json
+
+EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
+EARLIEST_OFFSET, LATEST_OFFSET = -2, -1  # as Spark writes them inside JSON positions
+
+# name -> what it is for (the docs table is made from this)
+SOURCE_OPTIONS = {
+    "kafka.bootstrap.servers": "brokers, host:port,host:port",
+    "subscribe": "topics, separated by commas",
+    "subscribePattern": "a regular expression of topics",
+    "assign": 'partitions, {"topic": [0, 1]}',
+    "startingOffsets": 'earliest, latest, committed, or {"topic": {"0": 23}}; -2 is earliest, -1 latest',
+    "endingOffsets": "the same for batch queries; default latest",
+    "startingTimestamp": "milliseconds; the first record at or after it, in every partition",
+    "endingTimestamp": "the same for the end of batch queries",
+    "startingOffsetsByTimestamp": '{"topic": {"0": 1700000000000}}',
+    "endingOffsetsByTimestamp": "the same for the end of batch queries",
+    "startingOffsetsByTimestampStrategy": "error (default) or latest: what to do where no record is as late",
+    "maxOffsetsPerTrigger": "records per micro-batch, about",
+    "minOffsetsPerTrigger": "wait until so many records are there (or maxTriggerDelay has passed)",
+    "maxTriggerDelay": "the longest wait for minOffsetsPerTrigger, such as 15m",
+    "minPartitions": "at least so many tasks",
+    "maxRecordsPerPartition": "records per task, at most",
+    "failOnDataLoss": "true (default): fail when records are gone before they were read",
+    "includeHeaders": "true: a column headers",
+    "applicationId": "whose ledger startingOffsets=committed reads; the sink's application id",
+}
+# Options that Spark puts there, or that belong to the sink: not the source's business.
+OTHERS = {"path", "checkpointlocation", "kafka.isolation.level", "isolationlevel"}
+
+
+class OptionError(ValueError):
+    """An option that is missing, unknown or has a value that cannot be."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One end of what is read: a word, positions, or times."""
+
+    word: str | None = None
+    offsets: Offsets = field(default_factory=dict)
+    timestamp_ms: int | None = None
+    timestamps_ms: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    client: dict[str, str]
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: dict[str, list[int]] = field(default_factory=dict)
+    starting: Bound = Bound(word=LATEST)
+    ending: Bound = Bound(word=LATEST)
+    late_is_latest: bool = False
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = 15 * 60_000
+    min_partitions: int | None = None
+    max_records: int | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    read_committed: bool = True
+    application_id: str | None = None
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str], streaming: bool) -> SourceOptions:
+        given = {str(name).lower(): str(value) for name, value in raw.items()}
+        _refuse_unknown(given)
+        return cls(
+            client=_client_options(given),
+            **_selection(given),
+            starting=_bound(given, "starting", LATEST if streaming else EARLIEST),
+            ending=_bound(given, "ending", LATEST),
+            late_is_latest=_choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
+            == "latest",
+            max_offsets=_positive(given, "maxOffsetsPerTrigger"),
+            min_offsets=_positive(given, "minOffsetsPerTrigger"),
+            max_delay_ms=_duration_ms(given.get("maxtriggerdelay", "15m")),
+            min_partitions=_positive(given, "minPartitions"),
+            max_records=_positive(given, "maxRecordsPerPartition"),
+            fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+            include_headers=_boolean(given, "includeHeaders", False),
+            read_committed=_isolation(given) == "read_committed",
+            application_id=given.get("applicationid"),
+        )
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    known = {name.lower(): name for name in SOURCE_OPTIONS}
+    for name in given:
+        if name not in known and name not in OTHERS and not name.startswith("kafka."):
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(SOURCE_OPTIONS)} and kafka.*"
+            raise OptionError(f"the source has no option {name!r}; {hint}")
+
+
+def _client_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Everything after `kafka.`, for the client, which knows the names and refuses others."""
+    if "kafka.bootstrap.servers" not in given:
+        raise OptionError("option kafka.bootstrap.servers is missing; give brokers as host:port,host:port")
+    skip = {"kafka.isolation.level", "kafka.group.id"}
+    return {
+        name.removeprefix("kafka."): v for name, v in given.items() if name.startswith("kafka.") and name not in skip
+    }
+
+
+def _selection(given: Mapping[str, str]) -> dict[str, Any]:
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
+    if len(chosen) != 1:
+        raise OptionError(
+            f"exactly one of subscribe, subscribePattern and assign is needed; given: {', '.join(chosen) or 'none'}"
+        )
+    value = given[chosen[0].lower()].strip()
+    if not value:
+        raise OptionError(f"option {chosen[0]} is empty; it must name at least one topic")
+    if chosen[0] == "subscribe":
+        return {"topics": tuple(dict.fromkeys(t.strip() for t in value.split(",") if t.strip()))}
+    if chosen[0] == "subscribePattern":
+        return {"pattern": value}
+    return {"assigned": {topic: [int(p) for p in parts] for topic, parts in _json(value, "assign").items()}}
+
+
+def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
+    """Spark's order of precedence: one timestamp, timestamps by partition, offsets."""
+    if f"{side}timestamp" in given:
+        return Bound(timestamp_ms=_number(given[f"{side}timestamp"], f"{side}Timestamp"))
+    if f"{side}offsetsbytimestamp" in given:
+        name = f"{side}OffsetsByTimestamp"
+        return Bound(timestamps_ms=from_json(_json(given[name.lower()], name)))
+    value = given.get(f"{side}offsets", default).strip()
+    words = {EARLIEST, LATEST, COMMITTED} if side == "starting" else {LATEST}
+    if value.lower() in words:
+        return Bound(word=value.lower())
+    if not value.startswith("{"):
+        expected = ", ".join(sorted(words))
+        raise OptionError(
+            f'option {side}Offsets is {value!r}; expected {expected} or JSON like {{"topic": {{"0": 23}}}}'
+        )
+    return Bound(offsets=from_json(_json(value, f"{side}Offsets")))
+
+
+def _json(text: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"option {name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise OptionError(f"option {name} is {text!r}; expected a JSON object with topics as keys")
+    return value
+
+
+def _number(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"option {name} is {text!r}; expected a whole number") from None
+
+
+def _positive(given: Mapping[str, str], name: str) -> int | None:
+    if name.lower() not in given:
+        return None
+    value = _number(given[name.lower()], name)
+    if value <= 0:
+        raise OptionError(f"option {name} is {value}; it must be above 0")
+    return value
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    return _choice(given, name, ("true", "false"), str(default).lower()) == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = given.get(name.lower(), default).lower()
+    if value not in allowed:
+        raise OptionError(f"option {name} is {value!r}; expected {' or '.join(allowed)}")
+    return value
+
+
+def _isolation(given: Mapping[str, str]) -> str:
+    value = given.get("kafka.isolation.level", given.get("isolationlevel", "read_committed"))
+    if value not in ("read_committed", "read_uncommitted"):
+        raise OptionError(f"option kafka.isolation.level is {value!r}; expected read_committed or read_uncommitted")
+    return value
+
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def _duration_ms(text: str) -> int:
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = text[len(digits) :].strip() or "ms"
+    if not digits.isdecimal() or unit not in _UNITS_MS:
+        raise OptionError(f"option maxTriggerDelay is {text!r}; expected a number and ms, s, m, h or d")
+    return int(digits) * _UNITS_MS[unit]

@@ -1,0 +1,177 @@
+"""Where partitions begin and end, asked of the cluster: what the driver needs to plan a batch."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from semel.client.cluster import Cluster, Node
+from semel.client.errors import KafkaError, error_of
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.list_offsets import (
+    LIST_OFFSETS,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from semel.spark.offsets import Offsets
+from semel.spark.options import (
+    COMMITTED,
+    EARLIEST,
+    EARLIEST_OFFSET,
+    LATEST,
+    LATEST_OFFSET,
+    Bound,
+    OptionError,
+    SourceOptions,
+)
+
+TopicPartition = tuple[str, int]
+NOT_FOUND = -1
+
+
+class UnknownTopicError(RuntimeError):
+    """A topic or partition that a query names and the cluster does not have."""
+
+
+class Positions:
+    """The positions of one query's topics."""
+
+    def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
+        self._cluster = cluster
+        self._options = options
+
+    def partitions(self) -> list[TopicPartition]:
+        """What the query reads, as the cluster has it now."""
+        options = self._options
+        if options.pattern is not None:
+            metadata = self._cluster.patiently(
+                lambda: self._cluster.refresh(None), "listing topics", self._cluster.deadline()
+            )
+            names = [name for name in metadata.topics if re.fullmatch(options.pattern, name)]
+            return [(name, p) for name in sorted(names) for p in sorted(metadata.topics[name].partitions)]
+        found = {name: sorted(self._known(name)) for name in options.topics or options.assigned}
+        if options.assigned:
+            self._check_assigned(found)
+            return [(topic, p) for topic in sorted(options.assigned) for p in sorted(options.assigned[topic])]
+        return [(topic, p) for topic in sorted(found) for p in found[topic]]
+
+    def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:
+        """A bound of the options as positions of these partitions."""
+        if bound.word in (EARLIEST, LATEST):
+            return self.edge(bound.word, partitions)
+        if bound.word == COMMITTED:
+            return self._resolve_given(committed or {}, partitions, missing=EARLIEST)
+        if bound.timestamp_ms is not None:
+            return self._resolve_times(dict.fromkeys(partitions, bound.timestamp_ms))
+        if bound.timestamps_ms:
+            return self._resolve_times(
+                {(t, p): at for t, parts in bound.timestamps_ms.items() for p, at in parts.items()}
+            )
+        return self._resolve_given(bound.offsets, partitions, missing=None)
+
+    def edge(self, word: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Where the partitions begin, or end for this query's isolation level."""
+        wanted = EARLIEST_OFFSET if word == EARLIEST else LATEST_OFFSET
+        return self._list(dict.fromkeys(partitions, wanted))
+
+    def _known(self, topic: str) -> Iterable[int]:
+        try:
+            return self._cluster.partitions(topic)
+        except KafkaError as error:
+            raise UnknownTopicError(
+                f"topic {topic!r} cannot be read: {error}. Create it, or correct the option that names it"
+            ) from error
+
+    def _check_assigned(self, found: Mapping[str, list[int]]) -> None:
+        for topic, wanted in self._options.assigned.items():
+            missing = sorted(set(wanted) - set(found[topic]))
+            if missing:
+                raise UnknownTopicError(
+                    f"option assign names partitions {missing} of {topic!r}, which has partitions {found[topic]}"
+                )
+
+    def _resolve_given(self, given: Offsets, partitions: list[TopicPartition], missing: str | None) -> Offsets:
+        """Positions by number; -2 and -1 stand for the edges. Partitions that are not named: `missing`, or an error."""
+        words: dict[TopicPartition, int] = {}
+        result: Offsets = defaultdict(dict)
+        for topic, partition in partitions:
+            offset = given.get(topic, {}).get(partition)
+            if offset is None and missing is None:
+                raise OptionError(
+                    f"the given offsets name no position for partition {partition} of {topic!r}; name every partition "
+                    "(-2 is earliest, -1 latest)"
+                )
+            if offset is None or offset < 0:
+                words[topic, partition] = EARLIEST_OFFSET if offset is None else offset
+            else:
+                result[topic][partition] = offset
+        for topic, parts in self._list(words).items():
+            result[topic].update(parts)
+        return dict(result)
+
+    def _resolve_times(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        found = self._list(dict(times))
+        late = [(t, p) for t, parts in found.items() for p, offset in parts.items() if offset == NOT_FOUND]
+        if late and not self._options.late_is_latest:
+            raise OptionError(
+                f"no record is as late as the given time in {late[:5]}; set "
+                "startingOffsetsByTimestampStrategy=latest to start at the end there"
+            )
+        for topic, parts in self.edge(LATEST, late).items():
+            found[topic].update(parts)
+        return found
+
+    def _list(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
+        return list_offsets(self._cluster, wanted, self._options.read_committed)
+
+
+def earliest_offset(cluster: Cluster, topic: str, partition: int) -> int:
+    return list_offsets(cluster, {(topic, partition): EARLIEST_OFFSET}, True)[topic][partition]
+
+
+def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, int], read_committed: bool) -> Offsets:
+    """Offsets for times (or -1 latest, -2 earliest), one request per leader."""
+    deadline = cluster.deadline()
+
+    def attempt() -> Offsets:
+        result: Offsets = defaultdict(dict)
+        for node, request in _requests(cluster, wanted, read_committed).items():
+            try:
+                answer = cluster.call(Node(node), LIST_OFFSETS, request, timeout_s=deadline.remaining_s(), at_least=2)
+                _collect(answer, result)
+            except KafkaError:
+                for topic in {topic for topic, _ in wanted}:
+                    cluster.metadata.forget(topic)
+                raise
+        return dict(result)
+
+    return cluster.patiently(attempt, "looking up offsets", deadline)
+
+
+def _requests(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], read_committed: bool
+) -> dict[int, ListOffsetsRequest]:
+    by_node: dict[int, dict[str, list[ListOffsetsPartition]]] = defaultdict(lambda: defaultdict(list))
+    for (topic, partition), timestamp in wanted.items():
+        leader = cluster.partition(topic, partition).leader
+        by_node[leader][topic].append(ListOffsetsPartition(partition_index=partition, timestamp=timestamp))
+    return {
+        node: ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=int(read_committed),
+            topics=[ListOffsetsTopic(name=topic, partitions=parts) for topic, parts in topics.items()],
+        )
+        for node, topics in by_node.items()
+    }
+
+
+def _collect(answer: ListOffsetsResponse, result: Offsets) -> None:
+    for topic in answer.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                where = f"looking up offsets of {topic.name}-{partition.partition_index}"
+                raise error_of(ErrorCode.of(partition.error_code), where)
+            result[topic.name][partition.partition_index] = partition.offset

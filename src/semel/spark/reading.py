@@ -1,0 +1,163 @@
+"""Reads a range of one partition as Arrow batches: what a task of the source does.
+
+While the records of one answer are decoded and handed to Spark, the next fetch is already on its way. Memory: two
+answers of at most FETCH_BYTES (or one batch, if that is larger) and the columns of one of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from semel.client.cluster import Cluster, Leader
+from semel.client.connection import Connection
+from semel.client.errors import KafkaError, error_of
+from semel.client.wire import Pending
+from semel.protocol.batch import Buffer, iter_headers
+from semel.protocol.errors import ErrorCode, Recovery
+from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
+from semel.spark.planning import Range
+
+FETCH_BYTES = 4 * 1024 * 1024
+FETCH_WAIT_MS = 500
+NEWEST_WITH_NAMES = 12  # later versions of Fetch name topics by id
+STALLED_S = 60.0  # a range that brings nothing for so long is an error, not a wait
+
+
+class DataLossError(RuntimeError):
+    """Records that a query has not read yet are gone."""
+
+
+class RangeReader:
+    """Fetches one range, answer by answer."""
+
+    def __init__(self, cluster: Cluster, wanted: Range, *, read_committed: bool, fail_on_data_loss: bool) -> None:
+        self._cluster = cluster
+        self._range = wanted
+        self._read_committed = read_committed
+        self._fail_on_data_loss = fail_on_data_loss
+        self._position = wanted.start
+
+    def tables(self, *, headers: bool) -> Iterator[Any]:
+        """Tables of `offset`, `timestamp`, `timestamp_type`, `key`, `value` (and `headers`), in order of offset."""
+        from semel.protocol.columns_decode import decode_record_set
+
+        for start, data in self._answers():
+            records = as_view(data.records)
+            aborted = [(a.producer_id, a.first_offset) for a in data.aborted_transactions or []]
+            decoded = decode_record_set(
+                records, start_offset=start, aborted=aborted if self._read_committed else None, headers=headers
+            )
+            table = self._cut(decoded.table)
+            if table.num_rows:
+                yield table
+
+    def _answers(self) -> Iterator[tuple[int, PartitionData]]:
+        """(offset asked for, answer) until the range is covered."""
+        waiting: Pending | None = None
+        connection: Connection | None = None
+        last_progress_s = time.monotonic()
+        while self._position < self._range.end:
+            try:
+                if waiting is None or connection is None:
+                    connection = self._connect()
+                    waiting = self._ask(connection)
+                connection.wait(waiting)
+                data = self._answer(waiting)
+            except KafkaError as error:
+                waiting = None
+                self._recover(error, last_progress_s)
+                continue
+            start, self._position = self._position, next_position(as_view(data.records), self._position)
+            waiting = None
+            if self._position > start:
+                last_progress_s = time.monotonic()
+                waiting = self._ask(connection) if self._position < self._range.end else None
+                yield start, data
+            elif time.monotonic() - last_progress_s > STALLED_S:
+                raise DataLossError(self._nothing_came())
+
+    def _connect(self) -> Connection:
+        r, deadline = self._range, self._cluster.deadline()
+        target = Leader(r.topic, r.partition)
+        return self._cluster.patiently(
+            lambda: self._cluster.connect(target, deadline), f"reading {r.topic}-{r.partition}", deadline, target
+        )
+
+    def _ask(self, connection: Connection) -> Pending:
+        r = self._range
+        partition = FetchPartition(partition=r.partition, fetch_offset=self._position, partition_max_bytes=FETCH_BYTES)
+        request = FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=int(self._read_committed),
+            topics=[FetchTopic(topic=r.topic, partitions=[partition])],
+        )
+        version = connection.capabilities.version_of(FETCH, at_most=NEWEST_WITH_NAMES)
+        return connection.send(FETCH, request, version=version)
+
+    def _answer(self, pending: Pending) -> PartitionData:
+        answer = pending.result()
+        r = self._range
+        if answer.error_code:
+            raise error_of(answer.error_code, f"reading {r.topic}-{r.partition}")
+        data: PartitionData = answer.responses[0].partitions[0]
+        if data.error_code:
+            raise error_of(data.error_code, f"reading {r.topic}-{r.partition} at offset {self._position}")
+        return data
+
+    def _recover(self, error: KafkaError, last_progress_s: float) -> None:
+        """Returns if the range should be asked for again; raises what happened otherwise."""
+        r = self._range
+        gone = error.code in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and not self._fail_on_data_loss:
+            self._position = self._first_readable()
+            return
+        if gone:
+            raise DataLossError(
+                f"{r.topic}-{r.partition}: offset {self._position} of the range {r.start} to {r.end} cannot be read: "
+                f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
+                "failOnDataLoss=false to go on without them"
+            ) from error
+        if error.recovery is not Recovery.RETRY or time.monotonic() - last_progress_s > STALLED_S:
+            raise error
+        self._cluster.forget(Leader(r.topic, r.partition))
+
+    def _first_readable(self) -> int:
+        """Where the partition begins now, within the range."""
+        from semel.spark.positions import earliest_offset
+
+        return min(
+            max(earliest_offset(self._cluster, self._range.topic, self._range.partition), self._position),
+            self._range.end,
+        )
+
+    def _cut(self, table: Any) -> Any:
+        """Drops what lies behind the range: a batch may reach beyond its end."""
+        offsets = table.column("offset")
+        if not table.num_rows or offsets[table.num_rows - 1].as_py() < self._range.end:
+            return table
+        import pyarrow.compute as pc
+
+        return table.filter(pc.less(offsets, self._range.end))
+
+    def _nothing_came(self) -> str:
+        r = self._range
+        return (
+            f"{r.topic}-{r.partition}: no record came from offset {self._position} on for {STALLED_S:.0f} s, but the "
+            f"range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or it was truncated"
+        )
+
+
+def as_view(records: Any) -> memoryview:
+    """The record set of an answer: null where there is nothing."""
+    return memoryview(b"" if records is None else records)
+
+
+def next_position(records: Buffer, position: int) -> int:
+    """The offset after the last whole batch; the position itself if there is none."""
+    for _, header in iter_headers(records):
+        position = max(position, header.next_offset)
+    return position

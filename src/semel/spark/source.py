@@ -1,0 +1,233 @@
+"""`format("semel")`: topics as DataFrames, streaming and batch, with the options and columns of Spark's Kafka source.
+
+The driver plans ranges of offsets, tasks fetch them and yield Arrow batches. read_committed is the default: a batch ends
+at the last stable offset, so every record in its range is decided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from semel.client.cluster import Cluster
+from semel.client.settings import ClientSettings
+from semel.spark.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from semel.spark.ledger_topic import last_entry
+from semel.spark.offsets import INITIAL, START, Offsets, from_json, parse, start_of, to_json
+from semel.spark.options import COMMITTED, EARLIEST, LATEST, SourceOptions
+from semel.spark.planning import Range, limited, ranges, split
+from semel.spark.positions import Positions
+from semel.spark.reading import DataLossError, RangeReader
+
+COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+class SemelDataSource(DataSource):
+    """What Spark finds under the name `semel`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "semel"
+
+    def schema(self) -> str:
+        wants_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
+        return f"{COLUMNS}, {HEADERS}" if wants_headers else COLUMNS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(dict(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(dict(self.options))
+
+
+class Task(InputPartition):
+    """One range for one task."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.range = wanted
+
+
+class _Planner:
+    """What batch and stream have in common: the options, and a connection that is made when it is first needed."""
+
+    def __init__(self, raw: Mapping[str, str], streaming: bool) -> None:
+        self.options = SourceOptions.parse(raw, streaming)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options}  # tasks connect for themselves
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return Cluster(ClientSettings.of(self.options.client, allow_auto_create_topics=False))
+
+    @cached_property
+    def positions(self) -> Positions:
+        return Positions(self.cluster, self.options)
+
+    def start(self) -> Offsets:
+        """Where the options say to begin."""
+        committed = None
+        if self.options.starting.word == COMMITTED:
+            committed = committed_ends(self.cluster, self.options.application_id)
+        return self.positions.resolve(self.options.starting, self.positions.partitions(), committed)
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        pieces = split(list(ranges(start, end)), self.options.min_partitions, self.options.max_records)
+        return [Task(piece) for piece in pieces]
+
+    def read(self, task: InputPartition) -> Iterator[Any]:
+        """Runs in a worker."""
+        assert isinstance(task, Task)
+        yield from read_range(self.options, task.range)
+
+
+class BatchReader(_Planner, DataSourceReader):
+    """spark.read.format("semel")"""
+
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        super().__init__(raw, streaming=False)
+
+    def partitions(self) -> list[InputPartition]:
+        start = self.start()
+        end = self.positions.resolve(self.options.ending, self.positions.partitions())
+        return self.tasks(start, end)
+
+
+class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """spark.readStream.format("semel")"""
+
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        super().__init__(raw, streaming=True)
+        self._target: Offsets | None = None  # Trigger.AvailableNow: read up to here, then stop
+        self._waiting_since_s = time.monotonic()
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {**to_json(self.start()), INITIAL: True}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self.options.max_offsets
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._latest()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return to_json(self._latest())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin = self._with_new_partitions(from_json(start))
+        latest = self._target if self._target is not None else self._latest()
+        self._check_nothing_lost(begin, latest)
+        end = self._end(begin, latest, limit)
+        if INITIAL in start:
+            return {**to_json(end), START: to_json(from_json(start))}
+        return start if end == from_json(start) else to_json(end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return self.tasks(start_of(end, start), from_json(end))
+
+    def stop(self) -> None:
+        if "cluster" in self.__dict__:
+            self.cluster.close()
+
+    def _latest(self) -> Offsets:
+        return self.positions.edge(LATEST, self.positions.partitions())
+
+    def _with_new_partitions(self, begin: Offsets) -> Offsets:
+        """Partitions that appeared after the query started are read from their beginning."""
+        new = [(t, p) for t, p in self.positions.partitions() if p not in begin.get(t, {})]
+        if not new:
+            return begin
+        merged = {topic: dict(parts) for topic, parts in begin.items()}
+        for topic, parts in self.positions.edge(EARLIEST, new).items():
+            merged.setdefault(topic, {}).update(parts)
+        return merged
+
+    def _check_nothing_lost(self, begin: Offsets, latest: Offsets) -> None:
+        if not self.options.fail_on_data_loss:
+            return
+        for topic, parts in begin.items():
+            for partition, offset in parts.items():
+                end = latest.get(topic, {}).get(partition)
+                if end is None or end < offset:
+                    found = "is gone" if end is None else f"ends at offset {end}"
+                    raise DataLossError(
+                        f"{topic}-{partition} {found}, but the query has read up to offset {offset}: the topic was "
+                        "deleted, truncated or created anew. Set failOnDataLoss=false to go on with what is there, "
+                        "or start with a new checkpoint"
+                    )
+
+    def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
+        if self._must_wait(begin, latest, limit):
+            return begin
+        self._waiting_since_s = time.monotonic()
+        end = {topic: dict(parts) for topic, parts in latest.items()}
+        if not self.options.fail_on_data_loss:
+            _never_backwards(begin, end)
+        return limited(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
+
+    def _must_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+        """minOffsetsPerTrigger: too little is there, and the longest wait is not over."""
+        least = self.options.min_offsets
+        if least is None or self._target is not None:
+            return False
+        waited_ms = (time.monotonic() - self._waiting_since_s) * 1000
+        return sum(r.size for r in ranges(begin, latest)) < least and waited_ms < self.options.max_delay_ms
+
+
+def _never_backwards(begin: Offsets, end: Offsets) -> None:
+    """A topic that was created anew ends before the old position: nothing to read until it has grown past that."""
+    for topic, parts in end.items():
+        for partition, offset in parts.items():
+            parts[partition] = max(offset, begin.get(topic, {}).get(partition, 0))
+
+
+def committed_ends(cluster: Cluster, application_id: str | None) -> Offsets:
+    """Where the ledger of an application ends; empty where it has written nothing yet."""
+    if application_id is None:
+        raise ValueError("startingOffsets=committed needs the option applicationId, the application id of the sink")
+    entry = last_entry(cluster, application_id)
+    merged: Offsets = {}
+    for line in entry.ends if entry else []:
+        for topic, parts in (parse(line or "") or {}).items():
+            for partition, offset in parts.items():
+                known = merged.setdefault(topic, {}).get(partition, offset)
+                merged[topic][partition] = min(known, offset)  # one topic in two sources: the lower position
+    return merged
+
+
+def read_range(options: SourceOptions, wanted: Range) -> Iterator[Any]:
+    """The rows of a range as Arrow batches with the source's columns."""
+    import pyarrow as pa
+
+    settings = ClientSettings.of(options.client, allow_auto_create_topics=False)
+    with Cluster(settings) as cluster:
+        reader = RangeReader(
+            cluster, wanted, read_committed=options.read_committed, fail_on_data_loss=options.fail_on_data_loss
+        )
+        for table in reader.tables(headers=options.include_headers):
+            yield from _with_spark_columns(pa, table, wanted).to_batches()
+
+
+def _with_spark_columns(pa: Any, table: Any, wanted: Range) -> Any:
+    rows = table.num_rows
+    topic = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), rows), pa.array([wanted.topic]))
+    columns = {
+        "key": table.column("key"),
+        "value": table.column("value"),
+        "topic": topic.cast(pa.string()),
+        "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), rows),
+        "offset": table.column("offset"),
+        "timestamp": table.column("timestamp").cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC")),
+        "timestampType": table.column("timestamp_type").cast(pa.int32()),
+    }
+    if "headers" in table.column_names:
+        columns["headers"] = table.column("headers")
+    return pa.table(columns)
