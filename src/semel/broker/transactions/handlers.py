@@ -1,0 +1,316 @@
+"""The APIs of the transaction coordinator, one small function each: read the request, ask, translate the answer."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
+from semel.broker.transactions.errors import for_version, offsets_error
+from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, State
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from semel.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+)
+from semel.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+)
+from semel.protocol.messages.describe_transactions import TransactionState as DescribedTransaction
+from semel.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from semel.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from semel.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from semel.protocol.messages.list_transactions import TransactionState as ListedTransaction
+from semel.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from semel.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.transactions.coordinator import TransactionCoordinator
+
+_STATE_NAMES = {state.label: state for state in State}
+
+
+def _coordinator(broker: Broker) -> TransactionCoordinator:
+    return broker.transactions  # type: ignore[return-value]
+
+
+# --- InitProducerId -------------------------------------------------------------------------------------------------
+
+
+async def init_producer_id(
+    broker: Broker, ctx: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse:
+    """A producer id; with a transactional id, one that fences everybody who had it before."""
+    has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
+    if has_id != has_epoch:
+        return InitProducerIdResponse(
+            error_code=ErrorCode.INVALID_REQUEST, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
+        )
+    if request.transactional_id is None:
+        return InitProducerIdResponse(producer_id=_coordinator(broker).new_producer_id(), producer_epoch=0)
+    owner = await _coordinator(broker).init(
+        request.transactional_id,
+        request.transaction_timeout_ms,
+        (request.producer_id, request.producer_epoch) if has_id else None,
+    )
+    error = for_version(owner.error, ctx.version, knows_fenced_from=4)
+    return InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
+
+
+# --- adding ---------------------------------------------------------------------------------------------------------
+
+
+async def add_partitions_to_txn(
+    broker: Broker, ctx: RequestContext, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    """Partitions join a transaction. Up to version 3 from clients; later ones, from brokers, carry many transactions."""
+    if ctx.version <= 3:
+        topics = await _add_partitions(
+            broker,
+            ctx.version,
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            request.v3_and_below_topics,
+            verify_only=False,
+        )
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+    results = [
+        AddPartitionsToTxnResult(
+            txn.transactional_id,
+            await _add_partitions(
+                broker,
+                ctx.version,
+                txn.transactional_id,
+                txn.producer_id,
+                txn.producer_epoch,
+                txn.topics,
+                verify_only=txn.verify_only,
+            ),
+        )
+        for txn in request.transactions
+    ]
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+async def _add_partitions(
+    broker: Broker,
+    version: int,
+    transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    topics: list[AddPartitionsToTxnTopic],
+    *,
+    verify_only: bool,
+) -> list[AddPartitionsToTxnTopicResult]:
+    """One transaction of a request. One partition that does not exist fails them all."""
+    wanted = [(topic.name, index) for topic in topics for index in topic.partitions]
+    unknown = {partition for partition in wanted if broker.topics.partition(*partition) is None}
+    if unknown:
+        codes = {
+            partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if partition in unknown
+            else ErrorCode.OPERATION_NOT_ATTEMPTED
+            for partition in wanted
+        }
+    elif verify_only:
+        coordinator = _coordinator(broker)
+        codes = {partition: coordinator.verify(transactional_id, producer_id, epoch, partition) for partition in wanted}
+    else:
+        client_version = 2 if version >= 4 else 0
+        error = await _coordinator(broker).add(transactional_id, producer_id, epoch, wanted, client_version)
+        codes = dict.fromkeys(wanted, for_version(error, version, knows_fenced_from=2))
+    return [
+        AddPartitionsToTxnTopicResult(
+            name, [AddPartitionsToTxnPartitionResult(index, code) for index, code in partitions.items()]
+        )
+        for name, partitions in _by_topic(codes).items()
+    ]
+
+
+async def add_offsets_to_txn(
+    broker: Broker, ctx: RequestContext, request: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse:
+    """A group's partition of the offsets topic joins a transaction."""
+    error = await _coordinator(broker).add(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        [_offsets_partition(broker, request.group_id)],
+    )
+    return AddOffsetsToTxnResponse(error_code=for_version(error, ctx.version, knows_fenced_from=2))
+
+
+def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
+    return CONSUMER_OFFSETS, broker.groups.partition_for(group_id)
+
+
+# --- offsets --------------------------------------------------------------------------------------------------------
+
+
+async def txn_offset_commit(
+    broker: Broker, ctx: RequestContext, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    """A group's positions, pending until the transaction ends."""
+    codes: dict[TopicPartition, ErrorCode] = {}
+    known: list[TxnOffsetCommitRequestTopic] = []
+    for topic in request.topics:
+        there = [part for part in topic.partitions if broker.topics.partition(topic.name, part.partition_index)]
+        for part in topic.partitions:
+            codes[topic.name, part.partition_index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if there:
+            known.append(TxnOffsetCommitRequestTopic(topic.name, there))
+    if known:
+        error = await _allow_offsets(broker, ctx.version, request)
+        if error is ErrorCode.NONE:
+            codes.update(await broker.groups.txn_offset_commit(request, known))
+        else:
+            codes.update({(topic.name, part.partition_index): error for topic in known for part in topic.partitions})
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name, [TxnOffsetCommitResponsePartition(index, code) for index, code in partitions.items()]
+            )
+            for name, partitions in _by_topic(codes).items()
+        ]
+    )
+
+
+async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitRequest) -> ErrorCode:
+    """As for any first write of a transaction: verified, or from version 5 on added (KIP-890)."""
+    if not request.group_id:
+        return ErrorCode.INVALID_GROUP_ID
+    partition = _offsets_partition(broker, request.group_id)
+    who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    if version >= 5:
+        error = await _coordinator(broker).add(*who, [partition], client_version=2)
+    else:
+        error = _coordinator(broker).verify(*who, partition)
+    return offsets_error(error, knows_abortable=version >= 4)
+
+
+# --- ending ---------------------------------------------------------------------------------------------------------
+
+
+async def end_txn(broker: Broker, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
+    """Commit or abort. Answered when the decision is durable."""
+    owner = await _coordinator(broker).end(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        commit=request.committed,
+        is_v2=ctx.version >= 5,
+    )
+    error = for_version(owner.error, ctx.version, knows_fenced_from=2)
+    return EndTxnResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
+
+
+async def write_txn_markers(
+    broker: Broker, ctx: RequestContext, request: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
+    """Markers written by hand: how an operator aborts a hanging transaction (KIP-664)."""
+    return WriteTxnMarkersResponse([await _write_marker(broker, marker) for marker in request.markers])
+
+
+async def _write_marker(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+    partitions = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
+    codes = await broker.write_markers(
+        partitions,
+        marker.producer_id,
+        marker.producer_epoch,
+        marker.coordinator_epoch,
+        marker.transaction_result,
+        max(marker.transaction_version, 1),
+    )
+    return WritableTxnMarkerResult(
+        marker.producer_id,
+        [
+            WritableTxnMarkerTopicResult(
+                name, [WritableTxnMarkerPartitionResult(index, code) for index, code in indexes.items()]
+            )
+            for name, indexes in _by_topic(codes).items()
+        ],
+    )
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+def describe_transactions(
+    broker: Broker, ctx: RequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    """State, owner and partitions of transactional ids."""
+    return DescribeTransactionsResponse(
+        transaction_states=[_describe(_coordinator(broker), id_) for id_ in request.transactional_ids]
+    )
+
+
+def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> DescribedTransaction:
+    if not transactional_id:
+        return DescribedTransaction(error_code=ErrorCode.INVALID_REQUEST, transactional_id=transactional_id)
+    txn = coordinator.ids.find(transactional_id)
+    if txn is None or txn.epoch == NO_EPOCH:
+        return DescribedTransaction(error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id)
+    topics = _by_topic(dict.fromkeys(sorted(txn.partitions), ErrorCode.NONE))
+    return DescribedTransaction(
+        transactional_id=transactional_id,
+        transaction_state=txn.state.label,
+        transaction_timeout_ms=txn.timeout_ms,
+        transaction_start_time_ms=txn.started_ms,
+        producer_id=txn.producer_id,
+        producer_epoch=txn.epoch,
+        topics=[TopicData(name, list(indexes)) for name, indexes in topics.items()],
+    )
+
+
+def list_transactions(
+    broker: Broker, ctx: RequestContext, request: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    """All transactional ids, or those that pass every filter."""
+    unknown = [name for name in request.state_filters if name not in _STATE_NAMES]
+    states = {_STATE_NAMES[name] for name in request.state_filters if name in _STATE_NAMES}
+    producer_ids = set(request.producer_id_filters)
+    try:
+        pattern = re.compile(request.transactional_id_pattern or "")
+    except re.error:
+        return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+    started_before_ms = broker.clock.now_ms() - request.duration_filter
+    found = [
+        ListedTransaction(id_, txn.producer_id, txn.state.label)
+        for id_, txn in _coordinator(broker).ids.items()
+        if (not producer_ids or txn.producer_id in producer_ids)
+        and (not request.state_filters or txn.state in states)
+        and (request.duration_filter < 0 or txn.started_ms < started_before_ms)
+        and (not request.transactional_id_pattern or pattern.fullmatch(id_))
+        and txn.epoch != NO_EPOCH
+    ]
+    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)
+
+
+def _by_topic(codes: dict[TopicPartition, ErrorCode]) -> dict[str, dict[int, ErrorCode]]:
+    topics: dict[str, dict[int, ErrorCode]] = {}
+    for (name, index), code in codes.items():
+        topics.setdefault(name, {})[index] = code
+    return topics

@@ -1,0 +1,148 @@
+"""A transaction as bytes: a record of `__transaction_state` in Kafka's format, or packed for an idle id."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+from semel.broker.transactions.states import (
+    NO_PARTITIONS,
+    NO_PRODUCER_ID,
+    State,
+    TopicPartition,
+    Transaction,
+)
+from semel.protocol.api import Format
+from semel.protocol.errors import DecodeError
+from semel.protocol.messages.transaction_log import (
+    TRANSACTION_LOG_KEY,
+    PartitionsSchema,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+from semel.protocol.schema import int16, tag
+
+KEY_VERSION = 0
+VALUE_VERSION = 1
+_VERSION = struct.Struct(">h")
+
+
+class Value(TransactionLogValue):
+    """Kafka's value and one field more. Kafka's readers skip tags that they do not know.
+
+    Kafka forgets the last epoch when its coordinator restarts, and then takes a late retry of InitProducerId for a
+    zombie. With the field, a retry stays a retry.
+    """
+
+    last_producer_epoch: Annotated[int16, tag(10_000, "1+")] = -1
+
+
+VALUE = Format(Value, "0-1", flexible="1+")
+
+
+def encode_key(transactional_id: str) -> bytes:
+    return _VERSION.pack(KEY_VERSION) + TRANSACTION_LOG_KEY.encode(TransactionLogKey(transactional_id), KEY_VERSION)
+
+
+def decode_key(data: bytes) -> str | None:
+    """The transactional id; None for a key of a version that a newer broker may have written."""
+    (version,) = _VERSION.unpack_from(data)
+    if version != KEY_VERSION:
+        return None
+    return TRANSACTION_LOG_KEY.decode(data, KEY_VERSION, 2).transactional_id
+
+
+def encode_value(txn: Transaction) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(txn.partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    value = Value(
+        producer_id=txn.producer_id,
+        previous_producer_id=txn.previous_producer_id,
+        next_producer_id=txn.next_producer_id,
+        producer_epoch=txn.epoch,
+        transaction_timeout_ms=txn.timeout_ms,
+        transaction_status=txn.state,
+        transaction_partitions=(
+            None if txn.state is State.EMPTY else [PartitionsSchema(topic, ids) for topic, ids in by_topic.items()]
+        ),
+        transaction_last_update_timestamp_ms=txn.updated_ms,
+        transaction_start_timestamp_ms=txn.started_ms,
+        client_transaction_version=txn.client_version,
+        last_producer_epoch=txn.last_epoch,
+    )
+    return _VERSION.pack(VALUE_VERSION) + VALUE.encode(value, VALUE_VERSION)
+
+
+def decode_value(data: bytes) -> Transaction:
+    (version,) = _VERSION.unpack_from(data)
+    if version not in VALUE.valid:
+        raise DecodeError(f"a record of the transaction log has version {version}; this broker reads {VALUE.valid}")
+    value = VALUE.decode(data, version, 2)
+    return Transaction(
+        producer_id=value.producer_id,
+        previous_producer_id=value.previous_producer_id,
+        next_producer_id=value.next_producer_id,
+        epoch=value.producer_epoch,
+        last_epoch=value.last_producer_epoch,
+        timeout_ms=value.transaction_timeout_ms,
+        state=State(value.transaction_status),
+        partitions=_partitions(value.transaction_partitions),
+        started_ms=value.transaction_start_timestamp_ms,
+        updated_ms=value.transaction_last_update_timestamp_ms,
+        client_version=value.client_transaction_version,
+    )
+
+
+def _partitions(topics: list[PartitionsSchema] | None) -> frozenset[TopicPartition]:
+    if not topics:
+        return NO_PARTITIONS
+    return frozenset((topic.topic, partition) for topic in topics for partition in topic.partition_ids)
+
+
+# --- packed: what an id costs in memory while nothing happens to it -------------------------------------------------
+
+# producer id, previous one, started, updated, epoch, last epoch, time-out, state, client version
+_PACKED = struct.Struct("<qqqqhhibb")
+_UPDATED = struct.Struct("<q")
+_UPDATED_AT = 24
+
+
+def pack(txn: Transaction) -> bytes:
+    """An idle id (no partitions, no next producer id) in 42 bytes."""
+    if txn.partitions or txn.next_producer_id != NO_PRODUCER_ID:
+        raise AssertionError(f"a transaction in state {txn.state.label} is not idle and cannot be packed")
+    return _PACKED.pack(
+        txn.producer_id,
+        txn.previous_producer_id,
+        txn.started_ms,
+        txn.updated_ms,
+        txn.epoch,
+        txn.last_epoch,
+        txn.timeout_ms,
+        txn.state,
+        txn.client_version,
+    )
+
+
+def unpack(data: bytes) -> Transaction:
+    producer_id, previous, started_ms, updated_ms, epoch, last_epoch, timeout_ms, state, version = _PACKED.unpack(data)
+    return Transaction(
+        producer_id,
+        previous,
+        NO_PRODUCER_ID,
+        epoch,
+        last_epoch,
+        timeout_ms,
+        State(state),
+        NO_PARTITIONS,
+        started_ms,
+        updated_ms,
+        version,
+    )
+
+
+def updated_ms_of(data: bytes) -> int:
+    """When a packed id was last used, without unpacking the rest."""
+    updated_ms: int = _UPDATED.unpack_from(data, _UPDATED_AT)[0]
+    return updated_ms

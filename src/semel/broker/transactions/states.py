@@ -1,0 +1,454 @@
+"""The life of a transactional id as one table: (state, event) with guards -> answer, next state, change.
+
+Pure: no I/O, no clock. Everything that decides about a transaction lives here. `decide` finds the cell, `coordinator`
+journals what it says. `python -m semel.broker.transactions.diagram` draws the table.
+
+Two generations of clients share the table. TV1 (EndTxn up to version 4) names its partitions and keeps its epoch from
+one transaction to the next. TV2 (KIP-890) adds partitions by writing to them, and every end gives it a new epoch: what
+comes with an older epoch is late. An epoch has 16 bits; after the last usable one the id gets a new producer id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from semel.protocol.errors import ErrorCode
+
+NO_PRODUCER_ID = -1
+NO_EPOCH = -1
+NO_TIME = -1
+MAX_EPOCH = 2**15 - 1
+LAST_CLIENT_EPOCH = MAX_EPOCH - 1  # the highest epoch that a client gets, so that it can always be fenced by one more
+
+TopicPartition = tuple[str, int]
+NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
+
+
+class State(IntEnum):
+    """Kafka's states, with the numbers of the transaction log."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7  # Kafka's name for a moment in memory; here the fence and the abort are one step
+
+    @property
+    def label(self) -> str:
+        """The name that ListTransactions and DescribeTransactions show."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+IDLE = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
+PREPARED = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
+
+
+class Event(Enum):
+    """What can happen to a transactional id. The text is its name in the diagram."""
+
+    INIT = "InitProducerId"
+    ADD = "add partitions"
+    VERIFY = "verify"
+    COMMIT_V1 = "commit"
+    ABORT_V1 = "abort"
+    COMMIT_V2 = "commit (TV2)"
+    ABORT_V2 = "abort (TV2)"
+    TIMEOUT = "time-out"
+    MARKERS_WRITTEN = "markers written"
+    EXPIRE = "expiry"
+
+
+class Transaction(NamedTuple):
+    """Everything that is known about a transactional id. Immutable: a transition makes a new one."""
+
+    producer_id: int
+    previous_producer_id: int  # the one before the last transition
+    next_producer_id: int  # takes over when the markers are written; NO_PRODUCER_ID: none
+    epoch: int
+    last_epoch: int  # the epoch before the last bump that its owner asked for: its late retries are known by it
+    timeout_ms: int
+    state: State
+    partitions: frozenset[TopicPartition]
+    started_ms: int  # when the first partition was added
+    updated_ms: int
+    client_version: int  # the generation of the client that made the last transition: 0 (TV1) or 2
+
+    @property
+    def exhausted(self) -> bool:
+        return self.epoch >= LAST_CLIENT_EPOCH
+
+
+class Ask(NamedTuple):
+    """What comes with an event. Fields that an event does not use keep their default."""
+
+    producer_id: int = NO_PRODUCER_ID
+    epoch: int = NO_EPOCH
+    now_ms: int = 0
+    partitions: frozenset[TopicPartition] = NO_PARTITIONS
+    timeout_ms: int = 0
+    client_version: int = 0
+    broker_version: int = 2  # the finalised feature level: how the broker itself ends transactions
+    fresh_producer_id: int = NO_PRODUCER_ID  # the next one that nobody has
+    expiration_ms: int = 0
+
+    @property
+    def has_expectation(self) -> bool:
+        """Whether an InitProducerId says who it thinks it is (KIP-360)."""
+        return self.producer_id != NO_PRODUCER_ID
+
+
+def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
+    """An id that nobody used yet, before its first InitProducerId is journaled."""
+    return Transaction(
+        producer_id,
+        NO_PRODUCER_ID,
+        NO_PRODUCER_ID,
+        NO_EPOCH,
+        NO_EPOCH,
+        timeout_ms,
+        State.EMPTY,
+        NO_PARTITIONS,
+        NO_TIME,
+        now_ms,
+        client_version=0,
+    )
+
+
+# --- guards: questions about the value and the request -------------------------------------------------------------
+
+
+class Guard(NamedTuple):
+    text: str
+    holds: Callable[[Transaction, Ask], bool]
+
+
+always = Guard("always", lambda txn, ask: True)
+foreign_id = Guard("another producer id", lambda txn, ask: ask.producer_id != txn.producer_id)
+foreign_epoch = Guard("another epoch", lambda txn, ask: ask.epoch != txn.epoch)
+contained = Guard("partitions already in it", lambda txn, ask: ask.partitions <= txn.partitions)
+v2_broker = Guard("broker at TV2", lambda txn, ask: ask.broker_version >= 2)
+overdue = Guard("open longer than its time-out", lambda txn, ask: txn.started_ms + txn.timeout_ms < ask.now_ms)
+unused = Guard(
+    "unused for transactional.id.expiration.ms", lambda txn, ask: txn.updated_ms <= ask.now_ms - ask.expiration_ms
+)
+is_new = Guard("first use", lambda txn, ask: txn.epoch == NO_EPOCH)
+no_expectation = Guard("no expected epoch", lambda txn, ask: not ask.has_expectation)
+expects_current = Guard("expects the current epoch", lambda txn, ask: ask.epoch == txn.epoch)
+expects_last = Guard("expects the last epoch (a retry)", lambda txn, ask: ask.epoch == txn.last_epoch)
+stale_expectation = Guard(
+    "expects an epoch that is not current", lambda txn, ask: ask.has_expectation and ask.epoch != txn.epoch
+)
+worn_out = Guard(
+    "no epochs left", lambda txn, ask: txn.exhausted and (not ask.has_expectation or ask.epoch == txn.epoch)
+)
+
+
+def _is_foreign_owner(txn: Transaction, ask: Ask) -> bool:
+    if not ask.has_expectation or txn.epoch == NO_EPOCH or ask.producer_id == txn.producer_id:
+        return False
+    return ask.producer_id != txn.previous_producer_id or ask.epoch < LAST_CLIENT_EPOCH
+
+
+def _is_overflow_retry(txn: Transaction, ask: Ask) -> bool:
+    return txn.previous_producer_id == ask.producer_id and ask.epoch == LAST_CLIENT_EPOCH and txn.epoch == 0
+
+
+def _is_retried_end(txn: Transaction, ask: Ask) -> bool:
+    return txn.epoch == ask.epoch + 1
+
+
+foreign_owner = Guard("expects a producer id that is not the owner's", _is_foreign_owner)
+foreign_id_v2 = Guard(
+    "another producer id", lambda txn, ask: ask.producer_id != txn.producer_id and not _is_overflow_retry(txn, ask)
+)
+bumped_by_it = Guard("a retry of the end that made this epoch", _is_retried_end)
+retried_end = Guard(
+    "a retry of the last end", lambda txn, ask: _is_retried_end(txn, ask) or _is_overflow_retry(txn, ask)
+)
+
+
+# --- changes: how a transition makes the next value -----------------------------------------------------------------
+
+Change = Callable[[Transaction, Ask, State], Transaction]
+
+
+def _moved(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    """What every transition does: the state, the time, and the producer id so far becomes the previous one."""
+    return txn._replace(state=to, updated_ms=ask.now_ms, previous_producer_id=txn.producer_id)
+
+
+def _initialised(txn: Transaction, ask: Ask, epoch: int, last_epoch: int) -> Transaction:
+    moved = _moved(txn, ask, State.EMPTY)
+    return moved._replace(
+        epoch=epoch,
+        last_epoch=last_epoch,
+        timeout_ms=ask.timeout_ms,
+        partitions=NO_PARTITIONS,
+        started_ms=NO_TIME,
+        next_producer_id=NO_PRODUCER_ID,
+    )
+
+
+def take_over(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return _initialised(txn, ask, txn.epoch + 1, NO_EPOCH)
+
+
+def bump(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return _initialised(txn, ask, txn.epoch + 1, txn.epoch)
+
+
+def repeat(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    again = _initialised(txn, ask, txn.epoch, txn.last_epoch)
+    return again._replace(previous_producer_id=txn.previous_producer_id)  # so that a third try is known as well
+
+
+def rotate(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    last = txn.epoch if ask.has_expectation else NO_EPOCH
+    return _initialised(txn, ask, 0, last)._replace(producer_id=ask.fresh_producer_id)
+
+
+def begin(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    moved = _moved(txn, ask, to)
+    return moved._replace(partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
+
+
+def grow(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    moved = _moved(txn, ask, to)
+    return moved._replace(partitions=txn.partitions | ask.partitions, client_version=ask.client_version)
+
+
+def end_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return _moved(txn, ask, to)._replace(client_version=0, next_producer_id=NO_PRODUCER_ID)
+
+
+def end_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    """The markers carry the new epoch, so that they close the door behind this transaction in every partition."""
+    return _moved(txn, ask, to)._replace(
+        epoch=min(txn.epoch + 1, MAX_EPOCH),
+        last_epoch=txn.epoch,
+        next_producer_id=ask.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID,
+        client_version=2,
+    )
+
+
+def end_nothing_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return end_v2(txn, ask, to)._replace(started_ms=ask.now_ms)
+
+
+def fence_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return end_v1(txn, ask, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
+
+
+def complete(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    moved = _moved(txn, ask, to)._replace(partitions=NO_PARTITIONS)
+    if txn.client_version >= 2 and txn.next_producer_id != NO_PRODUCER_ID:
+        moved = moved._replace(producer_id=txn.next_producer_id, epoch=0)
+    return moved._replace(next_producer_id=NO_PRODUCER_ID)
+
+
+def bury(txn: Transaction, ask: Ask, to: State) -> Transaction:
+    return _moved(txn, ask, to)._replace(partitions=NO_PARTITIONS)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is journaled)."""
+
+    when: Guard
+    error: ErrorCode = ErrorCode.NONE
+    to: State | None = None
+    change: Change | None = None
+
+
+Check = tuple[Guard, ErrorCode]
+E = ErrorCode
+
+# While a transition waits for its journal record or for its markers, the id is pending. Which question comes first
+# differs from event to event, and clients can see it.
+pending = Guard("a transition is pending", lambda txn, ask: False)  # asked by `decide`, which knows
+
+CHECKS: dict[Event, tuple[Check, ...]] = {
+    Event.INIT: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_owner, E.PRODUCER_FENCED)),
+    Event.ADD: (
+        (pending, E.CONCURRENT_TRANSACTIONS),
+        (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
+        (foreign_epoch, E.PRODUCER_FENCED),
+    ),
+    Event.VERIFY: ((foreign_id, E.INVALID_PRODUCER_ID_MAPPING), (foreign_epoch, E.PRODUCER_FENCED)),
+    Event.COMMIT_V1: (
+        (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
+        (foreign_epoch, E.PRODUCER_FENCED),
+        (pending, E.CONCURRENT_TRANSACTIONS),
+    ),
+    Event.ABORT_V1: (
+        (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
+        (foreign_epoch, E.PRODUCER_FENCED),
+        (pending, E.CONCURRENT_TRANSACTIONS),
+    ),
+    Event.COMMIT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
+    Event.ABORT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
+    Event.TIMEOUT: ((pending, E.CONCURRENT_TRANSACTIONS),),
+    Event.MARKERS_WRITTEN: (),
+    Event.EXPIRE: ((pending, E.CONCURRENT_TRANSACTIONS),),
+}
+
+_IMPOSSIBLE = (Rule(always, E.INVALID_TXN_STATE),)
+_WAIT = (Rule(always, E.CONCURRENT_TRANSACTIONS),)
+_DONE = (Rule(always, E.NONE),)
+_VERIFY = (Rule(contained), Rule(always, E.TRANSACTION_ABORTABLE))
+_INIT = (
+    Rule(worn_out, to=State.EMPTY, change=rotate),
+    Rule(no_expectation, to=State.EMPTY, change=take_over),
+    Rule(is_new, to=State.EMPTY, change=bump),
+    Rule(expects_current, to=State.EMPTY, change=bump),
+    Rule(expects_last, to=State.EMPTY, change=repeat),
+    Rule(always, E.PRODUCER_FENCED),
+)
+_BEGIN = (Rule(always, to=State.ONGOING, change=begin),)
+_EXPIRE = (Rule(unused, to=State.DEAD, change=bury), Rule(always, E.INVALID_TXN_STATE))
+
+CELLS: dict[tuple[State, Event], tuple[Rule, ...]] = {
+    # Empty: initialised, no transaction yet
+    (State.EMPTY, Event.INIT): _INIT,
+    (State.EMPTY, Event.ADD): _BEGIN,
+    (State.EMPTY, Event.VERIFY): _VERIFY,
+    (State.EMPTY, Event.COMMIT_V1): _IMPOSSIBLE,
+    (State.EMPTY, Event.ABORT_V1): _IMPOSSIBLE,
+    (State.EMPTY, Event.COMMIT_V2): (Rule(foreign_epoch, E.PRODUCER_FENCED), Rule(always, E.INVALID_TXN_STATE)),
+    (State.EMPTY, Event.ABORT_V2): (
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    ),
+    (State.EMPTY, Event.TIMEOUT): _IMPOSSIBLE,
+    (State.EMPTY, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.EMPTY, Event.EXPIRE): _EXPIRE,
+    # Ongoing: partitions were added
+    (State.ONGOING, Event.INIT): (
+        Rule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort its successor's transaction
+        Rule(v2_broker, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, end_v2),
+        Rule(always, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, fence_v1),
+    ),
+    (State.ONGOING, Event.ADD): (Rule(contained), Rule(always, to=State.ONGOING, change=grow)),
+    (State.ONGOING, Event.VERIFY): _VERIFY,
+    (State.ONGOING, Event.COMMIT_V1): (Rule(always, to=State.PREPARE_COMMIT, change=end_v1),),
+    (State.ONGOING, Event.ABORT_V1): (Rule(always, to=State.PREPARE_ABORT, change=end_v1),),
+    (State.ONGOING, Event.COMMIT_V2): (
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, to=State.PREPARE_COMMIT, change=end_v2),
+    ),
+    (State.ONGOING, Event.ABORT_V2): (
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, to=State.PREPARE_ABORT, change=end_v2),
+    ),
+    (State.ONGOING, Event.TIMEOUT): (
+        Rule(Guard("within its time-out", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
+        Rule(v2_broker, to=State.PREPARE_ABORT, change=end_v2),
+        Rule(always, to=State.PREPARE_ABORT, change=fence_v1),
+    ),
+    (State.ONGOING, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.ONGOING, Event.EXPIRE): _IMPOSSIBLE,
+    # PrepareCommit: decided; markers are on their way
+    (State.PREPARE_COMMIT, Event.INIT): _WAIT,
+    (State.PREPARE_COMMIT, Event.ADD): _WAIT,
+    (State.PREPARE_COMMIT, Event.VERIFY): _WAIT,
+    (State.PREPARE_COMMIT, Event.COMMIT_V1): _WAIT,
+    (State.PREPARE_COMMIT, Event.ABORT_V1): _IMPOSSIBLE,
+    (State.PREPARE_COMMIT, Event.COMMIT_V2): (
+        Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
+        Rule(always, E.PRODUCER_FENCED),
+    ),
+    (State.PREPARE_COMMIT, Event.ABORT_V2): (Rule(bumped_by_it, E.INVALID_TXN_STATE), Rule(always, E.PRODUCER_FENCED)),
+    (State.PREPARE_COMMIT, Event.TIMEOUT): _IMPOSSIBLE,
+    (State.PREPARE_COMMIT, Event.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_COMMIT, change=complete),),
+    (State.PREPARE_COMMIT, Event.EXPIRE): _IMPOSSIBLE,
+    # PrepareAbort: the same
+    (State.PREPARE_ABORT, Event.INIT): _WAIT,
+    (State.PREPARE_ABORT, Event.ADD): _WAIT,
+    (State.PREPARE_ABORT, Event.VERIFY): _WAIT,
+    (State.PREPARE_ABORT, Event.COMMIT_V1): _IMPOSSIBLE,
+    (State.PREPARE_ABORT, Event.ABORT_V1): _WAIT,
+    (State.PREPARE_ABORT, Event.COMMIT_V2): (Rule(bumped_by_it, E.INVALID_TXN_STATE), Rule(always, E.PRODUCER_FENCED)),
+    (State.PREPARE_ABORT, Event.ABORT_V2): (
+        Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
+        Rule(always, E.PRODUCER_FENCED),
+    ),
+    (State.PREPARE_ABORT, Event.TIMEOUT): _IMPOSSIBLE,
+    (State.PREPARE_ABORT, Event.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_ABORT, change=complete),),
+    (State.PREPARE_ABORT, Event.EXPIRE): _IMPOSSIBLE,
+    # CompleteCommit: every partition has its marker
+    (State.COMPLETE_COMMIT, Event.INIT): _INIT,
+    (State.COMPLETE_COMMIT, Event.ADD): _BEGIN,
+    (State.COMPLETE_COMMIT, Event.VERIFY): _VERIFY,
+    (State.COMPLETE_COMMIT, Event.COMMIT_V1): _DONE,
+    (State.COMPLETE_COMMIT, Event.ABORT_V1): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, Event.COMMIT_V2): (
+        Rule(retried_end),
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, E.INVALID_TXN_STATE),
+    ),
+    (State.COMPLETE_COMMIT, Event.ABORT_V2): (
+        Rule(retried_end, E.INVALID_TXN_STATE),
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    ),
+    (State.COMPLETE_COMMIT, Event.TIMEOUT): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, Event.EXPIRE): _EXPIRE,
+    # CompleteAbort: the same
+    (State.COMPLETE_ABORT, Event.INIT): _INIT,
+    (State.COMPLETE_ABORT, Event.ADD): _BEGIN,
+    (State.COMPLETE_ABORT, Event.VERIFY): _VERIFY,
+    (State.COMPLETE_ABORT, Event.COMMIT_V1): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, Event.ABORT_V1): _DONE,
+    (State.COMPLETE_ABORT, Event.COMMIT_V2): (
+        Rule(retried_end, E.INVALID_TXN_STATE),
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, E.INVALID_TXN_STATE),
+    ),
+    (State.COMPLETE_ABORT, Event.ABORT_V2): (
+        Rule(retried_end),
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    ),
+    (State.COMPLETE_ABORT, Event.TIMEOUT): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, Event.EXPIRE): _EXPIRE,
+}
+
+
+class Decision(NamedTuple):
+    """The answer, and the value to journal and apply before it is given (None: nothing changes)."""
+
+    error: ErrorCode
+    to: Transaction | None = None
+    rotates: bool = False
+
+    @property
+    def takes_producer_id(self) -> bool:
+        """Whether the fresh producer id of the question is used up; see `Ask.fresh_producer_id`."""
+        if self.to is None:
+            return False
+        if self.to.state in PREPARED:
+            return self.to.next_producer_id != NO_PRODUCER_ID
+        return self.rotates
+
+
+def decide(txn: Transaction, event: Event, ask: Ask, *, is_pending: bool = False) -> Decision:
+    """What an event means for a transactional id. Raises KeyError for states that no id is ever seen in."""
+    rules = CELLS[txn.state, event]
+    for guard, error in CHECKS[event]:
+        if is_pending if guard is pending else guard.holds(txn, ask):
+            return Decision(error)
+    for rule in rules:
+        if rule.when.holds(txn, ask):
+            if rule.to is None or rule.change is None:
+                return Decision(rule.error)
+            return Decision(rule.error, rule.change(txn, ask, rule.to), rule.change is rotate)
+    raise AssertionError(f"no rule of {txn.state.label} on {event.value!r} fits: the last one must always hold")
