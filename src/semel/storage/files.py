@@ -16,7 +16,7 @@ from pathlib import Path
 from semel.storage.powercut import Journal
 
 POWER_CUT_VARIABLE = "SEMEL_SIMULATE_POWER_CUT"
-_READ_WRITE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 
 
 class Files:
@@ -25,9 +25,9 @@ class Files:
     write_at: Callable[[int, bytes | bytearray | memoryview, int], int] = staticmethod(os.pwrite)
     read_at: Callable[[int, int, int], bytes] = staticmethod(os.pread)
 
-    def open(self, path: str) -> int:
+    def open(self, path: str, *, create: bool = True) -> int:
         """A descriptor for reading and writing; the file is created if need be."""
-        return os.open(path, _READ_WRITE, 0o644)
+        return os.open(path, _READ_WRITE | os.O_CREAT if create else _READ_WRITE, 0o644)
 
     def sync_file(self, fd: int, path: str) -> None:
         """Back only when the file's bytes and its length are on the disk. May run on any thread."""
@@ -85,9 +85,11 @@ class JournaledFiles(Files):
     def __init__(self, data_dir: str | Path) -> None:
         self._journal = Journal.open(data_dir)
 
-    def open(self, path: str) -> int:
-        self._journal.note("touch" if os.path.exists(path) else "create", path)
-        return super().open(path)
+    def open(self, path: str, *, create: bool = True) -> int:
+        exists = os.path.exists(path)
+        if exists or create:
+            self._journal.note("touch" if exists else "create", path)
+        return super().open(path, create=create)
 
     def sync_file(self, fd: int, path: str) -> None:
         size = os.fstat(fd).st_size  # before the sync: what is written while it runs may not be covered
@@ -152,8 +154,9 @@ class Handle:
 class FileCache:
     """Keeps a bounded number of files open. When one more is needed, one that was not used lately is closed."""
 
-    def __init__(self, files: Files, limit: int = 1024) -> None:
+    def __init__(self, files: Files, limit: int = 1024, *, create: bool = True) -> None:
         self.files = files
+        self._create = create
         self._limit = limit
         self._open: deque[Handle] = deque()
 
@@ -163,7 +166,7 @@ class FileCache:
             return handle.fd
         if len(self._open) >= self._limit:
             self._evict()
-        handle.fd = self.files.open(handle.path)
+        handle.fd = self.files.open(handle.path, create=self._create)
         self._open.append(handle)
         return handle.fd
 

@@ -36,7 +36,7 @@ from semel.storage.errors import StorageError
 from semel.storage.files import FileCache, Handle
 from semel.storage.producer_state import BatchInfo, DataBatch, ProducerEntry, ProducerStates
 from semel.storage.recovery import LogFolder, open_log
-from semel.storage.segment import DELETED, RELATIVE_OFFSET_MAX, SNAPSHOT, Segment, file_name
+from semel.storage.segment import CLEANED, DELETED, RELATIVE_OFFSET_MAX, SNAPSHOT, SWAP, Segment, file_name
 from semel.storage.txnindex import AbortedTransaction
 
 _log = logging.getLogger("semel.storage")
@@ -789,7 +789,7 @@ class PartitionLog:
         below = [entry for entry in self._epochs if entry[1] <= offset]
         self._epochs = ([(below[-1][0], offset)] if below else []) + self._epochs[len(below) :]
 
-    def drop_segments(self, dropped: list[Segment], now_ms: int) -> None:
+    def drop_segments(self, dropped: list[Segment], now_ms: int, keep_snapshot_of: int = -1) -> None:
         """Takes segments out of the log. Their files are renamed at once and removed later."""
         files = self._shared.cache.files
         due_ms = now_ms + self._config.file_delete_delay_ms
@@ -797,11 +797,37 @@ class PartitionLog:
             segment.close()
             gone = {handle.path for handle in segment.handles()}
             self._dirty_handles = [handle for handle in self._dirty_handles if handle.path not in gone]
-            for path in [*segment.paths(), os.path.join(self.folder, file_name(segment.base_offset, SNAPSHOT))]:
+            paths = segment.paths()
+            if segment.base_offset != keep_snapshot_of:
+                paths.append(os.path.join(self.folder, file_name(segment.base_offset, SNAPSHOT)))
+            for path in paths:
                 if os.path.exists(path):
                     files.rename(path, path + DELETED)
                     self._shared.garbage.append((due_ms, path + DELETED))
         self._set_segments([segment for segment in self._segments if segment not in dropped])
+
+    def replace_segments(self, bases: list[int], sizes: dict[str, int], modified_ms: int, now_ms: int) -> None:
+        """Puts the `.cleaned` segment at the first base in the place of several. Recovery finishes what is interrupted.
+
+        From the moment that `.log.swap` is there (the last of the renames) the new segment counts.
+        """
+        files = self._shared.cache.files
+        new = Segment(self._shared.cache, self.folder, bases[0], sizes, modified_ms)
+        for path in reversed(new.paths()):
+            if os.path.exists(path + CLEANED):
+                files.rename(path + CLEANED, path + SWAP)
+        files.sync_dir(self.folder)
+        replaced = [segment for segment in self._segments if segment.base_offset in bases]
+        after = [segment for segment in self._segments if segment.base_offset > bases[-1]]
+        self.drop_segments(replaced, now_ms, keep_snapshot_of=bases[0])
+        for path in reversed(new.paths()):
+            if os.path.exists(path + SWAP):
+                files.rename(path + SWAP, path)
+        before = [segment for segment in self._segments if segment.base_offset < bases[0]]
+        self._set_segments([*before, new, *after])
+        self._soil(*new.handles())
+        if self._hw_base in bases:
+            self._hw_base, self._hw_position = after[0].base_offset, 0
 
     def _set_segments(self, segments: list[Segment]) -> None:
         self._segments = segments
