@@ -1,0 +1,218 @@
+"""Positions of groups: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, and the end of transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from semel.broker.groups.core import Core
+from semel.broker.groups.group import CONSUMER, Group, GroupError
+from semel.broker.groups.ordered_log import error_of
+from semel.broker.groups.positions import TopicPositions
+from semel.broker.groups.rebalance import Rebalance
+from semel.broker.groups.records import NO_TIME, Position, Slot, position_record, position_tombstone
+from semel.broker.groups.states import Act, Event, GroupState
+from semel.protocol.errors import ErrorCode
+from semel.protocol.schema import NO_UUID
+from semel.storage import StorageError
+
+NO_GENERATION = -1
+GROUP_ID_NOT_FOUND_FROM = 9  # OffsetCommit: older clients expect ILLEGAL_GENERATION for a group that is not there
+
+
+class Committer(NamedTuple):
+    """Who commits. Without generation, member and instance: somebody who does not use group management."""
+
+    generation: int = NO_GENERATION
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+    @property
+    def is_simple(self) -> bool:
+        return self.generation < 0 and not self.member_id and self.group_instance_id is None
+
+
+class Commit(NamedTuple):
+    """One position to store."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    topic_id: bytes = NO_UUID
+
+
+class Commits:
+    """Decides on positions, journals them, and keeps them."""
+
+    def __init__(self, core: Core, rebalance: Rebalance) -> None:
+        self._core = core
+        self._rebalance = rebalance
+
+    # -- committing ----------------------------------------------------------------------------------------------------
+    async def commit(
+        self,
+        group_id: str,
+        who: Committer,
+        commits: Sequence[Commit],
+        *,
+        version: int = GROUP_ID_NOT_FOUND_FROM,
+        retention_ms: int = NO_TIME,
+    ) -> ErrorCode:
+        """Stores positions. Returns when they are durable, or with the error for all of them."""
+        try:
+            group = self._core.groups.get(group_id)
+            if group is not None:
+                self._check_plain(group, who)
+            elif who.generation >= 0:
+                raise GroupError(
+                    ErrorCode.GROUP_ID_NOT_FOUND if version >= GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
+                )
+            now_ms = self._core.clock.now_ms()
+            expire_ms = NO_TIME if retention_ms == NO_TIME else now_ms + retention_ms
+            return await self._write(group_id, _entries(group_id, commits, now_ms, expire_ms), None)
+        except GroupError as error:
+            return error.code
+
+    async def txn_commit(
+        self, group_id: str, who: Committer, commits: Sequence[Commit], producer: tuple[int, int]
+    ) -> ErrorCode:
+        """Stores positions inside a producer's transaction (id, epoch); they wait there for its marker."""
+        try:
+            group = self._core.groups.get(group_id)
+            if group is not None:
+                self._check_transactional(group, who)
+            elif who.generation >= 0:
+                raise GroupError(ErrorCode.ILLEGAL_GENERATION)
+            return await self._write(
+                group_id, _entries(group_id, commits, self._core.clock.now_ms(), NO_TIME), producer
+            )
+        except GroupError as error:
+            return error.code
+
+    def _check_plain(self, group: Group, who: Committer) -> None:
+        if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
+            group.decide(Event.COMMIT_SIMPLE)
+            return
+        self._check_identity(group, who)
+        if group.decide(Event.COMMIT).act is Act.ACCEPT_ALIVE:
+            self._rebalance.alive(group.members[who.member_id])
+
+    def _check_transactional(self, group: Group, who: Committer) -> None:
+        if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
+            group.decide(Event.TXN_COMMIT_SIMPLE)
+            return
+        self._check_identity(group, who)
+        group.decide(Event.TXN_COMMIT)
+
+    @staticmethod
+    def _check_identity(group: Group, who: Committer) -> None:
+        if group.state is not GroupState.DEAD:
+            group.check_member(who.member_id, who.group_instance_id)
+            group.check_generation(who.generation)
+
+    async def _write(
+        self, group_id: str, entries: list[tuple[Slot, Position]], producer: tuple[int, int] | None
+    ) -> ErrorCode:
+        if not entries:
+            return ErrorCode.NONE
+        partition = self._core.partition_of(group_id)
+
+        def apply(base_offset: int) -> None:
+            self._core.find_or_create(group_id)
+            for number, (slot, position) in enumerate(entries):
+                stored = position._replace(record_offset=base_offset + number)
+                if producer is None:
+                    self._core.positions.commit(slot, stored)
+                else:
+                    self._core.positions.add_pending((partition, producer[0]), slot, stored)
+
+        records = [position_record(slot, position) for slot, position in entries]
+        try:
+            await asyncio.shield(self._core.log.write(partition, records, apply, producer=producer))
+        except StorageError as error:
+            return error_of(error)
+        return ErrorCode.NONE
+
+    def end_transaction(self, partition: int, producer_id: int, *, commit: bool) -> None:
+        """A marker is in the log: what the transaction wrote before it becomes real, or is dropped."""
+        self._core.log.after_writes(partition, lambda: self._end_transaction(partition, producer_id, commit))
+
+    def _end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
+        self._core.positions.end_transaction((partition, producer_id), commit=commit)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    async def settled(self, group_id: str) -> None:
+        """Returns when every position of the group that was accepted so far can be seen.
+
+        A consumer that takes over a partition asks for stable positions. It must see what the former owner committed,
+        also if that is written and not yet durable.
+        """
+        await self._core.log.settled(self._core.partition_of(group_id))
+
+    def position(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> Position | None:
+        """A committed position. One of an earlier topic with the same name is none."""
+        found = self._core.positions.get(Slot(group_id, topic, partition))
+        return None if found is None or _is_other_topic(found.topic_id, topic_id) else found
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        """Whether an open transaction may change this position (UNSTABLE_OFFSET_COMMIT)."""
+        return self._core.positions.is_pending(Slot(group_id, topic, partition))
+
+    def all_of(self, group_id: str) -> TopicPositions:
+        return self._core.positions.of_group(group_id)
+
+    # -- deleting ------------------------------------------------------------------------------------------------------
+    async def delete(self, group_id: str, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], ErrorCode]:
+        """Deletes positions (topic, partition) of topics that the group is not subscribed to."""
+        if not group_id:
+            raise GroupError(ErrorCode.INVALID_GROUP_ID)
+        group = self._core.groups.get(group_id)
+        if group is None:
+            raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND)
+        is_consumer = group.protocol_type == CONSUMER
+        group.decide(Event.DELETE_POSITIONS if is_consumer else Event.DELETE_POSITIONS_OPAQUE)
+        codes = {
+            (topic, partition): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.subscribes(topic) else ErrorCode.NONE
+            for topic, partition in wanted
+        }
+        slots = [Slot(group_id, *where) for where, code in codes.items() if code is ErrorCode.NONE]
+        error = await self.bury(group_id, [slot for slot in slots if self._exists(slot)])
+        if error is not ErrorCode.NONE:
+            raise GroupError(error)
+        return codes
+
+    async def bury(self, group_id: str, slots: Sequence[Slot]) -> ErrorCode:
+        """Journals tombstones for positions of one group, then forgets them."""
+        if not slots:
+            return ErrorCode.NONE
+
+        def apply(_: int) -> None:
+            for slot in slots:
+                self._core.positions.delete(slot)
+
+        try:
+            tombstones = [position_tombstone(slot) for slot in slots]
+            await asyncio.shield(self._core.log.write(self._core.partition_of(group_id), tombstones, apply))
+        except StorageError as error:
+            return error_of(error)
+        return ErrorCode.NONE
+
+    def _exists(self, slot: Slot) -> bool:
+        return self._core.positions.get(slot) is not None or self._core.positions.is_pending(slot)
+
+
+def _entries(group_id: str, commits: Sequence[Commit], now_ms: int, expire_ms: int) -> list[tuple[Slot, Position]]:
+    return [
+        (
+            Slot(group_id, entry.topic, entry.partition),
+            Position(entry.offset, entry.leader_epoch, entry.metadata, now_ms, expire_ms, entry.topic_id),
+        )
+        for entry in commits
+    ]
+
+
+def _is_other_topic(stored: bytes, asked: bytes) -> bool:
+    return stored != NO_UUID and asked != NO_UUID and stored != asked

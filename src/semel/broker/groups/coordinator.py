@@ -1,0 +1,183 @@
+"""The group coordinator of a broker: its parts put together, and what administrators ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import TYPE_CHECKING
+
+from semel.broker.groups.commits import Commit, Commits, Committer
+from semel.broker.groups.core import Core, GroupConfig
+from semel.broker.groups.expiry import expired_slots
+from semel.broker.groups.group import Group, GroupError
+from semel.broker.groups.membership import Membership
+from semel.broker.groups.ordered_log import Journal, OrderedLog, error_of
+from semel.broker.groups.positions import Positions
+from semel.broker.groups.rebalance import Rebalance
+from semel.broker.groups.records import TOPIC, Slot, group_tombstone, position_tombstone
+from semel.broker.groups.replay import replay
+from semel.broker.groups.states import Act, Event, GroupState
+from semel.broker.groups.timers import Alarm, LoopTimers, Timers
+from semel.protocol.errors import ErrorCode
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+
+class GroupCoordinator:
+    """All groups. `membership` and `commits` serve the requests of clients, the methods here those of operators.
+
+    Everything runs on the broker's event loop.
+    """
+
+    membership: Membership
+    commits: Commits
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        journal: Journal | None = None,
+        timers: Timers | None = None,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._broker = broker
+        self._journal = journal
+        self._timers = timers
+        self._new_id = new_id
+        self._running: set[asyncio.Task[ErrorCode]] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Reads the log. Members of groups that it tells of have one session time to come back."""
+        journal = self._journal or _journal_of(self._broker)
+        config = GroupConfig.read(self._broker.settings)
+        timers = self._timers or LoopTimers()
+        clock = self._broker.clock
+        self._core = core = Core(config, clock, timers, OrderedLog(journal), {}, Positions(), self._new_id)
+        self._rebalance = Rebalance(core)
+        self.membership = Membership(core, self._rebalance)
+        self.commits = Commits(core, self._rebalance)
+        replay(journal, core.groups, core.positions, clock.now_ms())
+        for group in list(core.groups.values()):
+            self._rebalance.resume(group)
+        self._expiry = Alarm(timers, self._expire)
+        self._expiry.set(config.retention_check_interval_ms)
+        logger.info("%d groups with %d positions", len(core.groups), len(core.positions))
+
+    async def stop(self) -> None:
+        self._expiry.cancel()
+        self._rebalance.stop()
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._core.log.close()
+
+    @property
+    def config(self) -> GroupConfig:
+        return self._core.config
+
+    # -- transactions --------------------------------------------------------------------------------------------------
+    def partition_for(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` that keeps a group: the one that a transaction has to register."""
+        return self._core.partition_of(group_id)
+
+    async def txn_offset_commit(
+        self,
+        group_id: str,
+        commits: Sequence[Commit],
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        generation: int = -1,
+        member_id: str = "",
+        group_instance_id: str | None = None,
+    ) -> ErrorCode:
+        """Stores positions inside a transaction; refuses members of an older generation (KIP-447)."""
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        who = Committer(generation, member_id, group_instance_id)
+        return await self.commits.txn_commit(group_id, who, commits, (producer_id, producer_epoch))
+
+    def on_marker(self, partition: int, producer_id: int, commit: bool) -> None:
+        """A transaction that wrote positions into this partition of `__consumer_offsets` ended."""
+        self.commits.end_transaction(partition, producer_id, commit=commit)
+
+    # -- topics --------------------------------------------------------------------------------------------------------
+    def on_topics_deleted(self, topics: Collection[str]) -> None:
+        """Topics are gone, and their positions with them."""
+        by_group: dict[str, list[Slot]] = {}
+        for slot in self._core.positions.slots_of_topics(topics):
+            by_group.setdefault(slot.group, []).append(slot)
+        for group_id, slots in by_group.items():
+            self._run(self.commits.bury(group_id, slots))
+
+    # -- administration ------------------------------------------------------------------------------------------------
+    def groups(self) -> list[Group]:
+        return list(self._core.groups.values())
+
+    def find(self, group_id: str) -> Group | None:
+        return self._core.groups.get(group_id)
+
+    async def delete(self, group_id: str) -> ErrorCode:
+        """Deletes a group that has no members, and its positions."""
+        group = self._core.groups.get(group_id)
+        if group is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        try:
+            return await self._bury(group, Event.DELETE)
+        except GroupError as error:
+            return error.code
+
+    async def _bury(self, group: Group, event: Event) -> ErrorCode:
+        """Dead from the decision on, so that nobody joins what is about to go; back to life if the write fails."""
+        if group.decide(event).act is not Act.BURY:
+            return ErrorCode.NONE
+        slots = self._core.positions.slots_of(group.group_id)
+        since_ms = group.state_time_ms
+        group.enter(GroupState.DEAD, self._core.clock.now_ms())
+
+        def apply(_: int) -> None:
+            for slot in slots:
+                self._core.positions.delete(slot)
+            if self._core.groups.get(group.group_id) is group:
+                del self._core.groups[group.group_id]
+
+        records = [*map(position_tombstone, slots), group_tombstone(group.group_id)]
+        try:
+            await asyncio.shield(self._core.log.write(self._core.partition_of(group.group_id), records, apply))
+        except StorageError as error:
+            group.enter(GroupState.EMPTY, since_ms)
+            return error_of(error)
+        return ErrorCode.NONE
+
+    # -- expiry --------------------------------------------------------------------------------------------------------
+    def _expire(self) -> None:
+        self._expiry.set(self.config.retention_check_interval_ms)
+        self._run(self.expire_now())
+
+    async def expire_now(self) -> ErrorCode:
+        """Forgets positions that were unused for the retention time, and groups that have nobody and nothing left."""
+        now_ms = self._core.clock.now_ms()
+        for group in self.groups():
+            slots = expired_slots(group, self._core.positions, now_ms, self.config.retention_ms)
+            if slots:
+                await self.commits.bury(group.group_id, slots)
+            if not self._core.positions.slots_of(group.group_id) and not group.pending:
+                await self._bury(group, Event.EXPIRE)
+        return ErrorCode.NONE
+
+    def _run(self, work: Coroutine[object, object, ErrorCode]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
+def _journal_of(broker: Broker) -> Journal:
+    from semel.broker.journal import Journal as BrokerJournal
+
+    return BrokerJournal(broker, TOPIC)

@@ -1,0 +1,280 @@
+"""Who is in a group: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+
+A request is judged (guards first, then the table), the table's act changes the group, and the request gets its answer
+at once or waits for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from semel.broker.groups.answers import assignment_of, current_generation, join_error, same_generation, sync_error
+from semel.broker.groups.core import Core
+from semel.broker.groups.group import Group, GroupError
+from semel.broker.groups.member import Member, Protocols
+from semel.broker.groups.ordered_log import error_of
+from semel.broker.groups.rebalance import NO_MEMBER_ID, Rebalance
+from semel.broker.groups.records import group_record
+from semel.broker.groups.states import Act, Event, GroupState
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from semel.storage import StorageError
+
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # as Kafka: a new member that never gets its answer is dropped after this time
+MEMBER_ID_REQUIRED_FROM = 4
+SKIP_ASSIGNMENT_FROM = 9
+
+JoinAnswer = JoinGroupResponse | asyncio.Future[JoinGroupResponse]
+SyncAnswer = SyncGroupResponse | asyncio.Future[SyncGroupResponse]
+
+
+class Joiner(NamedTuple):
+    """A JoinGroup request and who sent it."""
+
+    request: JoinGroupRequest
+    version: int
+    client_id: str
+    client_host: str
+
+    @property
+    def protocols(self) -> Protocols:
+        return {protocol.name: bytes(protocol.metadata) for protocol in self.request.protocols}
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """Version 0 has no time-out of its own for rebalances."""
+        return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
+
+    @property
+    def reason(self) -> str:
+        return self.request.reason or "no reason given"
+
+
+class LeavingMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    reason: str | None = None
+
+
+class Membership:
+    """The requests of the rebalance protocol of classic groups."""
+
+    def __init__(self, core: Core, rebalance: Rebalance) -> None:
+        self._core = core
+        self._rebalance = rebalance
+
+    # -- JoinGroup -----------------------------------------------------------------------------------------------------
+    async def join(self, joiner: Joiner) -> JoinGroupResponse:
+        request, config = joiner.request, self._core.config
+        if not request.group_id:
+            return join_error(ErrorCode.INVALID_GROUP_ID, request.member_id)
+        if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
+            return join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
+        group, stored = self._core.groups.get(request.group_id), None
+        if group is None and request.member_id != NO_MEMBER_ID:
+            return join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+        try:
+            if group is None:
+                group, stored = self._create(request.group_id)
+            answer = self._judge_join(group, joiner)
+            if stored is not None:
+                await asyncio.shield(stored)
+        except StorageError as error:
+            return join_error(error_of(error), request.member_id)
+        return answer if isinstance(answer, JoinGroupResponse) else await asyncio.shield(answer)
+
+    def _create(self, group_id: str) -> tuple[Group, asyncio.Task[int]]:
+        group = Group(group_id, self._core.clock.now_ms())
+        record = group_record(group_id, group.to_record())
+        stored = self._core.log.write(self._core.partition_of(group_id), [record], lambda _: None)
+        self._core.groups[group_id] = group
+        return group, stored
+
+    def _judge_join(self, group: Group, joiner: Joiner) -> JoinAnswer:
+        member_id = joiner.request.member_id
+        if not group.has_room(member_id, self._core.config.max_size):
+            self._rebalance.drop(group, member_id)
+            return join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
+        try:
+            group.decide(Event.ID_REQUESTED)
+            if not group.supports(joiner.request.protocol_type, joiner.protocols):
+                raise GroupError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+            return self._join_known(group, joiner) if member_id != NO_MEMBER_ID else self._join_new(group, joiner)
+        except GroupError as error:
+            return join_error(error.code, member_id)
+
+    def _join_new(self, group: Group, joiner: Joiner) -> JoinAnswer:
+        instance_id = joiner.request.group_instance_id
+        member_id = f"{joiner.client_id if instance_id is None else instance_id}-{self._core.new_id()}"
+        if instance_id is not None and instance_id in group.static_ids:
+            return self._replace(group, group.members[group.static_ids[instance_id]], member_id, joiner)
+        if instance_id is not None or joiner.version < MEMBER_ID_REQUIRED_FROM:
+            return self._add(group, member_id, joiner)
+        self._rebalance.hand_out_id(group, member_id, joiner.request.session_timeout_ms)
+        return join_error(ErrorCode.MEMBER_ID_REQUIRED, member_id)
+
+    def _join_known(self, group: Group, joiner: Joiner) -> JoinAnswer:
+        member_id, instance_id = joiner.request.member_id, joiner.request.group_instance_id
+        if member_id in group.pending:
+            if instance_id is not None:
+                raise GroupError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{member_id} was handed out to a dynamic member")
+            return self._add(group, member_id, joiner)
+        group.check_member(member_id, instance_id)
+        member = group.members[member_id]
+        cell = group.decide(_join_event(group, member, joiner.protocols))
+        if cell.act is Act.ANSWER_GENERATION:
+            return current_generation(group, member_id)
+        group.update(member, joiner.protocols, joiner.rebalance_timeout_ms, joiner.request.session_timeout_ms)
+        answer = _await_join(member)
+        self._rebalance.carry_out(group, cell, f"{member_id} joins again: {joiner.reason}")
+        return answer
+
+    def _add(self, group: Group, member_id: str, joiner: Joiner) -> JoinAnswer:
+        member = Member(
+            member_id=member_id,
+            group_instance_id=joiner.request.group_instance_id,
+            client_id=joiner.client_id,
+            client_host=joiner.client_host,
+            rebalance_timeout_ms=joiner.rebalance_timeout_ms,
+            session_timeout_ms=joiner.request.session_timeout_ms,
+            protocol_type=joiner.request.protocol_type,
+            protocols=joiner.protocols,
+            is_new=True,
+        )
+        cell = group.decide(Event.JOIN_NEW)
+        group.grew = True
+        answer = _await_join(member)
+        group.add(member)
+        self._rebalance.watch(group, member, NEW_MEMBER_JOIN_TIMEOUT_MS)
+        self._rebalance.carry_out(group, cell, f"new member {member_id}: {joiner.reason}")
+        return answer
+
+    def _replace(self, group: Group, member: Member, new_id: str, joiner: Joiner) -> JoinAnswer:
+        """A static member came back. Its old process, if it still runs, is fenced at once."""
+        old_id, old_leader = member.member_id, group.leader
+        member.answer_join(join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        member.answer_sync(sync_error(ErrorCode.FENCED_INSTANCE_ID))
+        before = (member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
+        group.rename(member, new_id)
+        group.update(member, joiner.protocols, joiner.rebalance_timeout_ms, joiner.request.session_timeout_ms)
+        member.is_new = False
+        self._rebalance.alive(member)
+        unchanged = group.state is not GroupState.STABLE or group.choose_protocol() == group.protocol
+        cell = group.decide(Event.JOIN_REPLACING if unchanged else Event.JOIN_REPLACING_CHANGED)
+        answer = _await_join(member)
+        if cell.act is not Act.STORE_MEMBER:
+            self._rebalance.carry_out(group, cell, f"static member {member.group_instance_id} is now {new_id}")
+            return answer
+
+        def stored() -> None:  # if a rebalance began meanwhile, the answer comes with its generation
+            if member.joining is answer and group.state is GroupState.STABLE:
+                may_skip = joiner.version >= SKIP_ASSIGNMENT_FROM
+                member.answer_join(same_generation(group, new_id, old_leader, may_skip=may_skip))
+
+        def failed(code: ErrorCode) -> None:
+            member.answer_join(join_error(code, NO_MEMBER_ID))
+            if group.members.get(new_id) is member:
+                group.update(member, *before)
+                group.rename(member, old_id)
+
+        self._rebalance.store(group, stored, failed)
+        return answer
+
+    # -- SyncGroup -----------------------------------------------------------------------------------------------------
+    async def sync(self, request: SyncGroupRequest) -> SyncGroupResponse:
+        if not request.group_id:
+            return sync_error(ErrorCode.INVALID_GROUP_ID)
+        group = self._core.groups.get(request.group_id)
+        if group is None:
+            return sync_error(ErrorCode.UNKNOWN_MEMBER_ID)
+        try:
+            answer = self._judge_sync(group, request)
+        except GroupError as error:
+            return sync_error(error.code)
+        return answer if isinstance(answer, SyncGroupResponse) else await asyncio.shield(answer)
+
+    def _judge_sync(self, group: Group, request: SyncGroupRequest) -> SyncAnswer:
+        event = Event.SYNC_LEADER if group.leader == request.member_id else Event.SYNC_FOLLOWER
+        if group.state is not GroupState.DEAD:
+            group.check_member(request.member_id, request.group_instance_id)
+            group.check_generation(request.generation_id)
+            if _differ(request.protocol_type, group.protocol_type) or _differ(request.protocol_name, group.protocol):
+                raise GroupError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        cell = group.decide(event)
+        member = group.members[request.member_id]
+        self._rebalance.synced(group, member)
+        if cell.act is Act.ANSWER_ASSIGNMENT:
+            return assignment_of(group, member)
+        member.answer_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))  # a request that this one repeats
+        member.syncing = answer = asyncio.get_running_loop().create_future()
+        if cell.act is Act.STORE_ASSIGNMENT:
+            given = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
+            self._rebalance.store_assignment(group, given)
+        return answer
+
+    # -- Heartbeat and LeaveGroup --------------------------------------------------------------------------------------
+    def heartbeat(self, group_id: str, generation: int, member_id: str, instance_id: str | None) -> ErrorCode:
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        group = self._core.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        try:
+            if group.state is not GroupState.DEAD:
+                group.check_member(member_id, instance_id)
+                group.check_generation(generation)
+            cell = group.decide(Event.HEARTBEAT)
+        except GroupError as error:
+            return error.code
+        self._rebalance.alive(group.members[member_id])
+        return cell.error
+
+    async def leave(self, group_id: str, leaving: list[LeavingMember]) -> list[ErrorCode]:
+        """One code for each member, in order. GroupError where the request as a whole is refused."""
+        if not group_id:
+            raise GroupError(ErrorCode.INVALID_GROUP_ID)
+        group = self._core.groups.get(group_id)
+        if group is None:
+            return [ErrorCode.UNKNOWN_MEMBER_ID for _ in leaving]
+        if group.state is GroupState.DEAD:
+            raise GroupError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        codes = [self._leave_one(group, identity) for identity in leaving]
+        gone = [who for who, code in zip(leaving, codes, strict=True) if code is ErrorCode.NONE]
+        if gone:
+            names = ", ".join(f"{who.member_id or who.group_instance_id} ({who.reason or 'no reason'})" for who in gone)
+            self._rebalance.carry_out(group, group.decide(Event.MEMBERS_LEFT), f"left: {names}")
+            await self._core.log.settled(self._core.partition_of(group_id))
+        return codes
+
+    def _leave_one(self, group: Group, who: LeavingMember) -> ErrorCode:
+        member_id = who.member_id
+        if member_id in group.pending:
+            group.forget_pending(member_id)
+            return ErrorCode.NONE
+        if member_id == NO_MEMBER_ID and who.group_instance_id is not None:  # an administrator removes a static member
+            member_id = group.static_ids.get(who.group_instance_id, NO_MEMBER_ID)
+        try:
+            group.check_member(member_id, who.group_instance_id)
+        except GroupError as error:
+            return error.code
+        self._rebalance.drop(group, member_id)
+        return ErrorCode.NONE
+
+
+def _join_event(group: Group, member: Member, protocols: Protocols) -> Event:
+    if not member.has_protocols(protocols):
+        return Event.JOIN_CHANGED
+    return Event.JOIN_SAME_LEADER if member.member_id == group.leader else Event.JOIN_SAME
+
+
+def _await_join(member: Member) -> asyncio.Future[JoinGroupResponse]:
+    """The future answer of a member's JoinGroup. A request that this one repeats is told to try again."""
+    member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+    member.joining = asyncio.get_running_loop().create_future()
+    return member.joining
+
+
+def _differ(asked: str | None, actual: str | None) -> bool:
+    return asked is not None and actual is not None and asked != actual

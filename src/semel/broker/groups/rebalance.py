@@ -1,0 +1,255 @@
+"""How a group gets from one generation to the next: the acts of the table, and what happens when time passes.
+
+Everything here runs to its end without an await: nobody sees a group half changed. What must survive a crash is
+journaled, and what follows from it happens when it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from semel.broker.groups.answers import assignment_of, current_generation, join_error, sync_error
+from semel.broker.groups.core import Core
+from semel.broker.groups.group import Group
+from semel.broker.groups.member import Member
+from semel.broker.groups.ordered_log import error_of
+from semel.broker.groups.records import group_record
+from semel.broker.groups.states import Act, Cell, Event, GroupState
+from semel.broker.groups.timers import Alarm
+from semel.protocol.errors import ErrorCode
+from semel.storage import StorageError
+
+logger = logging.getLogger(__name__)
+
+NO_MEMBER_ID = ""
+
+
+class Rebalance:
+    """Carries out what the table decides about groups as a whole."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._acts: dict[Act, Callable[[Group], None]] = {
+            Act.IGNORE: lambda group: None,
+            Act.PREPARE: self._prepare,
+            Act.TRY_COMPLETE: self._try_complete,
+            Act.COMPLETE_IF_ALL: self._complete_if_all,
+            Act.START_GENERATION: self._start_generation,
+            Act.BECOME_EMPTY: self._become_empty,
+            Act.WAIT_LONGER: self._wait_longer,
+        }
+
+    def resume(self, group: Group) -> None:
+        """Takes up a group that was read from the log: its members get a session time to come back."""
+        for member in group.members.values():
+            self.watch(group, member, member.session_timeout_ms)
+        if len(group.members) > self._core.config.max_size:
+            self._prepare(group)
+
+    def carry_out(self, group: Group, cell: Cell, reason: str = "") -> None:
+        if cell.act is Act.PREPARE:
+            logger.info("group %s rebalances after generation %d: %s", group.group_id, group.generation, reason)
+        self._acts[cell.act](group)
+
+    # -- the join phase ------------------------------------------------------------------------------------------------
+    def _prepare(self, group: Group) -> None:
+        if group.state is GroupState.COMPLETING:
+            self._withdraw_assignment(group, ErrorCode.REBALANCE_IN_PROGRESS)
+        group.not_synced.clear()
+        if group.sync_alarm is not None:
+            group.sync_alarm.cancel()
+        is_initial = group.state is GroupState.EMPTY
+        group.enter(GroupState.PREPARING, self._core.clock.now_ms())
+        if is_initial:
+            group.grew = False
+            delay_ms = self._core.config.initial_rebalance_delay_ms
+            self._await_members(group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
+        elif group.all_joined:
+            self._complete(group)
+        else:
+            self._wait_longer(group)
+
+    def _await_members(self, group: Group, delay_ms: int, left_ms: int) -> None:
+        """The initial delay: a group that just started is likely to get more members. Each one extends it."""
+
+        def over() -> None:
+            if group.grew and left_ms > 0 and delay_ms > 0:
+                group.grew = False
+                self._await_members(group, min(delay_ms, left_ms), max(left_ms - delay_ms, 0))
+            else:
+                self._complete(group)
+
+        self._set_join_alarm(group, delay_ms, over)
+
+    def _wait_longer(self, group: Group) -> None:
+        self._set_join_alarm(group, group.rebalance_timeout_ms, lambda: self._complete(group))
+
+    def _set_join_alarm(self, group: Group, delay_ms: int, action: Callable[[], None]) -> None:
+        if group.join_alarm is not None:
+            group.join_alarm.cancel()
+        group.join_alarm = Alarm(self._core.timers, action)
+        group.join_alarm.set(delay_ms)
+
+    def _try_complete(self, group: Group) -> None:
+        if group.previous_state is not GroupState.EMPTY:
+            self._complete_if_all(group)
+
+    def _complete_if_all(self, group: Group) -> None:
+        if group.all_joined:
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        """The join phase ends: who did not come back is out, unless it is static and its session still runs."""
+        if group.state is not GroupState.PREPARING:
+            return
+        if group.join_alarm is not None:
+            group.join_alarm.cancel()
+        for member in group.absent():
+            if not member.is_static:
+                self.drop(group, member.member_id)
+        if group.elect_leader():
+            event = Event.JOIN_DONE
+        else:
+            event = Event.JOIN_DONE_NOBODY_WAITS if group.members else Event.JOIN_DONE_NOBODY
+        self.carry_out(group, group.decide(event))
+
+    def _start_generation(self, group: Group) -> None:
+        group.next_generation()
+        group.enter(GroupState.COMPLETING, self._core.clock.now_ms())
+        logger.info("group %s: generation %d with %d members", group.group_id, group.generation, len(group.members))
+        for member in group.members.values():
+            member.answer_join(current_generation(group, member.member_id))
+            self.alive(member)
+            member.is_new = False
+            group.not_synced.add(member.member_id)
+        generation = group.generation
+        group.sync_alarm = Alarm(self._core.timers, lambda: self._sync_overdue(group, generation))
+        group.sync_alarm.set(group.rebalance_timeout_ms)
+
+    def _become_empty(self, group: Group) -> None:
+        group.next_generation()
+        group.enter(GroupState.EMPTY, self._core.clock.now_ms())
+        logger.info("group %s: generation %d, empty", group.group_id, group.generation)
+        # Should the write fail, the last generation comes back after a restart and times out: nothing is lost.
+        self.store(group, lambda: None, lambda code: None)
+
+    # -- the assignment ------------------------------------------------------------------------------------------------
+    def store_assignment(self, group: Group, given: dict[str, bytes]) -> None:
+        """Journals what the leader handed in, then hands it out. Members that it forgot get an empty assignment."""
+        generation = group.generation
+        assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
+
+        def stored() -> None:
+            if group.generation == generation and group.decide(Event.ASSIGNMENT_STORED).act is Act.HAND_OUT:
+                self._hand_out(group, assignment)
+
+        def failed(code: ErrorCode) -> None:
+            if group.generation == generation and group.decide(Event.ASSIGNMENT_LOST).act is Act.PREPARE:
+                self._withdraw_assignment(group, code)
+                self.carry_out(group, group.decide(Event.ASSIGNMENT_LOST), f"assignment not stored: {code.name}")
+
+        self.store(group, stored, failed, assignment)
+
+    def _hand_out(self, group: Group, assignment: dict[str, bytes]) -> None:
+        group.enter(GroupState.STABLE, self._core.clock.now_ms())
+        for member in group.members.values():
+            member.assignment = assignment.get(member.member_id, b"")
+            if member.answer_sync(assignment_of(group, member)):
+                self.alive(member)
+
+    def _withdraw_assignment(self, group: Group, code: ErrorCode) -> None:
+        for member in group.members.values():
+            member.assignment = b""
+            if member.answer_sync(sync_error(code)):
+                self.alive(member)
+
+    def synced(self, group: Group, member: Member) -> None:
+        """A member asked for its assignment."""
+        group.not_synced.discard(member.member_id)
+        if not group.not_synced and group.sync_alarm is not None:
+            group.sync_alarm.cancel()
+
+    # -- when time passes ----------------------------------------------------------------------------------------------
+    def watch(self, group: Group, member: Member, timeout_ms: int) -> None:
+        """Starts a member's session."""
+        member.session = Alarm(self._core.timers, lambda: self._session_over(group, member))
+        member.session.set(timeout_ms)
+
+    def alive(self, member: Member) -> None:
+        """A sign of life: the session starts anew."""
+        if member.session is not None:
+            member.session.set(member.session_timeout_ms)
+
+    def hand_out_id(self, group: Group, member_id: str, timeout_ms: int) -> None:
+        """Remembers for a while that somebody will come with this id; a rebalance waits for it."""
+        group.pending[member_id] = Alarm(self._core.timers, lambda: self._pending_over(group, member_id))
+        group.pending[member_id].set(timeout_ms)
+
+    def _session_over(self, group: Group, member: Member) -> None:
+        if group.members.get(member.member_id) is not member or member.needs_no_heartbeat:
+            return
+        self.drop(group, member.member_id)
+        reason = f"{member.member_id} gave no sign of life for {member.session_timeout_ms} ms"
+        self.carry_out(group, group.decide(Event.MEMBER_EXPIRED), reason)
+
+    def _pending_over(self, group: Group, member_id: str) -> None:
+        group.forget_pending(member_id)
+        self.carry_out(group, group.decide(Event.PENDING_EXPIRED))
+
+    def _sync_overdue(self, group: Group, generation: int) -> None:
+        if group.generation != generation or not group.not_synced:
+            return
+        cell = group.decide(Event.SYNC_OVERDUE)
+        if cell.act is Act.IGNORE:
+            return
+        late = sorted(group.not_synced)
+        for member_id in late:
+            self.drop(group, member_id)
+        self.carry_out(group, cell, f"no SyncGroup from {', '.join(late)}")
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def drop(self, group: Group, member_id: str) -> None:
+        """Takes a member out. A request of it that waits is told to start over."""
+        member = group.remove(member_id)
+        if member is None:
+            return
+        if member.session is not None:
+            member.session.cancel()
+        member.answer_join(join_error(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+        member.answer_sync(sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
+
+    def store(
+        self,
+        group: Group,
+        stored: Callable[[], None],
+        failed: Callable[[ErrorCode], None],
+        assignment: dict[str, bytes] | None = None,
+    ) -> None:
+        """Journals the group as it is; then either `stored` is called, or `failed` with what clients are told."""
+        records = [group_record(group.group_id, group.to_record(assignment))]
+        try:
+            task = self._core.log.write(self._core.partition_of(group.group_id), records, lambda _: stored())
+        except StorageError as error:
+            failed(error_of(error))
+            return
+
+        def done(task: asyncio.Task[int]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                failed(error_of(error) if isinstance(error, StorageError) else ErrorCode.UNKNOWN_SERVER_ERROR)
+
+        task.add_done_callback(done)
+
+    def stop(self) -> None:
+        """Ends timers; whoever waits is told to find the coordinator again."""
+        for group in self._core.groups.values():
+            for alarm in (group.join_alarm, group.sync_alarm, *group.pending.values()):
+                if alarm is not None:
+                    alarm.cancel()
+            for member in group.members.values():
+                if member.session is not None:
+                    member.session.cancel()
+                member.answer_join(join_error(ErrorCode.NOT_COORDINATOR, member.member_id))
+                member.answer_sync(sync_error(ErrorCode.NOT_COORDINATOR))
