@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
+from semel.broker.groups.commits import Commit
+from semel.broker.groups.handlers import groups_of
 from semel.broker.transactions.errors import for_version, offsets_error
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, State
 from semel.protocol.errors import ErrorCode
@@ -30,7 +32,7 @@ from semel.protocol.messages.list_transactions import ListTransactionsRequest, L
 from semel.protocol.messages.list_transactions import TransactionState as ListedTransaction
 from semel.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -47,6 +49,7 @@ from semel.protocol.messages.write_txn_markers import (
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
     from semel.broker.transactions.coordinator import TransactionCoordinator
 
 _STATE_NAMES = {state.label: state for state in State}
@@ -85,7 +88,7 @@ async def init_producer_id(
 async def add_partitions_to_txn(
     broker: Broker, ctx: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    """Partitions join a transaction. Up to version 3 from clients; later ones, from brokers, carry many transactions."""
+    """Partitions join a transaction. Up to version 3 from clients; later, from brokers, of many transactions."""
     if ctx.version <= 3:
         topics = await _add_partitions(
             broker,
@@ -164,7 +167,7 @@ async def add_offsets_to_txn(
 
 
 def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
-    return CONSUMER_OFFSETS, broker.groups.partition_for(group_id)
+    return CONSUMER_OFFSETS, groups_of(broker).partition_for(group_id)
 
 
 # --- offsets --------------------------------------------------------------------------------------------------------
@@ -173,21 +176,25 @@ def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
 async def txn_offset_commit(
     broker: Broker, ctx: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """A group's positions, pending until the transaction ends."""
+    """A group's positions, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
-    known: list[TxnOffsetCommitRequestTopic] = []
-    for topic in request.topics:
-        there = [part for part in topic.partitions if broker.topics.partition(topic.name, part.partition_index)]
-        for part in topic.partitions:
-            codes[topic.name, part.partition_index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if there:
-            known.append(TxnOffsetCommitRequestTopic(topic.name, there))
-    if known:
-        error = await _allow_offsets(broker, ctx.version, request)
-        if error is ErrorCode.NONE:
-            codes.update(await broker.groups.txn_offset_commit(request, known))
-        else:
-            codes.update({(topic.name, part.partition_index): error for topic in known for part in topic.partitions})
+    commits: list[Commit] = []
+    limit = groups_of(broker).config.metadata_max_size
+    for asked in request.topics:
+        topic = broker.topics.get(asked.name)
+        for part in asked.partitions:
+            key = (asked.name, part.partition_index)
+            codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if topic is not None and 0 <= part.partition_index < len(topic.partitions):
+                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                if len(part.committed_metadata or "") <= limit:
+                    commits.append(_commit_of(topic, part))
+    if any(code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for code in codes.values()):
+        error = await _commit_offsets(broker, ctx.version, request, commits)
+        accepted = {(commit.topic, commit.partition) for commit in commits}
+        for key, code in codes.items():
+            if key in accepted or (error is not ErrorCode.NONE and code is ErrorCode.OFFSET_METADATA_TOO_LARGE):
+                codes[key] = error
     return TxnOffsetCommitResponse(
         topics=[
             TxnOffsetCommitResponseTopic(
@@ -195,6 +202,34 @@ async def txn_offset_commit(
             )
             for name, partitions in _by_topic(codes).items()
         ]
+    )
+
+
+def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> Commit:
+    return Commit(
+        topic.name,
+        part.partition_index,
+        part.committed_offset,
+        part.committed_leader_epoch,
+        part.committed_metadata or "",
+        topic.id,
+    )
+
+
+async def _commit_offsets(
+    broker: Broker, version: int, request: TxnOffsetCommitRequest, commits: list[Commit]
+) -> ErrorCode:
+    error = await _allow_offsets(broker, version, request)
+    if error is not ErrorCode.NONE:
+        return error
+    return await groups_of(broker).txn_offset_commit(
+        request.group_id,
+        commits,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        generation=request.generation_id,
+        member_id=request.member_id,
+        group_instance_id=request.group_instance_id,
     )
 
 
