@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from semel.broker import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
 from semel.broker.fetches import Fetches
@@ -84,6 +85,8 @@ class Broker:
             if partition is None:
                 results[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
+            if faults.armed:
+                faults.hit("marker.before")
             try:
                 marker = partition.log.append_marker(
                     producer_id,
@@ -96,6 +99,8 @@ class Broker:
             except StorageError as error:
                 results[name, index] = error.code
                 continue
+            if faults.armed:
+                faults.hit("marker.after")
             waits.append(self._marker_durable(partition, marker.last_offset + 1))
         for (name, index), code in await asyncio.gather(*waits):
             results[name, index] = code

@@ -16,6 +16,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
+from semel.broker import faults
 from semel.broker.context import RequestContext
 from semel.protocol.api import API_VERSIONS_KEY, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
@@ -254,7 +255,11 @@ class Connection(asyncio.BufferedProtocol):
             except ProtocolError:
                 self._on_bug(slot.served)
                 return
+        if faults.armed:
+            faults.hit(f"{slot.served.name}.before_answer")
         self._send_done()
+        if faults.armed:
+            faults.hit(f"{slot.served.name}.after_answer")
 
     def _on_bug(self, served: Served) -> None:
         log.exception("handler failed", extra={"api": served.name, "client": self.client_host})
