@@ -1,0 +1,476 @@
+"""The consumer: rows with `poll`, Arrow tables with `poll_table`, alone or in a group.
+
+    with Consumer(bootstrap_servers="localhost:9092", group_id="billing", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["orders"])
+        while True:
+            for record in consumer.poll(timeout_ms=1000):
+                print(record.topic, record.partition, record.offset, record.key, record.value)
+
+Names follow Kafka's consumer; times are milliseconds. A consumer belongs to one thread; only `wakeup` may be called
+from another. It reads committed records only, unless isolation.level says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from semel.client.consumer_commits import Callback
+from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions
+from semel.client.consumer_errors import CommitFailedError, RebalanceError
+from semel.client.consumer_positions import PartitionState, ResetTo
+from semel.client.consumer_rebalance import RebalanceListener
+from semel.client.consumer_settings import ConsumerSettings
+from semel.client.consumer_types import (
+    ConsumerRecord,
+    GroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    TopicPartition,
+)
+from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.group_offsets import (
+    EARLIEST,
+    LATEST,
+    commit_offsets,
+    fetch_committed,
+    patient,
+    patient_list_offsets,
+)
+from semel.client.group_states import State
+from semel.client.timing import Deadline
+from semel.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from semel.client.consumer_decode import DecodedChunk
+
+CLOSE_TIMEOUT_S = 5.0
+_GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+class Consumer:
+    def __init__(self, options: Mapping[str, Any] | ConsumerSettings | None = None, /, **keywords: Any) -> None:
+        """Options by Kafka's names: `{"group.id": "billing"}` or `group_id="billing"`."""
+        if isinstance(options, ConsumerSettings):
+            self.settings = options.replace(**keywords)
+        else:
+            self.settings = ConsumerSettings.of(options, **keywords)
+        self._core = ConsumerCore(self.settings, self._commit_before_revoke)
+        self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
+        self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
+        self._woken = False
+
+    # -- what to read --------------------------------------------------------------------------------------------------
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str],
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Joins the group for these topics, or for all that a compiled pattern matches. Partitions come with poll()."""
+        self._core.check_usable()
+        if self.settings.group_id is None:
+            raise ConfigError("subscribe() shares partitions in a group and needs group.id; without one, use assign()")
+        if self._core.member is None and len(self._core.positions):
+            raise IllegalStateError("this consumer has partitions by assign(); unsubscribe() first")
+        if isinstance(topics, re.Pattern):
+            subscription = Subscription(pattern=topics)
+        else:
+            subscription = Subscription([topics] if isinstance(topics, str) else topics)
+            if not subscription.names:
+                raise ConfigError("subscribe() needs at least one topic; unsubscribe() ends a subscription")
+        self._core.subscribe(subscription, listener or RebalanceListener())
+
+    def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Reads exactly these partitions, outside of group management."""
+        self._core.check_usable()
+        if self._core.member is not None:
+            raise IllegalStateError("this consumer has subscribed; unsubscribe() before assign()")
+        self._core.positions.assign(checked_partitions(partitions))
+
+    def unsubscribe(self) -> None:
+        """Leaves the group, or drops what was assigned."""
+        self._core.check_usable()
+        self._core.leave_group("the consumer unsubscribed")
+        self._core.positions.assign([])
+        self._open.clear()
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._core.positions.partitions
+
+    def subscription(self) -> set[str]:
+        return set(self._core.subscription.topics)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """The next records, at most `max_records` (max.poll.records); an empty list when the time-out passes."""
+        from semel.client.consumer_decode import rows
+
+        limit = self.settings.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise ConfigError(f"max_records is {limit}; it must be at least 1")
+        found: list[ConsumerRecord] = []
+        for part in self._poll(timeout_ms, headers=True, max_records=limit):
+            found += rows(*part)
+        return found
+
+    def poll_table(
+        self,
+        timeout_ms: float = 1000,
+        *,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        headers: bool = False,
+    ) -> pa.Table:
+        """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if asked for,
+        headers. Without limits it is all that has been fetched; empty when the time-out passes."""
+        from semel.client.consumer_decode import joined
+
+        return joined(self._poll(timeout_ms, headers, max_records, max_bytes), headers)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """All records from here on, waiting for more; ends when the consumer is closed or woken."""
+        while not self._core.closed:
+            records = self.poll()
+            if not records and self._woken:
+                return
+            yield from records
+
+    def wakeup(self) -> None:
+        """Makes a poll() that waits return at once, empty. May be called from another thread or a signal handler."""
+        self._woken = True
+        self._core.wake()
+
+    def _poll(
+        self, timeout_ms: float, headers: bool, max_records: int | None = None, max_bytes: int | None = None
+    ) -> list[tuple[TopicPartition, pa.Table]]:
+        core = self._core
+        core.check_usable()
+        if core.member is None and not len(core.positions):
+            raise IllegalStateError("nothing to read: call subscribe() or assign() before poll()")
+        self._woken = False
+        self._auto_commit()
+        deadline = Deadline(timeout_ms / 1000)
+        while core.run_until(self._has_records, deadline):
+            if self._woken:
+                return []
+            parts = self._take(headers, max_records, max_bytes)
+            core.fetching.send(deadline)  # ask for more before the program gets to work
+            if parts:
+                return parts
+        return []
+
+    def _has_records(self) -> bool:
+        if self._woken:
+            return True
+        if not self._core.is_delivering:
+            return False
+        self._open = [decoded for decoded in self._open if decoded.chunk.is_current]
+        return self._core.fetching.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
+
+    def _take(
+        self, headers: bool, max_records: int | None, max_bytes: int | None
+    ) -> list[tuple[TopicPartition, pa.Table]]:
+        """Reads chunks up to the limits; at least one row if there is any."""
+        parts: list[tuple[TopicPartition, pa.Table]] = []
+        rows, size_bytes = 0, 0
+        while (max_records is None or rows < max_records) and (max_bytes is None or size_bytes < max_bytes):
+            decoded = self._next_decoded(headers, may_raise=not parts)
+            if decoded is None:
+                break
+            count, left_bytes = decoded.rows_left, decoded.bytes_left
+            if max_records is not None:
+                count = min(count, max_records - rows)
+            if max_bytes is not None and left_bytes > max_bytes - size_bytes:
+                count = min(count, max(1, count * (max_bytes - size_bytes) // left_bytes))
+            part = decoded.take(count)
+            size_bytes += left_bytes - decoded.bytes_left
+            rows += part.num_rows
+            if decoded.rows_left:
+                self._open.insert(0, decoded)
+            if part.num_rows:
+                parts.append((decoded.partition, part))
+        return parts
+
+    def _next_decoded(self, headers: bool, may_raise: bool) -> DecodedChunk | None:
+        from semel.client.consumer_decode import DecodedChunk
+
+        for index, decoded in enumerate(self._open):
+            if decoded.chunk.is_readable:
+                del self._open[index]
+                return decoded if decoded.has_headers or not headers else self._decode_again(decoded)
+        chunk = self._core.fetching.fetcher.take()
+        if chunk is None:
+            return None
+        try:
+            return DecodedChunk(chunk, self.settings.reads_committed, headers)
+        except KafkaError:
+            if may_raise:
+                raise
+            return None  # what was read before it is handed out first; the damage is met again by the next call
+
+    def _decode_again(self, decoded: DecodedChunk) -> DecodedChunk:
+        from semel.client.consumer_decode import DecodedChunk
+
+        assert decoded.chunk.state.position is not None
+        decoded.chunk.start = decoded.chunk.state.position
+        return DecodedChunk(decoded.chunk, self.settings.reads_committed, headers=True)
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+    def position(self, partition: tuple[str, int], timeout_ms: float | None = None) -> int:
+        """The offset of the next record that poll() would return."""
+        state = self._state(partition)
+        deadline = self._deadline(timeout_ms)
+        self._core.run_until(lambda: state.is_ready, deadline)
+        if state.position is None:
+            raise TimedOutError(
+                f"the position of {state.topic_partition} was not known within {deadline.total_s:.3g} s"
+            )
+        return state.position
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Goes on at this offset."""
+        if offset < 0:
+            raise ConfigError(f"cannot seek to offset {offset}; use seek_to_beginning() or seek_to_end()")
+        self._state(partition).seek(offset)
+
+    def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
+        """Goes to the first record of these partitions (none given: all); looked up by the next poll()."""
+        for state in self._states(partitions):
+            state.reset(ResetTo.EARLIEST)
+
+    def seek_to_end(self, *partitions: tuple[str, int]) -> None:
+        """Goes past the last record that can be read."""
+        for state in self._states(partitions):
+            state.reset(ResetTo.LATEST)
+
+    def seek_to_committed(self, *partitions: tuple[str, int]) -> None:
+        """Goes back to the group's committed positions, as after an aborted transaction."""
+        self._need_group("seek_to_committed()")
+        for state in self._states(partitions):
+            state.forget()
+
+    def pause(self, *partitions: tuple[str, int]) -> None:
+        """poll() returns nothing of these until resume(); the place in the group is kept."""
+        for state in self._states(partitions):
+            state.paused = True
+
+    def resume(self, *partitions: tuple[str, int]) -> None:
+        for state in self._states(partitions):
+            state.paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        return {state.topic_partition for state in self._core.positions if state.paused}
+
+    def lag(self, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+        """How many offsets each assigned partition is behind the end of what can be read, asked from the brokers."""
+        states = list(self._core.positions)
+        ends = self.end_offsets([state.topic_partition for state in states], timeout_ms)
+        return {
+            state.topic_partition: max(
+                0, ends[state.topic_partition] - self.position(state.topic_partition, timeout_ms)
+            )
+            for state in states
+        }
+
+    # -- offsets of the log --------------------------------------------------------------------------------------------
+    def beginning_offsets(
+        self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        return self._offsets_at(partitions, EARLIEST, timeout_ms)
+
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where the readable part of each log ends: before the first open transaction under read_committed."""
+        return self._offsets_at(partitions, LATEST, timeout_ms)
+
+    def offsets_for_times(
+        self, times: Mapping[tuple[str, int], int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time (milliseconds since 1970) in each partition; None if there is none."""
+        self._core.check_usable()
+        wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
+        if any(at_ms < 0 for at_ms in wanted.values()):
+            raise ConfigError("a time for offsets_for_times() is milliseconds since 1970, from 0 up")
+        found = patient_list_offsets(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        return {
+            partition: OffsetAndTimestamp(at.offset, at.timestamp) if at.offset >= 0 else None
+            for partition, at in found.items()
+        }
+
+    def _offsets_at(
+        self, partitions: Iterable[tuple[str, int]], where: int, timeout_ms: float | None
+    ) -> dict[TopicPartition, int]:
+        self._core.check_usable()
+        wanted = dict.fromkeys(checked_partitions(partitions), where)
+        found = patient_list_offsets(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        return {partition: at.offset for partition, at in found.items()}
+
+    def partitions_for(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+        self._core.check_usable()
+        return set(self._core.cluster.partitions(topic, self._deadline(timeout_ms).total_s))
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+    def commit(
+        self,
+        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commits positions (all of this consumer, or the given ones) and waits until the group has them."""
+        wanted = self._to_commit(offsets)
+        identity = self.group_metadata()
+        if not wanted:
+            return
+        if self._core.member is not None and self._core.member.is_rebalancing:
+            raise RebalanceError("the group is being rebalanced; call poll() to take part, then commit")
+        deadline = self._deadline(timeout_ms)
+        try:
+            self._core.cluster.patiently(
+                lambda: commit_offsets(self._core.cluster, identity, wanted, deadline), "committing positions", deadline
+            )
+        except KafkaError as error:
+            raise self._commit_error(error, identity) from error
+
+    def commit_async(
+        self,
+        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None,
+        callback: Callback | None = None,
+    ) -> None:
+        """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll() or close()."""
+        wanted = self._to_commit(offsets)
+        identity = self.group_metadata()
+        if wanted:
+            self._core.commits.send(identity, wanted, callback, Deadline(self.settings.request_timeout_ms / 1000))
+
+    def committed(
+        self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The group's positions for these partitions (default: the assigned ones); those without one are left out.
+
+        Under read_committed it waits for transactions that are about to change them."""
+        self._core.check_usable()
+        group_id = self._need_group("committed()")
+        wanted = self.assignment() if partitions is None else set(checked_partitions(partitions))
+        if not wanted:
+            return {}
+        return patient(
+            self._core.cluster,
+            lambda deadline: fetch_committed(
+                self._core.cluster, group_id, sorted(wanted), self.settings.reads_committed, deadline
+            ),
+            f"reading the positions of group {group_id!r}",
+            self._deadline(timeout_ms).total_s,
+        )
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this consumer is in its group, for `producer.send_offsets_to_transaction`."""
+        self._core.check_usable()
+        group_id = self._need_group("a commit")
+        return self._core.member.identity() if self._core.member is not None else GroupMetadata(group_id)
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions after the records that poll() returned: what a commit without arguments commits."""
+        return {
+            partition: OffsetAndMetadata(offset, "", epoch)
+            for partition, (offset, epoch) in self._core.positions.consumed().items()
+        }
+
+    def _to_commit(
+        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        self._core.check_usable()
+        if offsets is None:
+            return self.consumed()
+        positions = [
+            OffsetAndMetadata(at) if isinstance(at, int) else OffsetAndMetadata(*at) for at in offsets.values()
+        ]
+        if any(position.offset < 0 for position in positions):
+            raise ConfigError("a committed position is the offset of the next record to read, from 0 up")
+        return dict(zip(checked_partitions(offsets), positions, strict=True))
+
+    def _commit_error(self, error: KafkaError, identity: GroupMetadata) -> KafkaError:
+        if error.code is not None and self._core.member is not None:
+            self._core.member.report(error.code, identity)
+        if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+            return RebalanceError(f"{error}; call poll() to take part", error.code)
+        if error.code in _GENERATION_OVER:
+            return CommitFailedError(
+                f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
+                "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
+                "again by whoever has the partitions now",
+                error.code,
+            )
+        return error
+
+    def _auto_commit(self) -> None:
+        if not self.settings.enable_auto_commit or self.settings.group_id is None:
+            return
+        if time.monotonic() >= self._next_auto_commit_s and not len(self._core.commits):
+            self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
+            if self._core.member is None or self._core.member.state is State.STABLE:
+                self.commit_async()
+
+    def _commit_before_revoke(self) -> None:
+        if not self.settings.enable_auto_commit or not self.consumed():
+            return
+        from semel.client.consumer_core import log
+
+        try:
+            deadline = Deadline(CLOSE_TIMEOUT_S)
+            identity, wanted = self.group_metadata(), self.consumed()
+            self._core.cluster.patiently(
+                lambda: commit_offsets(self._core.cluster, identity, wanted, deadline), "committing positions", deadline
+            )
+        except KafkaError as error:
+            log.warning("positions were not committed before partitions were given back: %s", error)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Commits (with enable.auto.commit), gives partitions back, leaves the group, closes. May be called twice."""
+        core = self._core
+        if core.closed:
+            return
+        try:
+            core.check_usable()
+        except IllegalStateError:
+            core.close()  # in a forked child: the parent's place in the group is not ours to give up
+            return
+        try:
+            deadline = Deadline(CLOSE_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000)
+            while len(core.commits) and not deadline.expired:
+                core.commits.receive()
+                core.wait(Deadline(min(deadline.remaining_s(), 0.05)))
+            if core.member is not None:
+                core.leave_group("the consumer was closed")
+            elif self.settings.group_id is not None:
+                self._commit_before_revoke()
+        finally:
+            core.close()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- small things --------------------------------------------------------------------------------------------------
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        return Deadline((self.settings.default_api_timeout_ms if timeout_ms is None else timeout_ms) / 1000)
+
+    def _state(self, partition: tuple[str, int]) -> PartitionState:
+        self._core.check_usable()
+        return self._core.positions.of(checked_partitions([partition])[0])
+
+    def _states(self, partitions: Iterable[tuple[str, int]]) -> list[PartitionState]:
+        self._core.check_usable()
+        named = [self._core.positions.of(partition) for partition in checked_partitions(partitions)]
+        return named or list(self._core.positions)
+
+    def _need_group(self, what: str) -> str:
+        if self.settings.group_id is None:
+            raise ConfigError(f"{what} needs group.id")
+        return self.settings.group_id

@@ -1,0 +1,159 @@
+"""Fetched chunks to Arrow tables and to rows.
+
+A chunk is decoded once, as columns; rows are made from slices of them. Where a chunk is damaged, what stands before
+the damage is still delivered, and the next read names the offset of the damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from semel.client.consumer_errors import CorruptRecordError
+from semel.client.consumer_types import ConsumerRecord, TopicPartition
+from semel.client.fetcher import Chunk
+from semel.protocol.arrow_binary import binary_parts
+from semel.protocol.batch import check_batch, iter_headers
+from semel.protocol.columns_decode import SCHEMA, SCHEMA_WITH_HEADERS, decode_record_set
+from semel.protocol.errors import DecodeError
+
+COLUMNS = ("offset", "timestamp", "key", "value")
+TOPIC_TYPE = pa.dictionary(pa.int32(), pa.string())
+
+
+def output_schema(headers: bool) -> pa.Schema:
+    """topic, partition, offset, timestamp, key, value and, if asked for, headers."""
+    source = SCHEMA_WITH_HEADERS if headers else SCHEMA
+    names = [*COLUMNS, "headers"] if headers else list(COLUMNS)
+    place = [pa.field("topic", TOPIC_TYPE, nullable=False), pa.field("partition", pa.int32(), nullable=False)]
+    return pa.schema([*place, *(source.field(name) for name in names)])
+
+
+class DecodedChunk:
+    """The visible records of a chunk, read from the front. `position` is where the reader stands in the partition."""
+
+    __slots__ = ("at", "chunk", "has_headers", "next_offset", "table")
+
+    def __init__(self, chunk: Chunk, read_committed: bool, headers: bool) -> None:
+        self.chunk = chunk
+        self.has_headers = headers
+        self.table, self.next_offset = _decode(chunk, read_committed, headers)
+        self.at = 0
+
+    @property
+    def partition(self) -> TopicPartition:
+        return self.chunk.state.topic_partition
+
+    @property
+    def rows_left(self) -> int:
+        return int(self.table.num_rows) - self.at
+
+    @property
+    def bytes_left(self) -> int:
+        return len(self.chunk.records) * self.rows_left // max(int(self.table.num_rows), 1)
+
+    def take(self, count: int) -> pa.Table:
+        """The next rows; moves the consumer's position past them."""
+        part = self.table.slice(self.at, count)
+        self.at += part.num_rows
+        state = self.chunk.state
+        state.position = self.table.column("offset")[self.at].as_py() if self.rows_left else self.next_offset
+        return part
+
+
+def _decode(chunk: Chunk, read_committed: bool, headers: bool) -> tuple[pa.Table, int]:
+    aborted = [(entry.producer_id, entry.first_offset) for entry in chunk.aborted] if read_committed else None
+    try:
+        decoded = decode_record_set(chunk.records, start_offset=chunk.start, aborted=aborted, headers=headers)
+    except DecodeError as error:
+        good = _undamaged(chunk, error)
+        decoded = decode_record_set(good, start_offset=chunk.start, aborted=aborted, headers=headers)
+        chunk.state.fetch_offset = decoded.next_offset  # the next fetch starts at the damage
+        chunk.state.version += 1
+        chunk.version = chunk.state.version
+    return decoded.table, decoded.next_offset
+
+
+def _undamaged(chunk: Chunk, error: DecodeError) -> memoryview:
+    """The batches before the first damaged one; raises if that is the first."""
+    partition = chunk.state.topic_partition
+    end, offset, after = 0, chunk.start, None
+    try:
+        for at, header in iter_headers(chunk.records):
+            offset, after = header.base_offset, header.next_offset
+            check_batch(chunk.records, header, at)
+            decode_record_set(chunk.records[at : at + header.size])
+            end = at + header.size
+    except DecodeError:
+        pass
+    if end:
+        return chunk.records[:end]
+    chunk.state.fetch_offset = chunk.start
+    chunk.state.version += 1
+    remedy = f"seek({partition!r}, {after}) passes over it" if after is not None else "seek() past it"
+    raise CorruptRecordError(
+        f"{partition}: the batch at offset {offset} is damaged: {error}; {remedy}, and the broker's disk needs a look",
+        getattr(error, "code", None),
+        partition,
+        offset,
+    ) from error
+
+
+def joined(parts: list[tuple[TopicPartition, pa.Table]], headers: bool) -> pa.Table:
+    """One table of all parts, each row with its topic and partition. Copies no record."""
+    schema = output_schema(headers)
+    topics = sorted({partition.topic for partition, _ in parts})
+    names = pa.array(topics, pa.string())
+    batches = []
+    for (topic, index), table in parts:
+        for batch in table.to_batches():
+            place = np.full(batch.num_rows, topics.index(topic), np.int32)
+            columns = [
+                pa.DictionaryArray.from_arrays(place, names),
+                pa.array(np.full(batch.num_rows, index, np.int32)),
+                *(batch.column(name) for name in schema.names[2:]),
+            ]
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def rows(partition: TopicPartition, table: pa.Table) -> list[ConsumerRecord]:
+    """The rows of a decoded part that has headers."""
+    made: list[ConsumerRecord] = []
+    topic, index = partition
+    for batch in table.to_batches():
+        count = batch.num_rows
+        columns = zip(
+            [topic] * count,
+            [index] * count,
+            batch.column("offset").to_numpy().tolist(),
+            batch.column("timestamp").to_numpy().tolist(),
+            _values(batch.column("key")),
+            _values(batch.column("value")),
+            _headers(batch.column("headers")),
+            strict=True,
+        )
+        made += map(ConsumerRecord._make, columns)
+    return made
+
+
+def _values(column: Any) -> Iterable[bytes | None]:
+    """A binary column as a list; many times faster than Arrow's own, which makes a scalar of each value."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    data, starts, ends, valid = binary_parts(column)
+    first, last = int(starts[0]), int(ends[-1])
+    held = data[first:last].tobytes()
+    bounds = zip((starts - first).tolist(), (ends - first).tolist(), strict=True)
+    if valid is None:
+        return [held[start:end] for start, end in bounds]
+    return [held[start:end] if there else None for (start, end), there in zip(bounds, valid.tolist(), strict=True)]
+
+
+def _headers(column: Any) -> Iterable[tuple[tuple[str, bytes | None], ...]]:
+    if column.null_count == len(column):
+        return [()] * len(column)
+    return [tuple((h["key"], h["value"]) for h in entry) if entry else () for entry in column.to_pylist()]

@@ -1,0 +1,239 @@
+"""What to fetch next, and what an answer means. No I/O: the consumer sends the requests and hands in the answers.
+
+As soon as an answer is here, its last batch says where the next fetch starts; the next request leaves before the
+records of this one are looked at. So the socket is busy while the program works.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from semel.client.consumer_errors import PartitionError
+from semel.client.consumer_positions import PartitionState, Positions
+from semel.client.consumer_settings import ConsumerSettings
+from semel.client.consumer_types import TopicPartition
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from semel.protocol.schema import NO_UUID
+
+_BATCH_START = struct.Struct(">qii")  # base offset, length, leader epoch
+_LAST_OFFSET_DELTA = struct.Struct(">i")
+_LOG_OVERHEAD, _HEADER_SIZE, _LAST_DELTA_AT = 12, 61, 23
+FIRST_VERSION_WITH_TOPIC_IDS = 13
+
+
+class Asked(NamedTuple):
+    """What a request asked of one partition."""
+
+    state: PartitionState
+    version: int
+    offset: int
+
+
+class FetchPlan(NamedTuple):
+    """One request to one broker."""
+
+    node_id: int
+    request: FetchRequest
+    asked: dict[TopicPartition, Asked]
+    names: dict[bytes, str]  # by topic id
+
+
+class Chunk:
+    """Fetched batches of one partition, waiting to be read."""
+
+    __slots__ = ("aborted", "leader_epoch", "next_offset", "records", "start", "state", "version")
+
+    def __init__(self, asked: Asked, data: PartitionData, records: memoryview, end: tuple[int, int]) -> None:
+        self.state = asked.state
+        self.version = asked.version
+        self.start = asked.offset  # a batch may begin before it; earlier records are dropped
+        self.records = records
+        self.aborted: list[AbortedTransaction] = data.aborted_transactions or []
+        self.next_offset, self.leader_epoch = end
+
+    @property
+    def is_current(self) -> bool:
+        return self.version == self.state.version
+
+    @property
+    def is_readable(self) -> bool:
+        return self.is_current and not self.state.paused
+
+
+class Trouble(NamedTuple):
+    """A partition that could not be fetched."""
+
+    state: PartitionState
+    code: ErrorCode
+    data: PartitionData
+
+
+class Fetcher:
+    """Plans fetches for the partitions of `positions` and keeps what came until it is read."""
+
+    def __init__(self, positions: Positions, settings: ConsumerSettings) -> None:
+        self._positions = positions
+        self._settings = settings
+        self._chunks: deque[Chunk] = deque()
+        self._buffered_bytes = 0
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+    def plan(
+        self,
+        leader_of: Callable[[TopicPartition], tuple[int, int] | None],
+        topic_ids: Mapping[str, bytes],
+        busy_nodes: Iterable[int],
+        now_s: float,
+    ) -> list[FetchPlan]:
+        """One request for each idle broker that leads a partition with room for more. `leader_of`: (node, epoch)."""
+        self._drop_stale()
+        if self._buffered_bytes >= self._settings.prefetch_bytes:
+            return []
+        busy, waiting = set(busy_nodes), self._waiting_bytes()
+        by_node: dict[int, list[tuple[PartitionState, int]]] = {}
+        for state in self._positions.rotate():
+            if not state.is_ready or state.paused or state.retry_at_s > now_s:
+                continue
+            if waiting.get(state.topic_partition, 0) >= self._settings.max_partition_fetch_bytes:
+                continue
+            leader = leader_of(state.topic_partition)
+            if leader is not None and leader[0] not in busy:
+                by_node.setdefault(leader[0], []).append((state, leader[1]))
+        return [self._request(node_id, wanted, topic_ids) for node_id, wanted in by_node.items()]
+
+    def _request(
+        self, node_id: int, wanted: list[tuple[PartitionState, int]], topic_ids: Mapping[str, bytes]
+    ) -> FetchPlan:
+        topics: dict[str, FetchTopic] = {}
+        asked: dict[TopicPartition, Asked] = {}
+        for state, leader_epoch in wanted:
+            name, index = state.topic_partition
+            topic = topics.setdefault(name, FetchTopic(topic=name, topic_id=topic_ids.get(name, NO_UUID)))
+            topic.partitions.append(
+                FetchPartition(
+                    partition=index,
+                    current_leader_epoch=leader_epoch,
+                    fetch_offset=state.fetch_offset,
+                    last_fetched_epoch=state.fetch_epoch,
+                    partition_max_bytes=self._settings.max_partition_fetch_bytes,
+                )
+            )
+            asked[state.topic_partition] = Asked(state, state.version, state.fetch_offset)
+        request = FetchRequest(
+            max_wait_ms=self._settings.fetch_max_wait_ms,
+            min_bytes=self._settings.fetch_min_bytes,
+            max_bytes=self._settings.fetch_max_bytes,
+            isolation_level=self._settings.isolation,
+            topics=list(topics.values()),
+        )
+        return FetchPlan(node_id, request, asked, {topic.topic_id: topic.topic for topic in topics.values()})
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+    def absorb(self, plan: FetchPlan, response: FetchResponse) -> list[Trouble]:
+        """Keeps the records, moves the fetch offsets on, and returns what went wrong."""
+        troubles = []
+        for topic in response.responses:
+            name = topic.topic or plan.names.get(topic.topic_id, "")
+            for data in topic.partitions:
+                asked = plan.asked.get(TopicPartition(name, data.partition_index))
+                if asked is None or asked.version != asked.state.version:
+                    continue  # the consumer has moved on since it asked
+                code = ErrorCode.of(data.error_code)
+                if code is ErrorCode.NONE and data.diverging_epoch.end_offset >= 0:
+                    self._truncate(asked.state, data)
+                elif code is ErrorCode.NONE:
+                    self._keep(asked, data)
+                else:
+                    troubles.append(Trouble(asked.state, code, data))
+        return troubles
+
+    def _keep(self, asked: Asked, data: PartitionData) -> None:
+        state = asked.state
+        state.unknown_since_s = None
+        state.high_watermark, state.last_stable_offset = data.high_watermark, data.last_stable_offset
+        if data.last_stable_offset < 0:
+            state.last_stable_offset = data.high_watermark
+        records = memoryview(data.records) if isinstance(data.records, (bytes, bytearray, memoryview)) else None
+        if not records:
+            return
+        end = end_of(records)
+        if end is None:
+            raise PartitionError(
+                f"{state.topic_partition} at offset {asked.offset}: the answer of {len(records)} bytes holds no whole "
+                f"batch; raise max.partition.fetch.bytes (now {self._settings.max_partition_fetch_bytes})",
+                ErrorCode.MESSAGE_TOO_LARGE,
+                state.topic_partition,
+                asked.offset,
+            )
+        if end[0] <= asked.offset:
+            return  # a batch from before the position, as compaction may leave; the next fetch goes on
+        state.fetch_offset, state.fetch_epoch = end
+        self._chunks.append(Chunk(asked, data, records, end))
+        self._buffered_bytes += len(records)
+
+    def _truncate(self, state: PartitionState, data: PartitionData) -> None:
+        """The log was cut after an unclean election: go on where the histories part (KIP-320)."""
+        state.seek(min(data.diverging_epoch.end_offset, state.fetch_offset), data.diverging_epoch.epoch)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    @property
+    def has_chunks(self) -> bool:
+        return any(chunk.is_readable for chunk in self._chunks)
+
+    def take(self) -> Chunk | None:
+        """The next chunk to read; what a jump has made stale is thrown away, paused ones stay where they are."""
+        self._drop_stale()
+        for index, chunk in enumerate(self._chunks):
+            if chunk.is_readable:
+                del self._chunks[index]
+                self._buffered_bytes -= len(chunk.records)
+                return chunk
+        return None
+
+    def _drop_stale(self) -> None:
+        if all(chunk.is_current for chunk in self._chunks):
+            return
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.is_current)
+        self._buffered_bytes = sum(len(chunk.records) for chunk in self._chunks)
+
+    def put_back(self, chunk: Chunk) -> None:
+        """It will be the next one that `take` returns."""
+        self._chunks.appendleft(chunk)
+        self._buffered_bytes += len(chunk.records)
+
+    def clear(self) -> None:
+        self._chunks.clear()
+        self._buffered_bytes = 0
+
+    def _waiting_bytes(self) -> dict[TopicPartition, int]:
+        waiting: dict[TopicPartition, int] = {}
+        for chunk in self._chunks:
+            partition = chunk.state.topic_partition
+            waiting[partition] = waiting.get(partition, 0) + len(chunk.records)
+        return waiting
+
+
+def end_of(records: memoryview) -> tuple[int, int] | None:
+    """(next offset, leader epoch) after the last whole batch of a record set; None if there is no whole one."""
+    at, size, last = 0, len(records), -1
+    while size - at >= _HEADER_SIZE:
+        length = _BATCH_START.unpack_from(records, at)[1] + _LOG_OVERHEAD
+        if length < _HEADER_SIZE or length > size - at:
+            break  # cut short, as the end of an answer may be; or broken, which the decoder will say
+        last, at = at, at + length
+    if last < 0:
+        return None
+    base_offset, _, leader_epoch = _BATCH_START.unpack_from(records, last)
+    (last_delta,) = _LAST_OFFSET_DELTA.unpack_from(records, last + _LAST_DELTA_AT)
+    return base_offset + last_delta + 1, leader_epoch

@@ -1,0 +1,328 @@
+"""A member of a consumer group: Kafka's classic protocol, driven by the table in `group_states`.
+
+Nothing here waits: `join` sends, `service` takes the answer if it is there. The consumer's thread and the heartbeat
+thread share a member; its lock guards everything but the heartbeat's own wait. What the consumer must know (a new
+assignment, partitions that were lost, an error) waits in `take_news` until its next poll().
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from semel.client.assignors import (
+    ASSIGNORS,
+    NO_GENERATION,
+    decode_assignment,
+    decode_member,
+    encode_assignment,
+    encode_subscription,
+)
+from semel.client.cluster import Cluster, group_coordinator
+from semel.client.consumer_settings import ConsumerSettings
+from semel.client.consumer_types import GroupMetadata, TopicPartition
+from semel.client.errors import KafkaError, error_of
+from semel.client.group_heartbeat import HeartbeatThread
+from semel.client.group_states import Effect, Event, State, event_of, step
+from semel.client.timing import Backoff, Deadline
+from semel.client.wire import Pending
+from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
+from semel.protocol.messages.join_group import (
+    JOIN_GROUP,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.protocol.messages.sync_group import (
+    SYNC_GROUP,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_TYPE = "consumer"
+GROUP_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "heartbeat", "leave"
+GRACE_S = 5.0  # the broker answers JoinGroup at the end of the rebalance time-out; give the answer time to arrive
+LEAVE_TIMEOUT_S = 3.0
+_MEMBERSHIP_EVENTS = (Event.REBALANCE, Event.STALE, Event.EXPELLED, Event.TAKEN_OVER, Event.COORDINATOR_LOST)
+
+
+class News(NamedTuple):
+    """What happened since the consumer last asked."""
+
+    lost: bool = False  # the partitions are gone, without a chance to commit
+    assignment: list[TopicPartition] | None = None
+    error: KafkaError | None = None
+
+
+class GroupMember:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if settings.group_id is None:
+            raise ValueError("a group member needs a group.id")
+        self.group_id = settings.group_id
+        self.state = State.UNJOINED
+        self.member_id = ""
+        self.generation = NO_GENERATION
+        self.is_leader = False
+        self.retry_at_s = 0.0
+        self.shared_counts: dict[str, int] = {}  # the leader's: partitions of each topic when it shared them out
+        self._cluster = cluster
+        self._settings = settings
+        self._coordinator = group_coordinator(self.group_id)
+        self._assignors = [ASSIGNORS[name] for name in settings.partition_assignment_strategy]
+        self._wake = wake
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._pending: Pending | None = None
+        self._news = News()
+        self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
+        self._heartbeat: HeartbeatThread | None = None
+        self._last_poll_s = clock()
+        self._topics: frozenset[str] = frozenset()
+
+    # -- what the consumer asks ----------------------------------------------------------------------------------------
+    @property
+    def is_cooperative(self) -> bool:
+        """Partitions are kept during a rebalance only if every assignor on offer works that way."""
+        return all(assignor.is_cooperative for assignor in self._assignors)
+
+    @property
+    def is_rebalancing(self) -> bool:
+        return self.state in (State.JOINING, State.SYNCING)
+
+    def identity(self) -> GroupMetadata:
+        """Who commits. Outside of a generation the coordinator refuses it, as it should."""
+        with self._lock:
+            return GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
+
+    def polled(self) -> None:
+        """The program is alive; called at every poll."""
+        self._last_poll_s = self._clock()
+
+    def take_news(self) -> News:
+        with self._lock:
+            news, self._news = self._news, News()
+            return news
+
+    def rejoin(self, reason: str) -> None:
+        """Asks for a new generation: topics or partitions changed, or partitions were given back."""
+        with self._lock:
+            if self.state in (State.STABLE, State.UNJOINED):
+                log.info("group %s: joining again: %s", self.group_id, reason)
+                self._apply(Event.REBALANCE)
+
+    def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], deadline: Deadline) -> None:
+        """Sends JoinGroup if that is due. Raises what the search for the coordinator raises; one try."""
+        with self._lock:
+            if self.state is not State.UNJOINED or self._clock() < self.retry_at_s:
+                return
+            self._topics = topics
+            try:
+                connection = self._cluster.connect(self._coordinator, deadline, GROUP_LANE)
+            except KafkaError:
+                self._cluster.forget(self._coordinator)
+                self.retry_at_s = self._clock() + self._backoff.next_s()
+                raise
+            request = self._join_request(topics, list(owned))
+            self._apply(Event.JOIN_SENT)
+            self._pending = connection.send(JOIN_GROUP, request, timeout_s=self._rebalance_s)
+
+    @property
+    def _rebalance_s(self) -> float:
+        return self._settings.max_poll_interval_ms / 1000 + GRACE_S
+
+    def _join_request(self, topics: frozenset[str], owned: list[TopicPartition]) -> JoinGroupRequest:
+        return JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self._settings.session_timeout_ms,
+            rebalance_timeout_ms=self._settings.max_poll_interval_ms,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[
+                JoinGroupRequestProtocol(a.name, encode_subscription(topics, owned, self.generation, a))
+                for a in self._assignors
+            ],
+        )
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+    def service(self) -> None:
+        """Takes the answer to JoinGroup or SyncGroup if it has come."""
+        with self._lock:
+            pending = self._pending
+            if pending is None:
+                return
+            for connection in self._cluster.connections(GROUP_LANE):
+                connection.progress()
+                connection.check_deadlines()
+            if not pending.done:
+                return
+            self._pending = None
+            try:
+                answer = pending.result()
+            except (KafkaError, DecodeError) as error:
+                log.info("group %s: %s failed: %s", self.group_id, pending.api.name, error)
+                self._apply(Event.COORDINATOR_LOST)
+            else:
+                (self._on_joined if pending.api is JOIN_GROUP else self._on_synced)(answer)
+            self._wake()
+
+    def _on_joined(self, answer: JoinGroupResponse) -> None:
+        code = ErrorCode.of(answer.error_code)
+        if code is not ErrorCode.NONE:
+            if code is ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = answer.member_id
+            self._apply(event_of(code), code, "joining")
+            return
+        self.member_id, self.generation = answer.member_id, answer.generation_id
+        self.is_leader = answer.leader == answer.member_id
+        self._apply(Event.JOINED)
+        try:
+            shares = self._share_out(answer) if self.is_leader and not answer.skip_assignment else []
+            connection = self._cluster.connect(self._coordinator, Deadline(LEAVE_TIMEOUT_S), GROUP_LANE)
+        except (KafkaError, DecodeError) as error:
+            log.info("group %s: cannot share partitions out now: %s", self.group_id, error)
+            self._apply(Event.COORDINATOR_LOST)
+            return
+        request = SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=answer.protocol_name,
+            assignments=shares,
+        )
+        self._pending = connection.send(SYNC_GROUP, request, timeout_s=self._rebalance_s)
+
+    def _share_out(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        """The leader's work: an assignment for every member."""
+        assignor = ASSIGNORS[answer.protocol_name or ""]
+        members = [decode_member(m.member_id, m.group_instance_id, m.metadata, assignor) for m in answer.members]
+        topics = frozenset[str]().union(*(member.topics for member in members))
+        deadline = Deadline(self._settings.request_timeout_ms / 1000)
+        metadata = self._cluster.refresh(sorted(topics), deadline, GROUP_LANE)
+        counts = {name: len(metadata.topics[name].partitions) for name in topics if name in metadata.topics}
+        self.shared_counts = counts
+        shares = assignor.share(members, counts)
+        return [SyncGroupRequestAssignment(name, encode_assignment(share)) for name, share in shares.items()]
+
+    def _on_synced(self, answer: SyncGroupResponse) -> None:
+        code = ErrorCode.of(answer.error_code)
+        if code is not ErrorCode.NONE:
+            self._apply(event_of(code), code, "syncing with")
+            return
+        partitions = [TopicPartition(*partition) for partition in decode_assignment(answer.assignment)]
+        self._apply(Event.SYNCED)
+        self._backoff.reset()
+        self._news = self._news._replace(assignment=partitions)
+        if self._heartbeat is None:
+            self._heartbeat = HeartbeatThread(self, self._settings.heartbeat_interval_ms / 1000)
+            self._heartbeat.start()
+
+    # -- events --------------------------------------------------------------------------------------------------------
+    def report(self, code: ErrorCode, identity: GroupMetadata) -> None:
+        """An error that a commit met may tell of the membership; about an older generation it tells nothing."""
+        with self._lock:
+            event = event_of(code)
+            is_current = self.identity() == identity and self.state in (State.STABLE, State.UNJOINED)
+            if is_current and event in _MEMBERSHIP_EVENTS:
+                self._apply(event, code, "committing to")
+
+    def _apply(self, event: Event, code: ErrorCode | None = None, doing: str = "") -> None:
+        self.state, effect = step(self.state, event)
+        if effect & Effect.FORGET_GENERATION:
+            self.generation = NO_GENERATION
+        if effect & Effect.FORGET_MEMBER_ID:
+            self.member_id = ""
+        if effect & Effect.LOSE_PARTITIONS:
+            self._news = News(lost=True, error=self._news.error)
+        if effect & Effect.FIND_COORDINATOR:
+            self._cluster.forget(self._coordinator)
+        if effect & Effect.BACK_OFF:
+            self.retry_at_s = self._clock() + self._backoff.next_s()
+        if effect & Effect.RAISE and code is not None:
+            self._news = self._news._replace(error=error_of(code, f"{doing} group {self.group_id!r}"))
+
+    # -- the heartbeat thread's part -----------------------------------------------------------------------------------
+    def beat(self) -> None:
+        """One heartbeat; its wait holds no lock."""
+        with self._lock:
+            if self.generation == NO_GENERATION or self.state not in (State.STABLE, State.UNJOINED):
+                return
+            if self._clock() - self._last_poll_s > self._settings.max_poll_interval_ms / 1000:
+                self._give_up_slow_program()
+                return
+            identity = self.identity()
+        request = HeartbeatRequest(
+            self.group_id, identity.generation_id, identity.member_id, identity.group_instance_id
+        )
+        code = self._ask_heartbeat(request)
+        if code is not ErrorCode.NONE:
+            with self._lock:
+                if self.identity() == identity and self.state in (State.STABLE, State.UNJOINED):
+                    self._apply(event_of(code), code, "heartbeat to")
+            self._wake()
+
+    def _ask_heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
+        limit_s = min(self._settings.session_timeout_ms, self._settings.request_timeout_ms) / 1000
+        try:
+            answer: Any = self._cluster.call(
+                self._coordinator, HEARTBEAT, request, timeout_s=limit_s, errors=None, lane=HEARTBEAT_LANE
+            )
+        except KafkaError as error:
+            log.warning("group %s: no heartbeat: %s", self.group_id, error)
+            return ErrorCode.NONE  # the next one tries again; if the session has ended by then, the broker says so
+        return ErrorCode.of(answer.error_code)
+
+    def _give_up_slow_program(self) -> None:
+        log.warning(
+            "group %s: poll() was not called for max.poll.interval.ms=%s; leaving the group so that others can go on. "
+            "Ask for fewer records at once, or raise the setting",
+            self.group_id,
+            self._settings.max_poll_interval_ms,
+        )
+        self._send_leave("max.poll.interval.ms passed without a poll", HEARTBEAT_LANE)
+        self._apply(Event.EXPELLED)
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+    def leave(self, reason: str) -> None:
+        """Gives the place up, so that others need not wait for the session to end. Static members keep theirs."""
+        with self._lock:
+            if self.state is State.LEFT:
+                return
+            self.state, effect = step(self.state, Event.LEAVE)
+            self._pending = None
+            heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop(timeout_s=1.0)
+        if effect & Effect.SEND_LEAVE:
+            self._send_leave(reason, LEAVE_LANE)
+
+    def _send_leave(self, reason: str, lane: str) -> None:
+        if not self.member_id or self._settings.group_instance_id is not None:
+            return
+        try:
+            connection = self._cluster.connect(self._coordinator, Deadline(LEAVE_TIMEOUT_S), lane)
+            version = connection.capabilities.version_of(LEAVE_GROUP)
+            if version >= 3:
+                identity = MemberIdentity(self.member_id, self._settings.group_instance_id, reason)
+                request = LeaveGroupRequest(self.group_id, members=[identity])
+            else:
+                request = LeaveGroupRequest(self.group_id, member_id=self.member_id)
+            connection.call(LEAVE_GROUP, request, LEAVE_TIMEOUT_S, version)
+        except KafkaError as error:
+            log.info("group %s: could not say goodbye (the session will end by itself): %s", self.group_id, error)
