@@ -11,6 +11,7 @@ from semel.broker.context import RequestContext
 from semel.broker.table import TABLE, Row
 from semel.protocol.api import Api
 from semel.protocol.apis import api_of
+from semel.protocol.batch import Buffer
 from semel.protocol.errors import UnsupportedVersionError
 from semel.protocol.schema import Struct
 
@@ -21,11 +22,10 @@ Handler = Callable[[Any, RequestContext, Any], Answer]
 class Served:
     """A row of the table, ready to be called."""
 
-    __slots__ = ("api", "decode", "handler", "max_version", "min_version", "name", "pipelined", "requests")
+    __slots__ = ("api", "handler", "max_version", "min_version", "name", "pipelined", "requests")
 
     def __init__(self, row: Row) -> None:
         self.api: Api[Any, Any] = api_of(row.key)
-        self.decode = self.api.request.decode
         self.name = self.api.name
         self.min_version = row.min_version if row.min_served is None else row.min_served
         self.max_version = row.max_version
@@ -33,6 +33,10 @@ class Served:
         self.requests = 0
         module, _, function = row.handler.partition(":")
         self.handler: Handler = getattr(import_module(module), function)
+
+    def decode(self, frame: Buffer, version: int, at: int) -> Any:
+        """The request. Bytes after it are ignored, as Kafka does: librdkafka's "all topics" Metadata ends with three."""
+        return self.api.request.decode_from(frame, version, at)[0]
 
 
 class Dispatcher:
