@@ -35,7 +35,7 @@ class Served:
         self.handler: Handler = getattr(import_module(module), function)
 
     def decode(self, frame: Buffer, version: int, at: int) -> Any:
-        """The request. Bytes after it are ignored, as Kafka does: librdkafka's "all topics" Metadata ends with three."""
+        """The request. Bytes after it are ignored, as Kafka does: librdkafka's Metadata for all topics has three."""
         return self.api.request.decode_from(frame, version, at)[0]
 
 
