@@ -283,8 +283,12 @@ class TransactionCoordinator:
     async def _settled_entry(self, transactional_id: str) -> Entry | None:
         """The id, after a short wait if a transition is pending: mostly the markers of the last transaction."""
         entry = self._ledger.entry(transactional_id)
-        if entry is not None and entry.is_pending:
-            await asyncio.wait((entry.settled(),), timeout=SETTLE_LIMIT_S)
+        if entry is None or not entry.is_pending:
+            return entry
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + SETTLE_LIMIT_S
+        while entry is not None and entry.is_pending and (remaining_s := deadline_s - clock()) > 0:
+            await asyncio.wait((entry.settled(),), timeout=remaining_s)
             entry = self._ledger.entry(transactional_id)
         return entry
 

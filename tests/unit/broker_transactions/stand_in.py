@@ -1,0 +1,121 @@
+"""A broker and a journal in memory, so that the coordinator can be stopped at any moment of a write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Iterator
+from types import SimpleNamespace
+
+from semel.broker.clock import ManualClock
+from semel.broker.transactions.coordinator import TransactionCoordinator
+from semel.broker.transactions.records import decode_key, decode_value
+from semel.broker.transactions.states import Transaction
+from semel.protocol.batch import BatchHeader
+from semel.protocol.errors import ErrorCode
+from semel.protocol.partitioning import coordinator_partition
+from semel.protocol.rows import Record
+from semel.storage.errors import StorageError
+
+TopicPartition = tuple[str, int]
+_HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
+
+
+class MemoryJournal:
+    """Keeps what was written. `gate` holds writes back from being durable; `failures` makes the next ones fail."""
+
+    topic = "__transaction_state"
+    partition_count = 4
+
+    def __init__(self) -> None:
+        self.records: list[list[tuple[bytes | None, bytes | None]]] = [[] for _ in range(self.partition_count)]
+        self.durable: list[int] = [0] * self.partition_count
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.refuse: ErrorCode | None = None
+        self.fail_sync = False
+
+    def partition_for(self, key: str) -> int:
+        return coordinator_partition(key, self.partition_count)
+
+    def log(self, partition: int) -> SimpleNamespace:
+        return SimpleNamespace(leader_epoch=3)
+
+    def append(self, partition: int, records: list[tuple[bytes | None, bytes | None]]) -> Awaitable[int]:
+        if self.refuse is not None:
+            raise StorageError(self.refuse, "refused by the test")
+        base = len(self.records[partition])
+        self.records[partition] += records
+        return self._durable(partition, base, base + len(records))
+
+    async def _durable(self, partition: int, base: int, end: int) -> int:
+        await self.gate.wait()
+        if self.fail_sync:
+            raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the test is broken")
+        self.durable[partition] = max(self.durable[partition], end)
+        return base
+
+    def replay(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
+        for offset, (key, value) in enumerate(self.records[partition]):
+            yield _HEADER, [Record(offset, 0, key, value)]
+
+    def crash(self) -> None:
+        """What was not durable is gone."""
+        for partition, end in enumerate(self.durable):
+            del self.records[partition][end:]
+
+    def history(self, transactional_id: str) -> list[Transaction | None]:
+        """The durable records of an id, in order."""
+        partition = self.partition_for(transactional_id)
+        return [
+            decode_value(value) if value is not None else None
+            for key, value in self.records[partition][: self.durable[partition]]
+            if key is not None and decode_key(key) == transactional_id
+        ]
+
+
+class StandInBroker:
+    """What the coordinator asks of a broker. Lives on over restarts of the coordinator, as a disk does."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.journal = MemoryJournal()
+        self.settings: dict[str, int] = {
+            "transaction.max.timeout.ms": 900_000,
+            "transactional.id.expiration.ms": 7 * 86_400_000,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 10_000,
+            "transaction.remove.expired.transaction.cleanup.interval.ms": 3_600_000,
+            "transaction.version": 2,
+        }
+        self.next_producer_id = 0
+        self.markers: list[tuple[TopicPartition, int, int, bool]] = []
+        self.marker_gate = asyncio.Event()
+        self.marker_gate.set()
+        self.marker_codes: dict[TopicPartition, ErrorCode] = {}
+
+    def reserve_producer_ids(self, count: int) -> range:
+        first, self.next_producer_id = self.next_producer_id, self.next_producer_id + count
+        return range(first, first + count)
+
+    async def write_markers(
+        self,
+        partitions: Collection[TopicPartition],
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        transaction_version: int = 1,
+    ) -> dict[TopicPartition, ErrorCode]:
+        await self.marker_gate.wait()
+        assert coordinator_epoch == 3
+        self.markers += [(partition, producer_id, producer_epoch, commit) for partition in partitions]
+        return {partition: self.marker_codes.get(partition, ErrorCode.NONE) for partition in partitions}
+
+    def coordinator(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self, self.journal)  # type: ignore[arg-type]
+
+
+async def idle(coordinator: TransactionCoordinator) -> None:
+    """Waits until no id is busy with a transition."""
+    for entry in coordinator.ids.busy():
+        if entry.is_pending:
+            await asyncio.wait_for(asyncio.shield(entry.settled()), 5)

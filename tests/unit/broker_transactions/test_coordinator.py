@@ -1,0 +1,382 @@
+"""The coordinator: nothing is answered before it is durable, and a restart finishes what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
+
+import pytest
+
+from semel.broker.transactions.coordinator import SETTLE_LIMIT_S, TransactionCoordinator
+from semel.broker.transactions.states import LAST_CLIENT_EPOCH, State
+from semel.protocol.errors import ErrorCode as E
+from tests.unit.broker_transactions.stand_in import StandInBroker, idle
+
+ID = "orders"
+A, B = ("a", 0), ("b", 1)
+TIMEOUT_MS = 60_000
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look at its signature
+    return run
+
+
+@asynccontextmanager
+async def running(broker: StandInBroker) -> AsyncIterator[TransactionCoordinator]:
+    coordinator = broker.coordinator()
+    await coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        await coordinator.stop()
+
+
+async def begun(coordinator: TransactionCoordinator, *partitions: tuple[str, int]) -> tuple[int, int]:
+    owner = await coordinator.init(ID, TIMEOUT_MS, None)
+    assert owner.error is E.NONE
+    assert await coordinator.add(ID, owner.producer_id, owner.epoch, partitions or (A,)) is E.NONE
+    return owner.producer_id, owner.epoch
+
+
+@in_loop
+async def test_a_transaction_leaves_its_whole_life_in_the_journal():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator, A, B)
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
+        await idle(coordinator)
+        states = [txn.state for txn in broker.journal.history(ID) if txn]
+        assert states == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
+        assert sorted(broker.markers) == [(A, pid, epoch, True), (B, pid, epoch, True)]
+
+
+@pytest.mark.parametrize("step", ["init", "add", "end"])
+def test_nothing_is_answered_before_it_is_durable(step: str):
+    @in_loop
+    async def test() -> None:
+        broker = StandInBroker()
+        async with running(broker) as coordinator:
+            requests = {
+                "init": lambda pid, epoch: coordinator.init("other", TIMEOUT_MS, None),
+                "add": lambda pid, epoch: coordinator.add(ID, pid, epoch, [B]),
+                "end": lambda pid, epoch: coordinator.end(ID, pid, epoch, commit=True, is_v2=True),
+            }
+            pid, epoch = await begun(coordinator)
+            broker.journal.gate.clear()
+            before = coordinator.ids.find(ID)
+            answer = asyncio.ensure_future(requests[step](pid, epoch))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not answer.done()
+            assert coordinator.ids.find(ID) == before
+            assert not broker.markers
+            broker.journal.gate.set()
+            await answer
+
+    test()
+
+
+@in_loop
+async def test_while_a_transition_is_pending_others_are_told_to_come_again():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.journal.gate.clear()
+        pending = asyncio.ensure_future(coordinator.add(ID, pid, epoch, [B]))
+        await asyncio.sleep(0)
+        others = await asyncio.gather(
+            coordinator.init(ID, TIMEOUT_MS, None),
+            coordinator.end(ID, pid, epoch, commit=True, is_v2=False),
+            coordinator.end(ID, pid, epoch, commit=False, is_v2=True),
+        )
+        assert {owner.error for owner in others} == {E.CONCURRENT_TRANSACTIONS}
+        assert await coordinator.add(ID, pid, epoch, [("c", 0)]) is E.CONCURRENT_TRANSACTIONS
+        broker.journal.gate.set()
+        assert await pending is E.NONE
+
+
+@in_loop
+async def test_a_commit_is_answered_while_its_markers_are_on_their_way():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.marker_gate.clear()
+        owner = await coordinator.end(ID, pid, epoch, commit=True, is_v2=True)
+        assert owner == (E.NONE, pid, epoch + 1)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.PREPARE_COMMIT
+        started = asyncio.get_running_loop().time()
+        assert await coordinator.add(ID, pid, epoch + 1, [A], 2) is E.CONCURRENT_TRANSACTIONS
+        assert asyncio.get_running_loop().time() - started >= SETTLE_LIMIT_S * 0.9
+        waiting = asyncio.ensure_future(coordinator.add(ID, pid, epoch + 1, [A], 2))
+        await asyncio.sleep(0)
+        broker.marker_gate.set()
+        assert await waiting is E.NONE  # the next transaction begins as soon as the markers are written
+
+
+@in_loop
+async def test_a_client_that_goes_away_does_not_stop_its_commit_half_way():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.journal.gate.clear()
+        request = asyncio.ensure_future(coordinator.end(ID, pid, epoch, commit=True, is_v2=False))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.sleep(0)
+        broker.journal.gate.set()
+        await idle(coordinator)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.COMPLETE_COMMIT
+
+
+@in_loop
+async def test_parallel_first_writes_of_a_v2_transaction_all_get_in():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        owner = await coordinator.init(ID, TIMEOUT_MS, None)
+        answers = await asyncio.gather(
+            *(coordinator.allow_append(ID, owner.producer_id, owner.epoch, [("t", n)], 12) for n in range(8))
+        )
+        assert all(set(answer.values()) == {E.NONE} for answer in answers)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.partitions == {("t", n) for n in range(8)}
+
+
+@in_loop
+async def test_a_write_to_a_partition_that_was_not_added_is_refused_in_words_that_its_version_knows():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator, A)
+
+        async def ask(partition: tuple[str, int], version: int, **who: int) -> E:
+            found = await coordinator.allow_append(
+                ID, who.get("pid", pid), who.get("epoch", epoch), [partition], version
+            )
+            return found[partition]
+
+        assert await ask(A, 9) is E.NONE
+        assert await ask(B, 10) is E.INVALID_TXN_STATE
+        assert await ask(B, 11) is E.TRANSACTION_ABORTABLE
+        assert await ask(A, 9, epoch=epoch + 1) is E.INVALID_PRODUCER_EPOCH
+        assert await ask(A, 12, epoch=epoch - 1) is E.INVALID_PRODUCER_EPOCH
+        assert await ask(A, 12, pid=99_999) is E.INVALID_PRODUCER_ID_MAPPING
+        assert await ask(B, 12) is E.NONE
+        broker.marker_gate.clear()
+        await coordinator.end(ID, pid, epoch, commit=False, is_v2=False)
+        assert await ask(A, 9) is E.NOT_ENOUGH_REPLICAS
+        assert await ask(A, 12) is E.CONCURRENT_TRANSACTIONS
+        broker.marker_gate.set()
+
+
+# --- restart ---
+
+
+@in_loop
+async def test_a_restart_finishes_what_was_prepared():
+    broker = StandInBroker()
+    broker.marker_gate.clear()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator, A, B)
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=True)).error is E.NONE
+    broker.journal.crash()
+    broker.marker_gate.set()
+    async with running(broker) as coordinator:
+        await idle(coordinator)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.COMPLETE_COMMIT
+        assert sorted(broker.markers) == [(A, pid, epoch + 1, True), (B, pid, epoch + 1, True)]
+        # the client that never got its answer asks again, in both ways that it can
+        assert await coordinator.end(ID, pid, epoch, commit=True, is_v2=True) == (E.NONE, pid, epoch + 1)
+        assert await coordinator.init(ID, TIMEOUT_MS, (pid, epoch)) == (E.NONE, pid, epoch + 1)
+
+
+@in_loop
+async def test_a_decision_that_was_not_durable_never_happened():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.journal.gate.clear()
+        request = asyncio.ensure_future(coordinator.end(ID, pid, epoch, commit=True, is_v2=False))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        request.cancel()
+    broker.journal.crash()
+    broker.journal.gate.set()
+    async with running(broker) as coordinator:
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.ONGOING
+        assert not broker.markers
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
+
+
+@in_loop
+async def test_an_open_transaction_lives_on_and_its_time_out_still_counts_from_its_start():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        await begun(coordinator)
+    broker.clock.advance_ms(TIMEOUT_MS)
+    async with running(broker) as coordinator:
+        assert await coordinator.abort_timed_out() == 0
+        broker.clock.advance_ms(1)
+        assert await coordinator.abort_timed_out() == 1
+
+
+@in_loop
+async def test_the_retry_of_a_bump_is_known_after_a_restart():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        owner = await coordinator.init(ID, TIMEOUT_MS, None)
+        bumped = await coordinator.init(ID, TIMEOUT_MS, (owner.producer_id, owner.epoch))
+        assert bumped.epoch == owner.epoch + 1
+    async with running(broker) as coordinator:
+        assert await coordinator.init(ID, TIMEOUT_MS, (owner.producer_id, owner.epoch)) == bumped
+
+
+@in_loop
+async def test_no_producer_id_is_given_out_twice():
+    broker = StandInBroker()
+    seen: list[int] = []
+    for _ in range(3):
+        async with running(broker) as coordinator:
+            seen += [coordinator.new_producer_id() for _ in range(1500)]
+            seen += [(await coordinator.init(f"id-{len(seen)}", TIMEOUT_MS, None)).producer_id]
+    assert len(set(seen)) == len(seen)
+    broker.next_producer_id = 0  # the store is lost, the journal is not
+    async with running(broker) as coordinator:
+        assert coordinator.new_producer_id() > max(seen[-1], 0)
+
+
+# --- time ---
+
+
+@in_loop
+async def test_a_timed_out_transaction_is_aborted_and_its_owner_fenced():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.clock.advance_ms(TIMEOUT_MS + 1)
+        assert await coordinator.abort_timed_out() == 1
+        await idle(coordinator)
+        assert broker.markers == [(A, pid, epoch + 1, False)]
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.PRODUCER_FENCED
+        assert await coordinator.add(ID, pid, epoch, [B]) is E.PRODUCER_FENCED
+
+
+@in_loop
+async def test_unused_ids_are_forgotten_and_stay_forgotten():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        for number in range(5000):
+            await coordinator.init(f"once-{number}", TIMEOUT_MS, None)
+        await begun(coordinator)
+        broker.clock.advance_ms(7 * 86_400_000)
+        await coordinator.init("young", TIMEOUT_MS, None)
+        assert await coordinator.forget_unused() == 5000
+        assert len(coordinator.ids) == 2
+        assert coordinator.ids.find(ID) is not None  # an open transaction never expires
+        assert broker.journal.history("once-7")[-1] is None
+        assert await coordinator.add("once-7", 7, 0, [A]) is E.INVALID_PRODUCER_ID_MAPPING
+    async with running(broker) as coordinator:
+        assert len(coordinator.ids) == 2
+
+
+# --- trouble ---
+
+
+@in_loop
+async def test_a_refused_journal_write_leaves_the_id_as_it_was():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        before = coordinator.ids.find(ID)
+        broker.journal.refuse = E.KAFKA_STORAGE_ERROR
+        owner = await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)
+        assert owner.error is E.NOT_COORDINATOR
+        assert (await coordinator.init("never", TIMEOUT_MS, None)).error is E.NOT_COORDINATOR
+        assert coordinator.ids.find("never") is None
+        assert coordinator.ids.find(ID) == before
+        broker.journal.refuse = None
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
+
+
+@in_loop
+async def test_after_a_failed_fsync_the_id_does_not_move_until_a_restart():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        broker.journal.fail_sync = True
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NOT_COORDINATOR
+        broker.journal.fail_sync = False
+        owner = await coordinator.end(ID, pid, epoch, commit=False, is_v2=False)
+        assert owner.error is E.CONCURRENT_TRANSACTIONS
+        assert not broker.markers
+
+
+@in_loop
+async def test_markers_of_deleted_topics_and_of_fenced_partitions_do_not_hold_a_transaction_up():
+    broker = StandInBroker()
+    broker.marker_codes = {A: E.UNKNOWN_TOPIC_OR_PARTITION, B: E.INVALID_PRODUCER_EPOCH}
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator, A, B)
+        await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)
+        await idle(coordinator)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.COMPLETE_COMMIT
+
+
+@in_loop
+async def test_bad_input_changes_nothing():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        assert (await coordinator.init("", TIMEOUT_MS, None)).error is E.INVALID_REQUEST
+        for timeout_ms in (0, -1, 900_001):
+            assert (await coordinator.init(ID, timeout_ms, None)).error is E.INVALID_TRANSACTION_TIMEOUT
+        assert await coordinator.add("", 1, 0, [A]) is E.INVALID_REQUEST
+        assert await coordinator.add("nobody", 1, 0, [A]) is E.INVALID_PRODUCER_ID_MAPPING
+        assert (await coordinator.end("", 1, 0, commit=True, is_v2=False)).error is E.INVALID_REQUEST
+        assert (await coordinator.end("nobody", 1, 0, commit=True, is_v2=True)).error is E.INVALID_PRODUCER_ID_MAPPING
+        assert coordinator.verify("", 1, 0, A) is E.INVALID_REQUEST
+        assert coordinator.verify("nobody", 1, 0, A) is E.INVALID_PRODUCER_ID_MAPPING
+        assert len(coordinator.ids) == 0
+        assert not any(broker.journal.records)
+
+
+@in_loop
+async def test_sixteen_bits_of_epoch_are_enough():
+    """The last epochs of a producer id, over a restart: the id moves to a new producer id and goes on."""
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        owner = await coordinator.init(ID, TIMEOUT_MS, None)
+        entry = coordinator.ids.entry(ID)
+        assert entry is not None
+        entry.txn = entry.txn._replace(epoch=LAST_CLIENT_EPOCH - 1)
+        coordinator.ids.hold(entry)
+        coordinator.ids.settle(entry)
+        pid, epoch = owner.producer_id, LAST_CLIENT_EPOCH - 1
+        seen = []
+        for _ in range(4):
+            assert await coordinator.add(ID, pid, epoch, [A], 2) is E.NONE
+            ended = await coordinator.end(ID, pid, epoch, commit=True, is_v2=True)
+            assert ended.error is E.NONE
+            pid, epoch = ended.producer_id, ended.epoch
+            seen.append((pid, epoch))
+            await idle(coordinator)
+        fresh = seen[-1][0]
+        assert fresh != owner.producer_id
+        assert seen == [(owner.producer_id, LAST_CLIENT_EPOCH), (fresh, 0), (fresh, 1), (fresh, 2)]
+        assert max(epoch for _, _, epoch, _ in broker.markers) == LAST_CLIENT_EPOCH + 1

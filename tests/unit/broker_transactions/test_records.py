@@ -1,0 +1,97 @@
+"""Records of the transaction log, and what an idle id costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.broker.transactions.records import (
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+    pack,
+    unpack,
+    updated_ms_of,
+)
+from semel.broker.transactions.states import IDLE, State, Transaction
+from semel.protocol.errors import DecodeError
+
+int64 = st.integers(-1, 2**63 - 1)
+epochs = st.integers(-1, 2**15 - 1)
+transactions = st.builds(
+    Transaction,
+    producer_id=int64,
+    previous_producer_id=int64,
+    next_producer_id=int64,
+    epoch=epochs,
+    last_epoch=epochs,
+    timeout_ms=st.integers(1, 2**31 - 1),
+    state=st.sampled_from([state for state in State if state is not State.EMPTY]),
+    partitions=st.frozensets(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 999)), max_size=6),
+    started_ms=int64,
+    updated_ms=int64,
+    client_version=st.sampled_from([0, 2]),
+)
+
+
+@given(transactions)
+def test_a_value_survives_the_log(txn: Transaction):
+    assert decode_value(encode_value(txn)) == txn
+
+
+@given(transactions, st.sampled_from(sorted(IDLE)))
+def test_an_idle_id_survives_packing(txn: Transaction, state: State):
+    idle = txn._replace(state=state, partitions=frozenset(), next_producer_id=-1)
+    assert unpack(pack(idle)) == idle
+    assert updated_ms_of(pack(idle)) == idle.updated_ms
+
+
+def test_a_busy_id_is_not_packed():
+    txn = Transaction(1, 1, -1, 0, -1, 1, State.ONGOING, frozenset({("a", 0)}), 0, 0, 0)
+    with pytest.raises(AssertionError, match="Ongoing"):
+        pack(txn)
+
+
+@given(st.text())
+def test_a_key_is_the_transactional_id(text: str):
+    assert decode_key(encode_key(text)) == text
+
+
+def test_records_of_newer_brokers_are_left_alone_or_refused_by_name():
+    assert decode_key(b"\x00\x07whatever") is None
+    with pytest.raises(DecodeError, match="version 7"):
+        decode_value(b"\x00\x07")
+
+
+def test_an_empty_id_has_null_partitions_as_kafka_writes_it():
+    txn = Transaction(7, 7, -1, 3, 2, 60_000, State.EMPTY, frozenset(), -1, 1_700_000_000_000, 0)
+    value = encode_value(txn)
+    assert value[:2] == b"\x00\x01"
+    assert value[2:17] == (7).to_bytes(8, "big") + (3).to_bytes(2, "big") + (60_000).to_bytes(4, "big") + b"\x00"
+    assert value[17] == 0  # compact null
+    assert decode_value(value) == txn
+
+
+MEASURE = """
+import resource, sys
+from semel.broker.transactions.ledger import Ledger
+from semel.broker.transactions.states import State, Transaction
+def used_kb(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
+ledger, count = Ledger(), 200_000
+before = used_kb()
+for n in range(count):
+    txn = Transaction(n, n, -1, 1, -1, 60_000, State.COMPLETE_COMMIT, frozenset(), n, n, 0)
+    ledger.load(f"pipeline-7-task-{n:08d}", txn)
+print((used_kb() - before) * 1024 // count)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_one_time_ids_fit_into_a_quarter_of_a_gigabyte():
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) <= 256, f"an idle id takes {done.stdout.strip()} bytes"
