@@ -155,10 +155,11 @@ def _decode_run(run: _Run, start_offset: int, want_headers: bool, limit_bytes: i
         rows = slice(row, row + SLICE_ROWS)
         fields = _read_fields(reader, starts[rows], ends[rows])
         previous = _check_offsets(fields.offset_deltas, batch_of_row[rows], row, firsts, last_deltas, previous)
-        if fields.header_counts.any():
+        found = None
+        if fields.header_counts is not None:
             header_totals += np.bincount(batch_of_row[rows], fields.header_counts, len(counts)).astype(np.int64)
             check_header_count(int(header_totals.max()), limit_bytes)
-        found = read_headers(reader, fields.header_starts, fields.header_counts, fields.ends)
+            found = read_headers(reader, fields.header_starts, fields.header_counts, fields.ends)
         yield _to_arrow(reader, fields, found, numbers, batch_of_row[rows], start_offset, want_headers)
 
 
@@ -190,26 +191,33 @@ class _Fields(NamedTuple):
     value_starts: Int64s
     value_lengths: Int64s
     header_starts: Int64s
-    header_counts: Int64s
+    header_counts: Int64s | None  # None if there are none
     ends: Int64s
 
 
 def _read_fields(reader: VarintReader, starts: Int64s, ends: Int64s) -> _Fields:
     """All fields up to the number of headers. Every step goes forward, so it is enough to check the end."""
-    after_length = starts + reader.sizes(starts)
-    timestamp_deltas, at = reader.read(after_length + 1, bits=64)  # the attributes, one byte, say nothing yet
-    offset_deltas, at = reader.read(at)
+    timestamp_deltas, offset_deltas, at = reader.read_front(starts)
     key_lengths, key_starts = reader.read(at)
     value_lengths, value_starts = reader.read(key_starts + np.maximum(key_lengths, 0))
-    header_counts, at = reader.read(value_starts + np.maximum(value_lengths, 0))
-    if min(int(key_lengths.min()), int(value_lengths.min())) < -1 or int(header_counts.min()) < 0:
-        raise CorruptBatchError("a record has a negative length or number of headers")
-    without_headers = header_counts == 0
-    if (at > ends).any() or (at[without_headers] != ends[without_headers]).any():
-        raise CorruptBatchError("the fields of a record do not end where the record ends")
+    if min(int(key_lengths.min()), int(value_lengths.min())) < -1:
+        raise CorruptBatchError("the key or value of a record has a negative length")
+    header_counts, at = _read_header_counts(reader, value_starts + np.maximum(value_lengths, 0), ends)
     return _Fields(
         timestamp_deltas, offset_deltas, key_starts, key_lengths, value_starts, value_lengths, at, header_counts, ends
     )
+
+
+def _read_header_counts(reader: VarintReader, at: Int64s, ends: Int64s) -> tuple[Int64s | None, Int64s]:
+    """(numbers of headers or None where no record has any, positions after them)."""
+    if (at == ends - 1).all() and not reader.data[at].any():
+        return None, ends
+    counts, at = reader.read(at)
+    if int(counts.min()) < 0:
+        raise CorruptBatchError("a record has a negative number of headers")
+    if ((at > ends) | ((counts == 0) & (at != ends))).any():
+        raise CorruptBatchError("the fields of a record do not end where the record ends")
+    return counts, at
 
 
 def _check_offsets(
@@ -253,7 +261,7 @@ def _to_arrow(
         gather(data, fields.value_starts, fields.value_lengths),
     ]
     if want_headers:
-        columns.append(headers_array(data, headers, fields.header_counts))
+        columns.append(headers_array(data, headers, fields.header_counts, len(offsets)))
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_HEADERS if want_headers else SCHEMA)
     if int(offsets.min()) >= start_offset:
         return batch

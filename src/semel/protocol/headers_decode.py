@@ -84,10 +84,10 @@ def _read_rest(reader: VarintReader, at: int, end: int, index: int, count: int, 
         raise CorruptBatchError("the headers of a record do not end where the record ends")
 
 
-def headers_array(data: pa.Buffer, headers: Headers | None, counts: Int64s) -> pa.Array:
+def headers_array(data: pa.Buffer, headers: Headers | None, counts: Int64s | None, row_count: int) -> pa.Array:
     """The headers as a list column, null where a record has none."""
-    if headers is None:
-        return pa.nulls(len(counts), HEADERS_TYPE)
+    if headers is None or counts is None:
+        return pa.nulls(row_count, HEADERS_TYPE)
     names = _as_text(gather(data, headers.name_starts, headers.name_lengths))
     values = gather(data, headers.value_starts, headers.value_lengths)
     entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))

@@ -2,8 +2,8 @@
 
 Each record says where the next one starts, so a batch is a chain, and a chain can't be followed by numpy. But many
 chains can be followed at once, a step of all of them at a time. Batches are such chains; long ones are cut into
-lanes at places that look like the start of a record (its attributes are 0, and the two records after it have the next
-offsets). A guess costs nothing but time: a lane counts only if the lane before it ends exactly where it starts, and so
+lanes at places that look like the start of a record (its attributes are 0, and the record after it has the next
+offset). A guess costs nothing but time: a lane counts only if the lane before it ends exactly where it starts, and so
 on back to the start of the batch. Where one does not, the batch is walked from its start, plainly.
 """
 
@@ -17,11 +17,10 @@ import numpy.typing as npt
 from semel.protocol.batch import SMALLEST_RECORD
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.varints import read_varint
-from semel.protocol.vector_varints import SHORT_RECORD_SIZES, Int64s, VarintReader
+from semel.protocol.vector_varints import SHORT_RECORD_SIZES, Bytes, Int64s, VarintReader
 
 LANE_RECORDS = 32  # records in a lane: more steps of fewer lanes, or fewer steps of more
-FEW_RECORDS = 300  # not worth lanes
-SEARCH_RECORDS = 3  # how many average records wide the search for a lane's start is
+FEW_RECORDS = 1500  # not worth lanes: a walk costs a tenth of a microsecond per record
 WIDEST_SEARCH_BYTES = 16 * 1024
 
 
@@ -63,14 +62,19 @@ def _walk_all(reader: VarintReader, bodies: Bodies, batches: range) -> Int64s:
 def _walk(reader: VarintReader, bodies: Bodies, batch: int) -> Int64s:
     """One batch from its start: the plain way, and the one that says what is wrong."""
     start, end, count = int(bodies.starts[batch]), int(bodies.ends[batch]), int(bodies.record_counts[batch])
-    data = reader.data[start:end].tobytes()
-    starts, at, end = [], 0, len(data)
+    data = reader.data[start:end].tobytes() + bytes(1)
+    starts, at, end = [], 0, end - start
     for _ in range(count):
         starts.append(at)
-        length, at = read_varint(data, at, end)
-        if not 0 <= length <= end - at:
-            raise CorruptBatchError(f"a record says it takes {length} bytes, but {end - at} are left in its batch")
-        at += length
+        if at < end and not data[at] & 0x81:  # one byte, not negative
+            at += 1 + (data[at] >> 1)
+        elif at < end and not data[at] & 1 and data[at + 1] < 0x80:  # two
+            at += 2 + ((data[at] & 0x7F) >> 1 | data[at + 1] << 6)
+        else:
+            length, at = read_varint(data, at, end)
+            at += length if length >= 0 else end + 1
+        if at > end:
+            raise CorruptBatchError(f"a record at byte {starts[-1]} of {end} has a length that runs past its batch")
     if at != end:
         raise CorruptBatchError(f"{end - at} bytes are left after the {count} records of a batch")
     return np.array(starts, np.int64) + start
@@ -106,9 +110,10 @@ def _follow(reader: VarintReader, lanes: _Lanes) -> tuple[Int64s, Int64s]:
     at = lanes.starts
     steps = []
     going = at < lanes.limits
+    last = len(reader.data) - 2
     while going.any():
         steps.append(at)
-        sizes = SHORT_RECORD_SIZES.take(reader.pairs(at))
+        sizes = SHORT_RECORD_SIZES.take(reader.all_pairs[np.minimum(at, last)])
         if sizes.min() <= 0:
             _settle_long(reader, at, sizes, going)
         at = at + sizes * going
@@ -128,65 +133,68 @@ NOWHERE = 2**40  # no buffer is this long
 
 
 def _guess_starts(reader: VarintReader, bodies: Bodies, around: Int64s, batches: Int64s) -> Int64s:
-    """For each place the first position after it that looks like the start of a record, or -1."""
+    """For each place a position after it that looks like the start of a record, or -1. Most records have no headers,
+    and so the byte before the next record is 0; only where that leads nowhere the search is wider and slower."""
     result = np.full(len(around), -1, np.int64)
-    if not len(around):
-        return result
     average = int(((bodies.ends - bodies.starts) // np.maximum(bodies.record_counts, 1)).max())
-    width = min(max(SEARCH_RECORDS * average, 64), WIDEST_SEARCH_BYTES, len(reader.data))
-    windows: npt.NDArray[Any] = np.lib.stride_tricks.sliding_window_view(reader.data, width)
-    at = np.minimum(around, len(windows) - 1)
-    lane, place = np.divmod(np.flatnonzero(windows[at] == 0), width)  # attributes of a record, perhaps
-    zero = at[lane] + place
-    # The length before it takes one, two or three bytes.
-    candidates = np.concatenate([zero - 3, zero - 2, zero - 1])
-    lane = np.concatenate([lane, lane, lane])
-    sizes = np.repeat(np.array([3, 2, 1]), len(zero))
+    missing = np.arange(len(around))
+    for strict, width in ((True, average + average // 4), (True, 3 * average), (False, 3 * average)):
+        if not len(missing):
+            break
+        width = min(max(width, 64), WIDEST_SEARCH_BYTES, len(reader.data))
+        result[missing] = _search(reader, bodies, around[missing], batches[missing], width, strict)
+        missing = np.flatnonzero(result < 0)
+    return result
+
+
+def _search(reader: VarintReader, bodies: Bodies, around: Int64s, batches: Int64s, width: int, strict: bool) -> Int64s:
+    """Looks for the zero of a record's attributes, with one to three bytes of length before it, and (strict) a zero
+    before that."""
+    at = np.minimum(around, len(reader.data) - width)
+    zero = _windows(reader.data, at, width) == 0
+    attributes_follow = zero[2:-2] | zero[3:-1] | zero[4:]
+    hits = np.flatnonzero(zero[:-4] & attributes_follow if strict else attributes_follow)
+    found = []
+    for length_bytes in (1, 2, 3):
+        lane, place = np.divmod(hits[zero[hits + length_bytes + 1]], width)
+        inside = place < width - length_bytes - 1  # not across two windows
+        found.append((at[lane[inside]] + place[inside] + 1, lane[inside], np.full(int(inside.sum()), length_bytes)))
+    candidates, lane, sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     keep = candidates > bodies.starts[batches[lane]]
-    candidates, lane, sizes = candidates[keep], lane[keep], sizes[keep]
-    candidates, lane = _plausible(reader, bodies, candidates, lane, batches, sizes)
-    # The first one of each lane: written last.
-    order = np.argsort(-candidates, kind="stable")
+    candidates, lane = _plausible(reader, bodies, candidates[keep], lane[keep], batches, sizes[keep])
+    order = np.argsort(-candidates, kind="stable")  # the first one of each lane is written last
+    result = np.full(len(around), -1, np.int64)
     result[lane[order]] = candidates[order]
     return result
+
+
+def _windows(data: Bytes, at: Int64s, width: int) -> Bytes:
+    """`width` bytes from each position, one window after the other."""
+    overlapping: npt.NDArray[Any] = np.ndarray((len(data) - width + 1,), f"V{width}", buffer=data, strides=(1,))
+    return overlapping[at].view(np.uint8)
 
 
 def _plausible(
     reader: VarintReader, bodies: Bodies, candidates: Int64s, lane: Int64s, batches: Int64s, sizes: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """Those that are followed by two more records with the next offsets, or by the end of the batch."""
-    head = _record_heads(reader, candidates)
-    ends = bodies.ends[batches[lane]]
-    keep = (head.field_bytes == sizes) & (head.length >= SMALLEST_RECORD - 1) & (head.next <= ends)
-    keep &= (head.next == ends) | (reader.byte(head.next + 1) == 0) | (reader.byte(head.next + 2) == 0)
-    candidates, lane = candidates[keep], lane[keep]
-    at, offset = candidates, None
-    good = np.ones(len(candidates), np.bool_)
-    ends, last = bodies.ends[batches[lane]], bodies.last_offset_deltas[batches[lane]]
-    dense = (bodies.last_offset_deltas + 1 == bodies.record_counts)[batches[lane]]
-    for _ in range(3):
-        head = _record_heads(reader, at)
-        own = head.offset_deltas(reader)
-        over = at >= ends
-        fine = (head.length >= SMALLEST_RECORD - 1) & (head.next <= ends) & (own >= 0) & (own <= last)
-        if offset is not None:
-            fine &= np.where(dense, own == offset + 1, own > offset)
-        good &= over | fine
-        at, offset = np.where(over | ~good, at, head.next), own
+    """Those that are followed by a record with the next offset, or by the end of the batch."""
+    batch = batches[lane]
+    length, after = reader.read_loosely(candidates)
+    follower = after + length
+    keep = (after - candidates == sizes) & (length >= SMALLEST_RECORD - 1) & (follower <= bodies.ends[batch])
+    candidates, lane, batch, after, follower = (x[keep] for x in (candidates, lane, batch, after, follower))
+    ends, last = bodies.ends[batch], bodies.last_offset_deltas[batch]
+    own = _offset_delta(reader, after)
+    length, after = reader.read_loosely(follower)
+    other = _offset_delta(reader, after)
+    dense = last + 1 == bodies.record_counts[batch]  # not compacted
+    rises = np.where(dense, other == own + 1, other > own) & (other <= last)
+    fits = (length >= SMALLEST_RECORD - 1) & (after + length <= ends)
+    good = (own >= 0) & (own <= last) & ((follower == ends) | (rises & fits))
     return candidates[good], lane[good]
 
 
-class _RecordHeads(NamedTuple):
-    at: Int64s
-    length: Int64s
-    field_bytes: Int64s
-    next: Int64s
-
-    def offset_deltas(self, reader: VarintReader) -> Int64s:
-        _, after = reader.read_loosely(self.at + self.field_bytes + 1, bits=64)
-        return reader.read_loosely(after)[0]
-
-
-def _record_heads(reader: VarintReader, at: Int64s) -> _RecordHeads:
-    length, after = reader.read_loosely(at)
-    return _RecordHeads(at, length, after - at, after + np.maximum(length, 0))
+def _offset_delta(reader: VarintReader, after_length: Int64s) -> Int64s:
+    """The offset of a record, over the attributes and the timestamp."""
+    _, at = reader.read_loosely(after_length + 1, bits=64)
+    return reader.read_loosely(at)[0]

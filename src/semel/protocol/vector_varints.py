@@ -80,17 +80,17 @@ class VarintReader:
         if len(data) < 16:
             data = np.concatenate([data, np.zeros(16, np.uint8)])
         self.data = data
-        self._pairs: npt.NDArray[Any] = np.ndarray((len(data) - 1,), "<u2", buffer=data, strides=(1,))
+        self.all_pairs: npt.NDArray[Any] = np.ndarray((len(data) - 1,), "<u2", buffer=data, strides=(1,))
         self._words: npt.NDArray[Any] = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
 
     def pairs(self, at: Int64s) -> npt.NDArray[np.uint16]:
         """Two bytes at each position."""
-        last = len(self._pairs) - 1
+        last = len(self.all_pairs) - 1
         if not len(at) or at.max() <= last:
-            return self._pairs[at]
+            return self.all_pairs[at]
         safe = np.minimum(at, last)
         past = at - safe
-        return np.where(past < 2, self._pairs[safe] >> (past << 3).astype(np.uint16), 0).astype(np.uint16)
+        return np.where(past < 2, self.all_pairs[safe] >> (past << 3).astype(np.uint16), 0).astype(np.uint16)
 
     def words(self, at: Int64s) -> UInt64s:
         """Eight bytes at each position."""
@@ -126,6 +126,26 @@ class VarintReader:
         if wide is not None:
             values[wide] = -1
         return values, after
+
+    def read_front(self, starts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """(timestamp deltas, offset deltas, positions after them) of the records that start at the positions. Their
+        lengths, attributes, timestamps and offsets mostly fit one word: it is looked up once."""
+        words = self.words(starts)
+        length_sizes = SHORT_SIZES.take(words.astype(np.uint16))
+        words >>= (length_sizes + np.uint8(1)) << np.uint8(3)
+        pairs = words.astype(np.uint16)
+        timestamps, timestamp_sizes = SHORT_VALUES.take(pairs).astype(np.int64), SHORT_SIZES.take(pairs)
+        words >>= timestamp_sizes << np.uint8(3)
+        pairs = words.astype(np.uint16)
+        offsets, offset_sizes = SHORT_VALUES.take(pairs).astype(np.int64), SHORT_SIZES.take(pairs)
+        after = starts + (length_sizes + timestamp_sizes + offset_sizes + np.uint8(1))
+        short = length_sizes * timestamp_sizes * offset_sizes
+        if len(short) and not short.min():
+            long = np.flatnonzero(short == 0)
+            at = starts[long] + self.sizes(starts[long]) + 1
+            timestamps[long], at = self.read(at, bits=64)
+            offsets[long], after[long] = self.read(at)
+        return timestamps, offsets, after
 
     def _read(self, at: Int64s, bits: int) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_] | None]:
         pairs = self.pairs(at)
