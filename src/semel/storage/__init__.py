@@ -1,13 +1,16 @@
 """A partition log on disk, in Kafka's own layout: segments, indexes, producer state, recovery, compaction."""
 
+from semel.storage.cleaner import Compactor
 from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
 from semel.storage.errors import DataDirLockedError, StorageError
 from semel.storage.log import AppendResult, Isolation, PartitionLog, ProducerInfo, ReadResult, TimestampOffset
+from semel.storage.powercut import cut_power
 from semel.storage.sync import FsyncMode, SyncGroup
 
 __all__ = [
     "AppendResult",
+    "Compactor",
     "DataDir",
     "DataDirLockedError",
     "FsyncMode",
@@ -19,4 +22,5 @@ __all__ = [
     "StorageError",
     "SyncGroup",
     "TimestampOffset",
+    "cut_power",
 ]

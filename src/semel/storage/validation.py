@@ -16,7 +16,7 @@ from semel.protocol.batch import (
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
 )
-from semel.protocol.errors import CorruptBatchError, ErrorCode, UnsupportedCompressionError
+from semel.protocol.errors import DecodeError, ErrorCode
 from semel.storage.config import INT64_MAX, LogConfig
 from semel.storage.errors import StorageError
 
@@ -72,8 +72,8 @@ def check_records(data: memoryview, config: LogConfig, now_ms: int) -> None:
 
     try:
         records = decode_batch(data).records
-    except (CorruptBatchError, UnsupportedCompressionError) as error:
-        raise StorageError(error.code, str(error)) from error
+    except DecodeError as error:  # most of them know their code
+        raise StorageError(getattr(error, "code", ErrorCode.CORRUPT_MESSAGE), str(error)) from error
     if config.compact:
         keyless = tuple(
             (number, "Compacted topic cannot accept message without key")
