@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ALTERED = "broker-config"
+_ALTERED_FOR_CLUSTER = "cluster-config"
 _NEXT_PRODUCER_ID = "next-producer-id"
 
 
@@ -40,7 +41,8 @@ class Broker:
         data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
         self.store = Store(data, fsync=settings["fsync"] == "commit")
-        self.settings.replace_altered(self.store.get(_ALTERED) or {})
+        self.settings.replace_altered(self.altered_settings())
+        self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)
         self.topics.on_deleted = self._on_topic_deleted
         self.cluster_id = self._cluster_id()
@@ -123,15 +125,15 @@ class Broker:
             return self.advertised
         return context.connection.local_address if context.connection is not None else ("localhost", 9092)
 
-    def alter_settings(self, texts: dict[str, str]) -> None:
+    def alter_settings(self, texts: dict[str, str], *, for_cluster: bool = False) -> None:
         """Replaces the settings that were altered at run time. SettingError: nothing changed."""
-        self.settings.replace_altered(texts)
-        self.store.put(_ALTERED, texts or None)
+        self.settings.replace_altered(texts, for_cluster=for_cluster)
+        self.store.put(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED, texts or None)
         self.store.commit()
         self.topics.on_settings_altered()
 
-    def altered_settings(self) -> dict[str, str]:
-        return dict(self.store.get(_ALTERED) or {})
+    def altered_settings(self, *, for_cluster: bool = False) -> dict[str, str]:
+        return dict(self.store.get(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED) or {})
 
     def reserve_producer_ids(self, count: int) -> range:
         """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again."""

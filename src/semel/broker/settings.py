@@ -150,8 +150,8 @@ _GENERAL = (
 
 _SOCKET = (
     Setting("socket.request.max.bytes", "int", 104_857_600, "A larger request closes its connection.", 1, INT32_MAX),
-    Setting("socket.send.buffer.bytes", "int", 102_400, "SO_SNDBUF; -1 leaves it to the system.", -1, INT32_MAX),
-    Setting("socket.receive.buffer.bytes", "int", 102_400, "SO_RCVBUF; -1 leaves it to the system.", -1, INT32_MAX),
+    Setting("socket.send.buffer.bytes", "int", -1, "SO_SNDBUF; -1: the system's (Kafka: 102400).", -1, INT32_MAX),
+    Setting("socket.receive.buffer.bytes", "int", -1, "SO_RCVBUF; -1: the system's (Kafka: 102400).", -1, INT32_MAX),
     Setting("socket.listen.backlog.size", "int", 50, "Connections waiting to be accepted.", 1, INT32_MAX),
     Setting(
         "connections.max.idle.ms",
@@ -562,18 +562,19 @@ def row_of(name: str) -> Setting:
 
 
 class Settings:
-    """The settings of a running broker: defaults, what it was started with, what was altered since, in that order."""
+    """The settings of a running broker. The strongest first: altered for this broker, altered for the cluster, given
+    at the start, default."""
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self._given: dict[str, Any] = {name: row_of(name).parse(text) for name, text in (given or {}).items()}
         self._altered: dict[str, Any] = {}
+        self._cluster: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         """The value, in its own type; None where there is none. An unknown name is a bug."""
-        if name in self._altered:
-            return self._altered[name]
-        if name in self._given:
-            return self._given[name]
+        for layer in (self._altered, self._cluster, self._given):
+            if name in layer:
+                return layer[name]
         return TABLE[name].default
 
     def given(self, name: str) -> Any:
@@ -581,12 +582,20 @@ class Settings:
         return self._given.get(name)
 
     def altered(self, name: str) -> Any:
-        """What was altered since, or None."""
+        """What was altered since for this broker, or None."""
         return self._altered.get(name)
 
-    def replace_altered(self, texts: Mapping[str, str]) -> None:
+    def altered_for_cluster(self, name: str) -> Any:
+        """What was altered since for all brokers, or None."""
+        return self._cluster.get(name)
+
+    def replace_altered(self, texts: Mapping[str, str], *, for_cluster: bool = False) -> None:
         """Takes over all settings that were altered at run time. SettingError: nothing changed."""
-        self._altered = parse_dynamic(texts)
+        values = parse_dynamic(texts)
+        if for_cluster:
+            self._cluster = values
+        else:
+            self._altered = values
 
     @property
     def node_id(self) -> int:

@@ -24,10 +24,21 @@ class Row(NamedTuple):
     pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their answer
 
 
+_NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
+_NO_ACLS = "no authorizer: SECURITY_DISABLED"
+
 TABLE: dict[int, Row] = {
     row.key: row
     for row in (
-        Row(0, 0, 13, "semel.broker.handlers.produce:produce", min_served=3, pipelined=True),
+        Row(
+            0,
+            0,
+            13,
+            "semel.broker.handlers.produce:produce",
+            "record batches of format 2",
+            min_served=3,
+            pipelined=True,
+        ),
         Row(1, 4, 18, "semel.broker.handlers.fetch:fetch"),
         Row(2, 1, 11, "semel.broker.handlers.list_offsets:list_offsets"),
         Row(3, 0, 13, "semel.broker.handlers.metadata:metadata"),
@@ -40,6 +51,29 @@ TABLE: dict[int, Row] = {
         Row(14, 0, 5, "semel.broker.groups.handlers.membership:sync_group"),
         Row(15, 0, 6, "semel.broker.groups.handlers.admin:describe_groups"),
         Row(16, 0, 5, "semel.broker.groups.handlers.admin:list_groups"),
+        Row(17, 0, 1, "semel.broker.handlers.security:sasl_handshake", _NO_SECURITY),
+        Row(19, 2, 7, "semel.broker.handlers.create_topics:create_topics"),
+        Row(20, 1, 6, "semel.broker.handlers.delete_topics:delete_topics"),
+        Row(21, 0, 2, "semel.broker.handlers.delete_records:delete_records"),
+        Row(23, 2, 4, "semel.broker.handlers.offset_for_leader_epoch:offset_for_leader_epoch"),
+        Row(29, 1, 3, "semel.broker.handlers.security:describe_acls", _NO_ACLS),
+        Row(30, 1, 3, "semel.broker.handlers.security:create_acls", _NO_ACLS),
+        Row(31, 1, 3, "semel.broker.handlers.security:delete_acls", _NO_ACLS),
+        Row(32, 1, 4, "semel.broker.handlers.describe_configs:describe_configs"),
+        Row(33, 0, 2, "semel.broker.handlers.alter_configs:alter_configs"),
+        Row(35, 1, 4, "semel.broker.handlers.describe_log_dirs:describe_log_dirs"),
+        Row(36, 0, 2, "semel.broker.handlers.security:sasl_authenticate", _NO_SECURITY),
+        Row(37, 0, 3, "semel.broker.handlers.create_partitions:create_partitions"),
+        Row(43, 0, 2, "semel.broker.handlers.replicas:elect_leaders", "one replica: ELECTION_NOT_NEEDED"),
+        Row(44, 0, 1, "semel.broker.handlers.alter_configs:incremental_alter_configs"),
+        Row(45, 0, 1, "semel.broker.handlers.replicas:alter_partition_reassignments", "to this node only"),
+        Row(46, 0, 0, "semel.broker.handlers.replicas:list_partition_reassignments", "there is never one"),
+        Row(48, 0, 1, "semel.broker.handlers.security:describe_client_quotas", "there are none"),
+        Row(50, 0, 0, "semel.broker.handlers.security:describe_user_scram_credentials", "there are none"),
+        Row(60, 0, 2, "semel.broker.handlers.describe_cluster:describe_cluster"),
+        Row(61, 0, 0, "semel.broker.handlers.describe_producers:describe_producers"),
+        Row(74, 0, 1, "semel.broker.handlers.list_config_resources:list_config_resources"),
+        Row(75, 0, 0, "semel.broker.handlers.describe_topic_partitions:describe_topic_partitions"),
         Row(18, 0, 4, "semel.broker.handlers.api_versions:api_versions"),
         Row(42, 0, 2, "semel.broker.groups.handlers.admin:delete_groups"),
         Row(47, 0, 0, "semel.broker.groups.handlers.positions:offset_delete"),
@@ -61,3 +95,58 @@ TABLE: dict[int, Row] = {
         Row(66, 0, 2, "semel.broker.transactions.handlers:list_transactions"),
     )
 }
+
+
+# What Kafka serves to clients and this broker does not, and why. A client is told so by ApiVersions.
+NOT_SERVED: dict[int, tuple[str, str]] = {
+    34: ("AlterReplicaLogDirs", "there is one data folder"),
+    38: ("CreateDelegationToken", "no security layer"),
+    39: ("RenewDelegationToken", "no security layer"),
+    40: ("ExpireDelegationToken", "no security layer"),
+    41: ("DescribeDelegationToken", "no security layer"),
+    49: ("AlterClientQuotas", "there are no quotas"),
+    51: ("AlterUserScramCredentials", "no security layer"),
+    55: ("DescribeQuorum", "there is no quorum: one node, topics kept in a file"),
+    57: ("UpdateFeatures", "feature levels are settings: transaction.version, group.version"),
+    64: ("UnregisterBroker", "there is one node"),
+    68: ("ConsumerGroupHeartbeat", "the KIP-848 group protocol"),
+    69: ("ConsumerGroupDescribe", "the KIP-848 group protocol"),
+    71: ("GetTelemetrySubscriptions", "client telemetry is not taken"),
+    72: ("PushTelemetry", "client telemetry is not taken"),
+    76: ("ShareGroupHeartbeat", "share groups are not served"),
+    77: ("ShareGroupDescribe", "share groups are not served"),
+    78: ("ShareFetch", "share groups are not served"),
+    79: ("ShareAcknowledge", "share groups are not served"),
+    88: ("StreamsGroupHeartbeat", "streams groups are not served"),
+    89: ("StreamsGroupDescribe", "streams groups are not served"),
+}
+
+
+def markdown() -> str:
+    """docs/protocol-support.md."""
+    from semel.protocol.apis import APIS
+
+    names = {key: "".join(word.capitalize() for word in name.split("_")) for key, (name, _) in APIS.items()}
+    lines = [
+        "# Protocol support",
+        "",
+        "Generated by `python -m semel.broker.table`; do not edit.",
+        "",
+        "Versions are those of Apache Kafka 4.3. A request in another version closes the connection, as in Kafka; an",
+        "ApiVersions request from the future is answered with UNSUPPORTED_VERSION and the versions that may be used.",
+        "",
+        "| key | API | versions | note |",
+        "|---|---|---|---|",
+    ]
+    for key, row in sorted(TABLE.items()):
+        notes = [row.note] if row.note else []
+        if row.min_served is not None:
+            notes.append(f"served from version {row.min_served} on; older ones are advertised as Kafka does")
+        lines.append(f"| {key} | {names[key]} | {row.min_version}-{row.max_version} | {'; '.join(notes)} |")
+    lines += ["", "## Not served", "", "| key | API | why |", "|---|---|---|"]
+    lines += [f"| {key} | {name} | {why} |" for key, (name, why) in sorted(NOT_SERVED.items()) if key not in TABLE]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -104,7 +104,12 @@ def default_of(settings: Settings, name: str) -> str | None:
 def broker_origins(settings: Settings, name: str) -> list[Origin]:
     """Where the broker's default of a topic setting comes from, the strongest first, in the topic setting's unit."""
     found: list[Origin] = []
-    for layer, source in ((settings.altered, SOURCE_BROKER_DYNAMIC), (settings.given, SOURCE_BROKER_STATIC)):
+    layers = (
+        (settings.altered, SOURCE_BROKER_DYNAMIC),
+        (settings.altered_for_cluster, SOURCE_BROKER_DEFAULT),
+        (settings.given, SOURCE_BROKER_STATIC),
+    )
+    for layer, source in layers:
         for synonym, factor in SYNONYMS[name]:
             value = layer(synonym)
             if value is not None:

@@ -199,6 +199,10 @@ class Topics:
         self._store.commit()
         return created
 
+    def draft(self, name: str, configs: dict[str, str]) -> Topic:
+        """A topic as it would be, for a request that only asks whether it could be."""
+        return Topic(name, bytes(16), configs)
+
     def check_new(self, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
         """Raises TopicError unless a topic could be created like this."""
         check_name(name)

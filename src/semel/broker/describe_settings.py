@@ -1,0 +1,78 @@
+"""Settings as DescribeConfigs shows them: value, where it comes from, and what else could have given it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+from semel.broker import settings, topic_configs
+from semel.broker.settings import as_text
+from semel.broker.topic_configs import (
+    SOURCE_BROKER_DEFAULT,
+    SOURCE_BROKER_DYNAMIC,
+    SOURCE_BROKER_STATIC,
+    SOURCE_DEFAULT,
+    SOURCE_TOPIC,
+    Origin,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.topics import Topic
+
+_TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
+
+
+class Entry(NamedTuple):
+    """One setting of a topic or a broker."""
+
+    name: str
+    value: str | None
+    source: int
+    is_read_only: bool
+    origins: list[Origin]  # the strongest first; its value is the one that holds
+    type: int
+    doc: str
+
+
+def of_topic(broker: Broker, topic: Topic, names: Collection[str] | None = None) -> list[Entry]:
+    return [_topic_entry(broker, topic, name) for name in topic_configs.NAMES if not names or name in names]
+
+
+def _topic_entry(broker: Broker, topic: Topic, name: str) -> Entry:
+    origins = topic_configs.broker_origins(broker.settings, name)
+    if name in topic.configs:
+        origins.insert(0, Origin(name, topic.configs[name], SOURCE_TOPIC))
+    row = topic_configs.row_of(name)
+    return _entry(name, origins, row, is_read_only=False)
+
+
+def of_broker(broker: Broker, names: Collection[str] | None = None) -> list[Entry]:
+    rows = [row for name, row in sorted(settings.TABLE.items()) if not names or name in names]
+    return [_entry(row.name, _broker_origins(broker, row), row, is_read_only=not row.dynamic) for row in rows]
+
+
+def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Entry]:
+    """Only what was altered for all brokers, as Kafka shows it."""
+    altered = broker.altered_settings(for_cluster=True)
+    return [
+        _entry(name, [Origin(name, text, SOURCE_BROKER_DEFAULT)], settings.TABLE[name], is_read_only=False)
+        for name, text in sorted(altered.items())
+        if not names or name in names
+    ]
+
+
+def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:
+    own = broker.settings
+    layers = (
+        (own.altered(row.name), SOURCE_BROKER_DYNAMIC),
+        (own.altered_for_cluster(row.name), SOURCE_BROKER_DEFAULT),
+        (own.given(row.name), SOURCE_BROKER_STATIC),
+        (row.default, SOURCE_DEFAULT),
+    )
+    return [Origin(row.name, as_text(value), source) for value, source in layers if value is not None]
+
+
+def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> Entry:
+    value, source = (origins[0].value, origins[0].source) if origins else (None, SOURCE_DEFAULT)
+    return Entry(name, value, source, is_read_only, origins, _TYPES[row.kind], row.doc)

@@ -1,0 +1,65 @@
+"""The things that have settings: topics and the broker. How requests name them, and how their settings are replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.settings import SettingError, parse_dynamic
+from semel.broker.topics import TopicError, check_configs, check_name
+from semel.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.topics import Topic
+
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+
+
+def find_topic(broker: Broker, name: str) -> Topic:
+    check_name(name)
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+    return topic
+
+
+def is_whole_cluster(broker: Broker, name: str) -> bool:
+    """Whether a broker resource stands for all brokers (the empty name) or for this one."""
+    if not name:
+        return True
+    if not name.removeprefix("-").isdecimal():
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if int(name) != broker.node_id:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}",
+        )
+    return False
+
+
+def current_settings(broker: Broker, resource_type: int, name: str) -> dict[str, str]:
+    """What was set for a resource itself, without any defaults."""
+    if resource_type == TOPIC:
+        return dict(find_topic(broker, name).configs)
+    if resource_type == BROKER:
+        return broker.altered_settings(for_cluster=is_whole_cluster(broker, name))
+    raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource_type} has no settings here.")
+
+
+def replace_settings(
+    broker: Broker, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+) -> None:
+    """Sets exactly these. TopicError: nothing changed."""
+    if resource_type == TOPIC:
+        topic = find_topic(broker, name)
+        check_configs(texts)
+        if not validate_only:
+            broker.topics.set_configs(topic, texts)
+        return
+    for_cluster = is_whole_cluster(broker, name)
+    try:
+        parse_dynamic(texts)
+        if not validate_only:
+            broker.alter_settings(texts, for_cluster=for_cluster)
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None

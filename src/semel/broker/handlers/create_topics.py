@@ -1,0 +1,120 @@
+"""CreateTopics (19): create topics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from semel.broker import describe_settings
+from semel.broker.handlers.assignments import check_assignment
+from semel.broker.topics import TopicError
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+_DEFAULT = -1
+
+Wanted = tuple[str, int, dict[str, str]]
+
+
+def create_topics(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatableTopicResult] = {}
+    wanted: list[Wanted] = []
+    for asked in request.topics:
+        try:
+            if counts[asked.name] > 1:
+                raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            wanted.append(_check(broker, asked))
+            results[asked.name] = CreatableTopicResult(asked.name)
+        except TopicError as error:
+            results[asked.name] = CreatableTopicResult(
+                asked.name, error_code=error.code, error_message=error.message, configs=None
+            )
+    _create(broker, wanted, request.validate_only, results)
+    return CreateTopicsResponse(topics=list(results.values()))
+
+
+def _create(
+    broker: Broker, wanted: list[Wanted], validate_only: bool, results: dict[str, CreatableTopicResult]
+) -> None:
+    if validate_only:
+        for name, count, configs in wanted:
+            results[name] = _result(broker, broker.topics.draft(name, configs), count)
+        return
+    for topic in broker.topics.create_many(wanted):
+        results[topic.name] = _result(broker, topic, len(topic.partitions))
+
+
+def _check(broker: Broker, asked: CreatableTopic) -> Wanted:
+    """(name, partitions, settings) of a topic that may be created."""
+    configs: dict[str, str] = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}")
+        configs[config.name] = config.value
+    broker.topics.check_new(asked.name, 1, configs)
+    count = _manual_count(broker, asked) if asked.assignments else _automatic_count(broker, asked)
+    broker.topics.check_new(asked.name, count, configs)
+    return asked.name, count, configs
+
+
+def _manual_count(broker: Broker, asked: CreatableTopic) -> int:
+    if asked.replication_factor != _DEFAULT:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
+        )
+    if asked.num_partitions != _DEFAULT:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    if sorted(given.partition_index for given in asked.assignments) != list(range(len(asked.assignments))):
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        )
+    for given in asked.assignments:
+        check_assignment(broker, given.broker_ids)
+    return len(asked.assignments)
+
+
+def _automatic_count(broker: Broker, asked: CreatableTopic) -> int:
+    factor = asked.replication_factor
+    if factor < _DEFAULT or factor == 0:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if asked.num_partitions < _DEFAULT or asked.num_partitions == 0:
+        raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    if factor > 1:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
+            "reached because only 1 broker(s) are registered.",
+        )
+    count: int = broker.settings["num.partitions"] if asked.num_partitions == _DEFAULT else asked.num_partitions
+    return count
+
+
+def _result(broker: Broker, topic: Topic, count: int) -> CreatableTopicResult:
+    entries = describe_settings.of_topic(broker, topic)
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic.id,
+        error_message=None,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[CreatableTopicConfigs(e.name, e.value, e.is_read_only, e.source, False) for e in entries],
+    )

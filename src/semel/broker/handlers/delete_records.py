@@ -1,0 +1,44 @@
+"""DeleteRecords (21): raise the start of logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+
+def delete_records(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(topic.name, [_delete(broker, topic.name, ask) for ask in topic.partitions])
+            for topic in request.topics
+        ]
+    )
+
+
+def _delete(broker: Broker, topic: str, ask: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    partition = broker.topics.partition(topic, ask.partition_index)
+    if partition is None:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if partition.topic.is_internal:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not partition.log.config.delete:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.POLICY_VIOLATION)
+    try:
+        start_offset = partition.log.delete_records(ask.offset)
+    except StorageError as error:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, error.code)
+    partition.wake_all()
+    return DeleteRecordsPartitionResult(ask.partition_index, start_offset)

@@ -1,0 +1,66 @@
+"""DeleteTopics (20): delete topics by name or id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from semel.broker.topics import TopicError
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+_FIRST_WITH_DISABLED = 3
+
+
+def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    asked = request.topics or [DeleteTopicState(name) for name in request.topic_names]
+    if not broker.settings["delete.topic.enable"]:
+        has_code = context.version >= _FIRST_WITH_DISABLED
+        code = ErrorCode.TOPIC_DELETION_DISABLED if has_code else ErrorCode.INVALID_REQUEST
+        refused = [DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked]
+        return DeleteTopicsResponse(responses=refused)
+    counts = Counter((state.name, state.topic_id) for state in asked)
+    results: list[DeletableTopicResult] = []
+    doomed: dict[str, Topic] = {}
+    for state in asked:
+        try:
+            if counts[state.name, state.topic_id] > 1:
+                raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name or id.")
+            topic = _find(broker, state)
+            doomed[topic.name] = topic
+            results.append(DeletableTopicResult(topic.name, topic.id))
+        except TopicError as error:
+            results.append(DeletableTopicResult(state.name, state.topic_id, error.code, error.message))
+    broker.topics.delete(list(doomed.values()))
+    return DeleteTopicsResponse(responses=results)
+
+
+def _find(broker: Broker, state: DeleteTopicState) -> Topic:
+    if state.name is not None and state.topic_id != NO_UUID:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if state.name is None and state.topic_id == NO_UUID:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if state.name is None:
+        topic = broker.topics.by_id(state.topic_id)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    else:
+        topic = broker.topics.get(state.name)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+    if topic.is_internal:
+        raise TopicError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the memory of a coordinator and cannot be deleted."
+        )
+    return topic

@@ -1,0 +1,67 @@
+"""DescribeConfigs (32): read the settings of topics and brokers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker import describe_settings
+from semel.broker.describe_settings import Entry
+from semel.broker.handlers.config_resources import BROKER, TOPIC, find_topic, is_whole_cluster
+from semel.broker.topics import TopicError
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+
+def describe_configs(
+    broker: Broker, context: RequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(results=[_describe(broker, resource, request) for resource in request.resources])
+
+
+def _describe(
+    broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+    )
+    try:
+        result.configs = [_result(entry, request) for entry in _entries(broker, resource)]
+    except TopicError as error:
+        result.error_code, result.error_message = error.code, error.message
+    return result
+
+
+def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[Entry]:
+    names = resource.configuration_keys
+    if resource.resource_type == TOPIC:
+        return describe_settings.of_topic(broker, find_topic(broker, resource.resource_name), names)
+    if resource.resource_type == BROKER:
+        describe = describe_settings.of_cluster if is_whole_cluster(broker, resource.resource_name) else None
+        return (describe or describe_settings.of_broker)(broker, names)
+    raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource.resource_type} has no settings here.")
+
+
+def _result(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    synonyms = []
+    if request.include_synonyms:
+        synonyms = [DescribeConfigsSynonym(o.name, o.value, o.source) for o in entry.origins]
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        config_source=entry.source,
+        synonyms=synonyms,
+        config_type=entry.type,
+        documentation=entry.doc if request.include_documentation else None,
+    )

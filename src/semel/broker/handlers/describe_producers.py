@@ -1,0 +1,50 @@
+"""DescribeProducers (61): which producers a partition remembers, and whether they have a transaction open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.topics import name_problem
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+
+def describe_producers(
+    broker: Broker, context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(topic.name, [_describe(broker, topic.name, index) for index in topic.partition_indexes])
+            for topic in request.topics
+        ]
+    )
+
+
+def _describe(broker: Broker, topic: str, index: int) -> PartitionResponse:
+    if name_problem(topic):
+        return PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
+    log = broker.topics.find_log(topic, index)
+    if log is None:
+        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+    states = [
+        ProducerState(
+            producer_id=info.producer_id,
+            producer_epoch=info.epoch,
+            last_sequence=info.last_sequence,
+            last_timestamp=info.last_timestamp_ms,
+            coordinator_epoch=info.coordinator_epoch,
+            current_txn_start_offset=info.current_txn_start_offset,
+        )
+        for info in log.active_producers()
+    ]
+    return PartitionResponse(index, active_producers=states)

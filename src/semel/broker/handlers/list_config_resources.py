@@ -1,0 +1,35 @@
+"""ListConfigResources (74): what has settings. Version 0 lists client metrics subscriptions: there are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.handlers.config_resources import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+_KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
+
+
+def list_config_resources(
+    broker: Broker, context: RequestContext, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    if context.version == 0:
+        return ListConfigResourcesResponse()
+    asked = set(request.resource_types) or _KNOWN
+    if asked - _KNOWN:
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    found = []
+    if TOPIC in asked:
+        found += [ConfigResource(topic.name, TOPIC) for topic in broker.topics]
+    if BROKER in asked:
+        found.append(ConfigResource(str(broker.node_id), BROKER))
+    return ListConfigResourcesResponse(config_resources=found)

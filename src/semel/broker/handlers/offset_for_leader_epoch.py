@@ -1,0 +1,41 @@
+"""OffsetForLeaderEpoch (23): where an epoch of the log ended, for readers who check whether their past still holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.handlers.epochs import epoch_error
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+
+def offset_for_leader_epoch(
+    broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(topic.topic, [_find(broker, topic.topic, ask) for ask in topic.partitions])
+            for topic in request.topics
+        ]
+    )
+
+
+def _find(broker: Broker, topic: str, ask: OffsetForLeaderPartition) -> EpochEndOffset:
+    log = broker.topics.find_log(topic, ask.partition)
+    if log is None:
+        return EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
+    code = epoch_error(log, ask.current_leader_epoch)
+    if code is not ErrorCode.NONE:
+        return EpochEndOffset(code, ask.partition)
+    epoch, end_offset = log.epoch_end_offset(ask.leader_epoch)
+    return EpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)

@@ -1,0 +1,77 @@
+"""ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): there is one replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.broker.handlers.assignments import check_assignment
+from semel.broker.topics import TopicError
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from semel.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from semel.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+
+def elect_leaders(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
+    return ElectLeadersResponse(
+        replica_election_results=[
+            ReplicaElectionResult(topic.topic, [_elect(broker, topic.topic, index) for index in topic.partitions])
+            for topic in request.topic_partitions or []
+        ]
+    )
+
+
+def _elect(broker: Broker, topic: str, index: int) -> PartitionResult:
+    if broker.topics.partition(topic, index) is None:
+        return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}")
+    return PartitionResult(index, ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+
+
+def list_partition_reassignments(
+    broker: Broker, context: RequestContext, request: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse(error_message=None)
+
+
+def alter_partition_reassignments(
+    broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
+    return AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_message=None,
+        responses=[
+            ReassignableTopicResponse(topic.name, [_reassign(broker, topic.name, ask) for ask in topic.partitions])
+            for topic in request.topics
+        ],
+    )
+
+
+def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> ReassignablePartitionResponse:
+    try:
+        if broker.topics.partition(topic, ask.partition_index) is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        if ask.replicas is None:
+            raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+        check_assignment(broker, ask.replicas)
+    except TopicError as error:
+        return ReassignablePartitionResponse(ask.partition_index, error.code, error.message)
+    return ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)

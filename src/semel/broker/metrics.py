@@ -1,0 +1,73 @@
+"""Prometheus metrics on an HTTP port of their own. Numbers are collected when they are asked for, so they cost nothing
+until then; the library is only loaded if metrics are switched on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.server import Server
+
+
+class BrokerCollector(Collector):
+    """What the broker's objects know, as metrics."""
+
+    def __init__(self, broker: Broker, server: Server) -> None:
+        self._broker, self._server = broker, server
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._traffic()
+        yield from self._topics()
+
+    def _traffic(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("semel_requests", "Requests taken, by API.", labels=["api"])
+        for served in tuple(self._server.dispatcher.served.values()):
+            requests.add_metric([served.name], served.requests)
+        yield requests
+        yield CounterMetricFamily("semel_bytes_in", "Bytes read from clients.", self._server.bytes_in)
+        yield CounterMetricFamily("semel_bytes_out", "Bytes sent to clients.", self._server.bytes_out)
+        yield GaugeMetricFamily("semel_connections", "Open connections.", len(self._server.connections))
+        yield GaugeMetricFamily("semel_waiting_fetches", "Fetches in a long poll.", len(self._broker.fetches.waiting))
+        yield GaugeMetricFamily("semel_fetch_sessions", "Fetch sessions.", len(self._broker.fetches.sessions))
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = tuple(self._broker.topics)
+        yield GaugeMetricFamily("semel_topics", "Topics.", len(topics))
+        labels = ["topic", "partition"]
+        end = GaugeMetricFamily("semel_log_end_offset", "Offset that the next record gets.", labels=labels)
+        start = GaugeMetricFamily("semel_log_start_offset", "Offset of the first record.", labels=labels)
+        size = GaugeMetricFamily("semel_log_size_bytes", "Bytes of a partition's segments.", labels=labels)
+        stable = GaugeMetricFamily("semel_last_stable_offset", "What read_committed may read.", labels=labels)
+        for topic in topics:
+            for part in topic.partitions:
+                if part.log.is_loaded:
+                    where = [topic.name, str(part.index)]
+                    end.add_metric(where, part.log.end_offset)
+                    start.add_metric(where, part.log.start_offset)
+                    size.add_metric(where, part.log.size_bytes)
+                    stable.add_metric(where, part.log.last_stable_offset)
+        yield from (end, start, size, stable)
+
+
+@contextlib.contextmanager
+def serve_metrics(broker: Broker, server: Server, host: str, port: int) -> Iterator[None]:
+    """Answers HTTP requests for as long as the block runs."""
+    registry = CollectorRegistry()
+    registry.register(BrokerCollector(broker, server))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    http, thread = start_http_server(port, host, registry)
+    try:
+        yield
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
