@@ -1,0 +1,322 @@
+"""Single requests of the transaction protocol, in any version, right or wrong: for tests and benchmarks.
+
+It has no state, no retries and no opinion. What a real client would never send, this one sends.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from semel.protocol.apis import api_of
+from semel.protocol.batch import iter_headers
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from semel.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from semel.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from semel.protocol.messages.describe_transactions import DescribeTransactionsRequest, TransactionState
+from semel.protocol.messages.end_txn import EndTxnRequest
+from semel.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.messages.find_coordinator import FindCoordinatorRequest
+from semel.protocol.messages.init_producer_id import InitProducerIdRequest
+from semel.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from semel.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from semel.protocol.rows import Record, decode_batch, encode_batch
+from semel.protocol.schema import Struct
+
+TopicPartition = tuple[str, int]
+T = TypeVar("T")
+NOT_READY = frozenset(
+    {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+)
+
+
+class Owner(NamedTuple):
+    """Who a producer is told to be."""
+
+    error: ErrorCode
+    producer_id: int
+    epoch: int
+
+
+class Appended(NamedTuple):
+    error: ErrorCode
+    offset: int
+
+
+class Fetched(NamedTuple):
+    """One fetch from an offset on: what a client would show, and what the broker said about the partition."""
+
+    error: ErrorCode
+    values: list[bytes | None]
+    high_watermark: int
+    last_stable_offset: int
+    control_batches: list[tuple[int, int, bytes | None]]  # (producer id, epoch, key of the marker)
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, bootstrap: str, timeout_s: float = 30) -> None:
+        host, _, port = bootstrap.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._correlation_id = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, key: int, version: int, request: Struct) -> Any:
+        """Sends one request and waits for its answer."""
+        self.send(key, version, request)
+        return self.receive(key, version)
+
+    def send(self, key: int, version: int, request: Struct) -> None:
+        self._correlation_id += 1
+        frame = api_of(key).frame_request(request, version, self._correlation_id, "raw")
+        self._socket.sendall(b"".join(frame))
+
+    def receive(self, key: int, version: int) -> Any:
+        (size,) = struct.unpack(">i", self._read(4))
+        return api_of(key).read_response(self._read(size), version)[1]
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise EOFError("the broker closed the connection")
+            data += chunk
+        return bytes(data)
+
+    # --- transactions ---
+
+    def init(
+        self,
+        transactional_id: str | None,
+        *,
+        timeout_ms: int = 60_000,
+        expected: tuple[int, int] = (-1, -1),
+        version: int = 4,
+    ) -> Owner:
+        request = InitProducerIdRequest(transactional_id, timeout_ms, *(expected if version >= 3 else (-1, -1)))
+        answer = self.call(22, version, request)
+        return Owner(ErrorCode.of(answer.error_code), answer.producer_id, answer.producer_epoch)
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        partitions: Collection[TopicPartition],
+        version: int = 3,
+    ) -> dict[TopicPartition, ErrorCode]:
+        topics = [AddPartitionsToTxnTopic(name, indexes) for name, indexes in _by_topic(partitions).items()]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=topics,
+        )
+        answer = self.call(24, version, request)
+        return {
+            (topic.name, result.partition_index): ErrorCode.of(result.partition_error_code)
+            for topic in answer.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        }
+
+    def add_offsets(
+        self, transactional_id: str, producer_id: int, epoch: int, group: str, version: int = 3
+    ) -> ErrorCode:
+        answer = self.call(25, version, AddOffsetsToTxnRequest(transactional_id, producer_id, epoch, group))
+        return ErrorCode.of(answer.error_code)
+
+    def commit_offsets(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        group: str,
+        offsets: dict[TopicPartition, int],
+        *,
+        version: int = 3,
+        member: tuple[int, str, str | None] = (-1, "", None),
+        metadata: str = "",
+    ) -> dict[TopicPartition, ErrorCode]:
+        topics = [
+            TxnOffsetCommitRequestTopic(
+                name,
+                [
+                    TxnOffsetCommitRequestPartition(
+                        index, offsets[name, index], committed_metadata=metadata, committed_leader_epoch=-1
+                    )
+                    for index in indexes
+                ],
+            )
+            for name, indexes in _by_topic(offsets).items()
+        ]
+        generation, member_id, instance_id = member if version >= 3 else (-1, "", None)
+        request = TxnOffsetCommitRequest(
+            transactional_id, group, producer_id, epoch, generation, member_id, instance_id, topics
+        )
+        answer = self.call(28, version, request)
+        return {
+            (topic.name, part.partition_index): ErrorCode.of(part.error_code)
+            for topic in answer.topics
+            for part in topic.partitions
+        }
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, version: int = 3) -> Owner:
+        """In version 5 the answer says who the producer is from now on; before that it stays who it was."""
+        answer = self.call(26, version, EndTxnRequest(transactional_id, producer_id, epoch, commit))
+        error = ErrorCode.of(answer.error_code)
+        return (
+            Owner(error, answer.producer_id, answer.producer_epoch)
+            if version >= 5
+            else Owner(error, producer_id, epoch)
+        )
+
+    def describe(self, transactional_id: str) -> TransactionState:
+        found: TransactionState = self.call(65, 0, DescribeTransactionsRequest([transactional_id])).transaction_states[
+            0
+        ]
+        return found
+
+    # --- records ---
+
+    def produce(
+        self,
+        transactional_id: str | None,
+        producer_id: int,
+        epoch: int,
+        partition: TopicPartition,
+        values: Sequence[bytes],
+        *,
+        sequence: int = 0,
+        transactional: bool = True,
+        version: int = 11,
+    ) -> Appended:
+        batch = encode_batch(
+            [Record(n, 1_700_000_000_000, None, value) for n, value in enumerate(values)],
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            transactional=transactional,
+        )
+        name, index = partition
+        request = ProduceRequest(
+            transactional_id, -1, 30_000, [TopicProduceData(name, partition_data=[PartitionProduceData(index, batch)])]
+        )
+        answer = self.call(0, version, request).responses[0].partition_responses[0]
+        return Appended(ErrorCode.of(answer.error_code), answer.base_offset)
+
+    def fetch(self, partition: TopicPartition, offset: int = 0, *, committed: bool = True) -> Fetched:
+        """Everything that one fetch gives from an offset on, filtered as a consumer does."""
+        name, index = partition
+        topics = [
+            FetchTopic(name, partitions=[FetchPartition(index, fetch_offset=offset, partition_max_bytes=1 << 24)])
+        ]
+        answer = self.call(
+            1, 12, FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=int(committed), topics=topics)
+        )
+        data = answer.responses[0].partitions[0]
+        values, controls = _visible(bytes(data.records or b""), data.aborted_transactions or [] if committed else [])
+        error = ErrorCode.of(answer.error_code or data.error_code)
+        return Fetched(error, values, data.high_watermark, data.last_stable_offset, controls)
+
+    def committed(self, group: str, partition: TopicPartition, *, stable: bool = True) -> tuple[ErrorCode, int]:
+        """A group's position."""
+        name, index = partition
+        topics = [OffsetFetchRequestTopics(name, partition_indexes=[index])]
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, topics=topics)], require_stable=stable)
+        found = self.call(9, 8, request).groups[0]
+        part = found.topics[0].partitions[0]
+        return ErrorCode.of(found.error_code or part.error_code), part.committed_offset
+
+    # --- getting ready ---
+
+    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
+        settings = [CreatableTopicConfig(key.replace("_", "."), value) for key, value in configs.items()]
+        answer = self.call(19, 5, CreateTopicsRequest([CreatableTopic(name, partitions, 1, configs=settings)], 30_000))
+        code = ErrorCode.of(answer.topics[0].error_code)
+        if code is not ErrorCode.NONE:
+            raise RuntimeError(f"cannot create topic {name}: {code.name}")
+        for index in range(partitions):
+            patiently(partial(self.fetch, (name, index)), until=lambda fetched: fetched.error is ErrorCode.NONE)
+
+    def find_coordinator(self, key: str, kind: int) -> ErrorCode:
+        """kind: 0 group, 1 transactional id. Makes the broker create its internal topic."""
+        return ErrorCode.of(self.call(10, 4, FindCoordinatorRequest("", kind, [key])).coordinators[0].error_code)
+
+    def ready(self, transactional_id: str, group: str) -> None:
+        """Returns when both coordinators answer."""
+        for key, kind in ((group, 0), (transactional_id, 1)):
+            patiently(partial(self.find_coordinator, key, kind), until=lambda code: code is ErrorCode.NONE)
+        patiently(lambda: self.committed(group, ("none", 0))[0], until=lambda code: code not in NOT_READY)
+        patiently(
+            lambda: ErrorCode.of(self.describe(transactional_id).error_code), until=lambda code: code not in NOT_READY
+        )
+
+    def settled(self, transactional_id: str) -> TransactionState:
+        """The id's state, once no markers are on their way."""
+        return patiently(
+            lambda: self.describe(transactional_id),
+            until=lambda state: not state.transaction_state.startswith("Prepare") and state.error_code not in NOT_READY,
+        )
+
+
+def patiently(ask: Callable[[], T], *, until: Callable[[T], bool], timeout_s: float = 30) -> T:
+    """Asks again, shortly after, until the answer is good or the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = ask()
+        if until(answer):
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {answer!r} after {timeout_s} s")
+        time.sleep(0.002)
+
+
+def _by_topic(partitions: Collection[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for name, index in partitions:
+        topics.setdefault(name, []).append(index)
+    return topics
+
+
+def _visible(data: bytes, aborted: Sequence[Any]) -> tuple[list[bytes | None], list[tuple[int, int, bytes | None]]]:
+    """What a consumer shows: no control records, nothing of aborted transactions."""
+    starts = sorted((txn.first_offset, txn.producer_id) for txn in aborted)
+    dropped: set[int] = set()
+    values: list[bytes | None] = []
+    controls: list[tuple[int, int, bytes | None]] = []
+    for at, header in iter_headers(data):
+        while starts and starts[0][0] <= header.last_offset:
+            dropped.add(starts.pop(0)[1])
+        records = decode_batch(data, at).records
+        if header.is_control:
+            controls.append((header.producer_id, header.producer_epoch, records[0].key))
+            if records[0].key == b"\0\0\0\0":
+                dropped.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in dropped):
+            values += [record.value for record in records]
+    return values, controls
