@@ -1,0 +1,107 @@
+"""Records of `__consumer_offsets`, byte for byte as Apache Kafka 4.3.1 wrote them."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.broker.groups.group import Group
+from semel.broker.groups.records import (
+    GroupRecord,
+    Position,
+    PositionRecord,
+    Slot,
+    group_record,
+    group_tombstone,
+    position_of,
+    position_record,
+    position_tombstone,
+    read_record,
+)
+from semel.broker.groups.states import GroupState
+from semel.protocol.errors import UnsupportedVersionError
+from semel.protocol.messages.group_log import GROUP_METADATA_VALUE, OFFSET_COMMIT_VALUE, OffsetCommitValue
+
+TOPIC_ID = bytes.fromhex("513893d54aa74398b5c828211ddf5774")
+COMMIT_TIME_MS = 0x01A1DDD4C4B2
+KEY = b"\0\1\0\7simple2\0\2t1\0\0\0\0"
+VALUE = (
+    b"\0\4\0\0\0\0\0\0\0\5\0\0\0\3\5meta" + COMMIT_TIME_MS.to_bytes(8, "big") + b"\1\0\x10" + TOPIC_ID
+)  # version 4, the topic's id as a tagged field
+VALUE_WITH_EXPIRY = (
+    b"\0\1\0\0\0\0\0\0\0\5\0\4meta" + (0x01A1DDD4C4AE).to_bytes(8, "big") + (0x01A1DDD4C896).to_bytes(8, "big")
+)
+EMPTY_GROUP = b"\0\3\0\0\0\0\0\0\xff\xff\xff\xff" + (0x01A1DDD4C482).to_bytes(8, "big") + b"\0\0\0\0"
+EMPTIED_GROUP = b"\0\3\0\x08consumer\0\0\0\2\xff\xff\xff\xff" + (0x01A1DDD4C51C).to_bytes(8, "big") + b"\0\0\0\0"
+
+
+def test_position_is_written_as_kafka_writes_it() -> None:
+    position = Position(5, 3, "meta", COMMIT_TIME_MS, topic_id=TOPIC_ID)
+    assert position_record(Slot("simple2", "t1", 0), position) == (KEY, VALUE)
+
+
+def test_position_with_a_time_of_expiry_is_written_as_kafka_writes_it() -> None:
+    position = Position(5, 3, "meta", 0x01A1DDD4C4AE, 0x01A1DDD4C896, TOPIC_ID)
+    assert position_record(Slot("simple", "t1", 0), position)[1] == VALUE_WITH_EXPIRY
+
+
+def test_position_is_read_back() -> None:
+    entry = read_record(KEY, VALUE)
+    assert isinstance(entry, PositionRecord)
+    assert entry.slot == Slot("simple2", "t1", 0)
+    assert entry.value is not None
+    assert position_of(entry.value, 42) == Position(5, 3, "meta", COMMIT_TIME_MS, -1, TOPIC_ID, 42)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_positions_of_every_version_are_read(version: int) -> None:
+    value = version.to_bytes(2, "big") + OFFSET_COMMIT_VALUE.encode(OffsetCommitValue(offset=9, metadata="m"), version)
+    entry = read_record(KEY, value)
+    assert isinstance(entry, PositionRecord)
+    assert entry.value is not None
+    assert (entry.value.offset, entry.value.metadata) == (9, "m")
+
+
+def test_version_of_the_future_is_refused() -> None:
+    with pytest.raises(UnsupportedVersionError):
+        read_record(KEY, b"\0\x63" + VALUE[2:])
+
+
+def test_new_group_is_written_as_kafka_writes_it() -> None:
+    group = Group("g1", 0x01A1DDD4C482)
+    assert group_record("g1", group.to_record()) == (b"\0\2\0\2g1", EMPTY_GROUP)
+
+
+def test_group_that_became_empty_is_written_as_kafka_writes_it() -> None:
+    group = Group("g1", 0x01A1DDD4C51C)
+    group.generation, group.protocol_type = 2, "consumer"
+    assert group_record("g1", group.to_record()) == (b"\0\2\0\2g1", EMPTIED_GROUP)
+
+
+def test_tombstones_have_the_key_alone() -> None:
+    assert position_tombstone(Slot("simple2", "t1", 0)) == (KEY, None)
+    assert group_tombstone("g1") == (b"\0\2\0\2g1", None)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_groups_of_every_version_are_read(version: int) -> None:
+    entry = read_record(b"\0\2\0\2g1", version.to_bytes(2, "big") + _stable_group(version))
+    assert isinstance(entry, GroupRecord)
+    assert entry.value is not None
+    group = Group.from_record(entry.group, entry.value)
+    assert (group.state, group.generation, group.leader, list(group.members)) == (GroupState.STABLE, 3, "m", ["m"])
+    member = group.members["m"]
+    assert (member.session_timeout_ms, member.assignment, member.protocols) == (6000, b"a", {"range": b"s"})
+    assert member.rebalance_timeout_ms == (6000 if version == 0 else 9000)
+
+
+def _stable_group(version: int) -> bytes:
+    from semel.protocol.messages.group_log import GroupMetadataValue, MemberMetadata
+
+    member = MemberMetadata("m", None, "c", "/h", 9000, 6000, b"s", b"a")
+    value = GroupMetadataValue("consumer", 3, "range", "m", 1, [member])
+    return GROUP_METADATA_VALUE.encode(value, version)
+
+
+@pytest.mark.parametrize("kind", [3, 5, 15, -1])
+def test_records_of_other_kinds_of_groups_are_passed_over(kind: int) -> None:
+    assert read_record(kind.to_bytes(2, "big", signed=True) + b"\0\1x", b"\0\0") is None
