@@ -116,6 +116,7 @@ class Cluster:
         resend: bool = True,
         at_most: int = 0x7FFF,
         at_least: int = 0,
+        first_wait_ms: float | None = None,
         lane: str = "main",
     ) -> Response:
         """Asks the right broker and returns its answer; raises a `KafkaError` that says what to do.
@@ -126,6 +127,7 @@ class Cluster:
                            None: the answer is returned unseen, only the network is retried
         resend             False: a request that the broker may have got is not sent again; the error is raised
         at_most, at_least  limits for the version of the request
+        first_wait_ms      before the first retry (retry.backoff.ms); each further one waits longer
         """
         deadline = self.deadline(timeout_s)
         limit_s = self.settings.request_timeout_ms / 1000 if attempt_timeout_s is None else attempt_timeout_s
@@ -140,7 +142,7 @@ class Cluster:
                     raise error_of(code, f"{api.name} to {describe(target)}", getattr(answer, "error_message", None))
             return answer
 
-        return self.patiently(attempt, f"{api.name} to {describe(target)}", deadline, target, resend)
+        return self.patiently(attempt, f"{api.name} to {describe(target)}", deadline, target, resend, first_wait_ms)
 
     def patiently(
         self,
@@ -149,9 +151,10 @@ class Cluster:
         deadline: Deadline,
         target: Target | None = None,
         resend: bool = True,
+        first_wait_ms: float | None = None,
     ) -> Result:
         """Runs an attempt until it succeeds, fails for good or the deadline passes. Forgets the target in between."""
-        backoff = self.backoff()
+        backoff = self.backoff(first_wait_ms)
         while True:
             self._check_open()
             try:
@@ -161,10 +164,8 @@ class Cluster:
                     raise
                 if target is not None:
                     self.forget(target)
-                wait_s = backoff.next_s()
-                if deadline.remaining_s() <= wait_s:
+                if not self.pause(backoff, deadline):
                     raise _out_of_time(what, deadline, error) from error
-                time.sleep(wait_s)
 
     # --- finding brokers ---
 
@@ -348,8 +349,17 @@ class Cluster:
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         return Deadline(self.settings.default_api_timeout_ms / 1000 if timeout_s is None else timeout_s)
 
-    def backoff(self) -> Backoff:
-        return Backoff(self.settings.retry_backoff_ms, self.settings.retry_backoff_max_ms)
+    def backoff(self, first_wait_ms: float | None = None) -> Backoff:
+        first_ms = self.settings.retry_backoff_ms if first_wait_ms is None else first_wait_ms
+        return Backoff(first_ms, self.settings.retry_backoff_max_ms)
+
+    def pause(self, backoff: Backoff, deadline: Deadline) -> bool:
+        """Sleeps before the next try; False, at once, if the deadline comes first."""
+        wait_s = backoff.next_s()
+        if deadline.remaining_s() <= wait_s:
+            return False
+        time.sleep(wait_s)
+        return True
 
     def close(self) -> None:
         """Closes every connection. Calls that wait in other threads fail."""

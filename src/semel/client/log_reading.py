@@ -1,0 +1,111 @@
+"""Small looks into a partition's log: the header at an offset, a transaction's marker, a producer's last sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from semel.client.accumulator import Place
+from semel.client.batches import Identity
+from semel.client.cluster import Cluster, Leader
+from semel.client.errors import FatalError, KafkaError, TimedOutError
+from semel.client.timing import Deadline
+from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
+from semel.protocol.errors import Recovery
+from semel.protocol.messages.describe_producers import DESCRIBE_PRODUCERS, DescribeProducersRequest, TopicRequest
+from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from semel.protocol.rows import MarkerType, decode_batch, decode_marker
+
+NAMES_UP_TO = 12  # later versions of Fetch name topics by id
+READ_BYTES = 1024 * 1024
+WAIT_MS = 500
+
+
+class Decision(Enum):
+    """How a transaction ended."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, max_bytes: int = READ_BYTES) -> Buffer:
+    """The raw batches from an offset on, committed or not; waits up to half a second for some to come."""
+    topic, partition = place
+    request = FetchRequest(
+        max_wait_ms=WAIT_MS,
+        min_bytes=1,
+        max_bytes=max_bytes,
+        isolation_level=0,
+        topics=[FetchTopic(topic, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=max_bytes)])],
+    )
+    answer = cluster.call(
+        Leader(topic, partition),
+        FETCH,
+        request,
+        timeout_s=deadline.remaining_s(),
+        errors=_fetch_errors,
+        at_most=NAMES_UP_TO,
+    )
+    records = answer.responses[0].partitions[0].records
+    if records is None:
+        return b""
+    return b"".join(records) if isinstance(records, list) else records
+
+
+def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> BatchHeader:
+    """The header of the batch that holds an offset, read uncommitted. Asks again while the answer is empty."""
+    deadline = Deadline(timeout_s)
+    backoff = cluster.backoff(1)
+    while True:
+        data = fetch_once(cluster, place, offset, deadline, max_bytes=1)  # one byte brings the whole first batch
+        if len(data):
+            header = read_header(data)
+            if header.base_offset <= offset <= header.last_offset:
+                return header
+            raise FatalError(f"{place[0]}-{place[1]} has offsets {header.base_offset} on, but {offset} was asked for")
+        if not cluster.pause(backoff, deadline):
+            raise TimedOutError(f"{place[0]}-{place[1]} showed nothing at offset {offset} within {timeout_s:.3g} s")
+
+
+def find_decision(
+    cluster: Cluster, place: Place, first_offset: int, producer_id: int, deadline: Deadline
+) -> Decision | None:
+    """How the transaction that wrote `first_offset` ended: its producer's first marker after it. None: not in time."""
+    offset = first_offset
+    while not deadline.expired:
+        try:
+            data = fetch_once(cluster, place, offset, deadline)
+        except KafkaError as error:
+            if error.recovery is Recovery.RETRY:
+                return None
+            raise
+        for at, header in iter_headers(data):
+            offset = header.next_offset
+            if header.is_control and header.producer_id == producer_id:
+                check_batch(data, header, at)
+                marker = decode_marker(decode_batch(data, at).records[0])
+                if marker is not None:
+                    return Decision.COMMITTED if marker.type is MarkerType.COMMIT else Decision.ABORTED
+    return None
+
+
+def last_sequences(cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float) -> dict[Place, int]:
+    """What the leaders hold of a producer: the last sequence of (id, epoch) per partition that has one."""
+    deadline = Deadline(timeout_s)
+    found: dict[Place, int] = {}
+    for topic, partition in places:
+        answer = cluster.call(
+            Leader(topic, partition),
+            DESCRIBE_PRODUCERS,
+            DescribeProducersRequest([TopicRequest(topic, [partition])]),
+            timeout_s=deadline.remaining_s(),
+            errors=lambda response: [p.error_code for t in response.topics for p in t.partitions],
+        )
+        for state in answer.topics[0].partitions[0].active_producers:
+            if (state.producer_id, state.producer_epoch) == identity and state.last_sequence >= 0:
+                found[topic, partition] = state.last_sequence
+    return found
+
+
+def _fetch_errors(answer: FetchResponse) -> list[int]:
+    return [answer.error_code, *(p.error_code for topic in answer.responses for p in topic.partitions)]

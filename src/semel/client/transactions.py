@@ -1,0 +1,306 @@
+"""Transactions of one producer: the calls that users make, the identity that the sender writes under, and what is done
+about every failure.
+
+The six failure rules:
+    begin or init times out            the same call again, with the same transactional.id
+    a broker fails while sending       the sender retries; the commit waits for it and can be called again
+    the transaction's time-out passed  the coordinator aborted it: `FencedError`; a new producer does it again
+    the commit's answer is lost        it is asked for again until there is one; see `_settle_from_log` for the rest
+    the network is cut                 the coordinator aborts at transaction.timeout.ms
+    the coordinator moves              found again, nothing to do for the user
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from semel.client.accumulator import Place
+from semel.client.batches import Batch, Identity
+from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
+from semel.client.coordinator import VERSIONS, EndUnknownError, TransactionCoordinator
+from semel.client.errors import (
+    AbortableError,
+    CommitUncertainError,
+    FatalError,
+    FencedError,
+    IllegalStateError,
+    KafkaError,
+    TimedOutError,
+)
+from semel.client.log_reading import Decision, find_decision
+from semel.client.sender import LANE, Sender
+from semel.client.timing import Deadline
+from semel.client.transaction_states import Event, State, after, allows
+from semel.protocol.errors import ErrorCode, Recovery
+
+# Answers to an end that say: the coordinator has no such open transaction of this epoch.
+NOT_OPEN = frozenset({ErrorCode.INVALID_TXN_STATE})
+
+
+class TransactionalGate:
+    """The sender's gate and the user's transaction calls. One lock guards the state; I/O happens outside of it."""
+
+    def __init__(self, coordinator: TransactionCoordinator, request_timeout_s: float) -> None:
+        self.transactional_id: str | None = coordinator.transactional_id
+        self.coordinator = coordinator
+        self.sender: Sender  # set by the producer, which makes both
+        self.state = State.UNINITIALIZED
+        self.error: KafkaError | None = None  # what led to ABORTABLE, FENCED or FATAL
+        self.generation = 1
+        self._request_timeout_s = request_timeout_s
+        self._lock = threading.Lock()
+        self._identity: Identity | None = None
+        self._needs_epoch = False  # the next transaction must run under a new epoch
+        self._added: set[Place] = set()  # TV1: partitions that the coordinator knows of
+        self._written: dict[Place, int] = {}  # first offset of this transaction in each partition
+        self._touched = False  # the coordinator may know of this transaction
+        self._end_maybe_sent = False
+
+    # --- for the sender ---
+
+    def identity(self) -> Identity | None:
+        with self._lock:
+            return self._identity if self.state in (State.IN_TRANSACTION, State.COMMITTING) else None
+
+    def prepare(self) -> None:
+        """The identity comes from init_transactions."""
+
+    def produce_version(self) -> tuple[int, int]:
+        return VERSIONS[self.generation].produce
+
+    def admit(self, places: list[Place]) -> None:
+        self._touched = self._touched or bool(places)
+        new = [place for place in places if place not in self._added]
+        if self.generation >= 2 or not new:
+            return
+        assert self._identity is not None
+        self.coordinator.add_partitions(self._identity, new, self._request_timeout_s, LANE)
+        self._added.update(new)
+
+    def raise_epoch(self, stale: Identity) -> Identity | None:
+        return None  # a gap means abort; the next transaction gets a new epoch
+
+    def stored(self, batch: Batch) -> None:
+        self._written.setdefault((batch.topic, batch.partition), batch.base_offset)
+
+    def failed(self, error: KafkaError) -> None:
+        """Sorts an error into the state: fenced, fatal, or to be aborted."""
+        event = Event.FENCED if error.recovery is Recovery.FENCED else Event.FAILED
+        if error.code in (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
+            event = Event.BROKEN
+        with self._lock:
+            if allows(self.state, event):
+                if self.error is None or event is not Event.FAILED:
+                    self.error = error
+                self.state = after(self.state, event)
+        self.sender.wake()
+
+    def giving_up(self) -> KafkaError | None:
+        with self._lock:
+            if self.state is State.ABORTING and self.error is None:
+                return AbortableError("the transaction was aborted before this record was acknowledged")
+            if self.state in (State.ABORTABLE, State.ABORTING, State.FENCED, State.FATAL):
+                return self.error
+            return None
+
+    # --- for the user ---
+
+    def check_can_send(self) -> None:
+        """Raises unless a transaction is open and has not failed."""
+        if self.state is State.IN_TRANSACTION:
+            return
+        self._raise_if_failed()
+        raise IllegalStateError(f"cannot send: this producer is {self.state.value}; call begin_transaction() first")
+
+    def init(self, timeout_s: float) -> None:
+        """Owns the transactional id: earlier owners are fenced, what they left open is finished."""
+        self._move(Event.INIT)
+        deadline = Deadline(timeout_s)
+        try:
+            self.generation = self.coordinator.generation(deadline.remaining_s())
+            identity = self.coordinator.init(deadline.remaining_s())
+        except KafkaError as error:
+            self._move(Event.INIT_FAILED if error.recovery is not Recovery.FENCED else Event.FENCED)
+            raise
+        with self._lock:
+            self._identity = identity
+            self.state = after(self.state, Event.INITIALIZED)
+
+    def begin(self, timeout_s: float) -> None:
+        self._raise_if_failed()
+        with self._lock:
+            after(self.state, Event.BEGIN)  # raises if it may not
+        if self._needs_epoch:
+            self._new_epoch(timeout_s)
+        with self._lock:
+            self.error = None
+            self._added.clear()
+            self._written.clear()
+            self._touched = self._end_maybe_sent = False
+            self.state = after(self.state, Event.BEGIN)
+
+    def _new_epoch(self, timeout_s: float) -> None:
+        """A late request of the last transaction must not hit the next one: only a new epoch tells them apart."""
+        try:
+            identity = self.coordinator.init(timeout_s, self._identity)
+        except FencedError as error:
+            self.failed(error)
+            raise
+        with self._lock:
+            self._identity = identity
+            self._needs_epoch = False
+
+    def send_offsets(
+        self, offsets: Mapping[tuple[str, int], OffsetAndMetadata], group: GroupMetadata, timeout_s: float
+    ) -> None:
+        self.check_can_send()
+        if not offsets:
+            return
+        assert self._identity is not None
+        self._touched = True
+        try:
+            self.coordinator.commit_offsets(self._identity, group, offsets, self.generation, timeout_s)
+        except TimedOutError:
+            raise  # the same call again may work: positions are set, not added
+        except KafkaError as error:
+            if error.code is ErrorCode.FENCED_INSTANCE_ID:  # the consumer is fenced, this producer can abort and go on
+                self.failed(AbortableError(str(error), error.code))
+            else:
+                self.failed(error)
+            raise
+
+    def commit(self, deadline: Deadline) -> None:
+        """Returns when the transaction is committed for certain."""
+        self._raise_if_failed()
+        self._move(Event.COMMIT)
+        if not self._end_maybe_sent:
+            self._deliver_all(deadline)
+        if not self._touched:
+            self._ended(Event.COMMITTED, self._identity)
+            return
+        assert self._identity is not None
+        try:
+            answer = self.coordinator.end(self._identity, True, self.generation, deadline, self._end_maybe_sent)
+        except EndUnknownError as error:
+            raise self._commit_unknown(error, deadline) from error
+        except KafkaError as error:
+            self._commit_refused(error, deadline)
+            return
+        self._needs_epoch = self._needs_epoch or (self.generation == 1 and answer.was_repeated)
+        self._ended(Event.COMMITTED, answer.identity)
+
+    def _deliver_all(self, deadline: Deadline) -> None:
+        delivered = self.sender.accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
+        self._raise_if_failed()
+        if not delivered:
+            self._move(Event.COMMIT_NOT_SENT)
+            raise TimedOutError(
+                f"the transaction's records were not all acknowledged within {deadline.total_s:.3g} s, so nothing was "
+                "committed; call commit_transaction() again, or abort_transaction()"
+            )
+
+    def _commit_unknown(self, error: EndUnknownError, deadline: Deadline) -> KafkaError:
+        if not error.maybe_sent:
+            self._move(Event.COMMIT_NOT_SENT)
+            return TimedOutError(
+                f"the commit could not be sent within {deadline.total_s:.3g} s ({error}); nothing was committed: call "
+                "commit_transaction() again, or abort_transaction()"
+            )
+        self._end_maybe_sent = True
+        return CommitUncertainError(
+            f"the commit was sent, but no answer came within {deadline.total_s:.3g} s ({error}); call "
+            "commit_transaction() again to settle it: it commits once, or says for certain that it did not"
+        )
+
+    def _commit_refused(self, error: KafkaError, deadline: Deadline) -> None:
+        """Raises, unless an earlier try of this commit turns out to have worked."""
+        repeated = getattr(error, "was_repeated", False)
+        if repeated and error.recovery is Recovery.FENCED:
+            decision = self._settle_from_log(error, deadline)
+            self.failed(error)
+            if decision is Decision.COMMITTED:
+                return  # done; the next begin_transaction() says that somebody else owns the id now
+            raise FencedError(f"the transaction was aborted, not committed: {error}", error.code) from error
+        if error.code in NOT_OPEN and repeated:
+            self._needs_epoch = True
+            error = AbortableError(f"the coordinator aborted the transaction (time-out?): {error}", error.code)
+        elif error.recovery is Recovery.FATAL:
+            with self._lock:
+                self.error = error
+                self.state = after(self.state, Event.BROKEN)
+            raise error
+        self.failed(error)
+        raise error
+
+    def _settle_from_log(self, error: KafkaError, deadline: Deadline) -> Decision:
+        """Fenced after a lost answer: the commit happened before, or never. The marker in the log tells which."""
+        assert self._identity is not None
+        if self._written:
+            place, offset = next(iter(self._written.items()))
+            cluster = self.coordinator.cluster
+            decision = find_decision(cluster, place, offset, self._identity.producer_id, deadline)
+            if decision is not None:
+                return decision
+        self.failed(error)
+        raise CommitUncertainError(
+            f"the commit's answer was lost, then a newer owner of {self.transactional_id!r} took over ({error}), and "
+            "the log could not be read to see how it ended; look at the output before you write it again"
+        ) from error
+
+    def abort(self, deadline: Deadline) -> None:
+        """Returns when nothing of the transaction can become visible any more."""
+        if self.state in (State.FENCED, State.FATAL):
+            self._raise_if_failed()
+        self._move(Event.ABORT)
+        self.sender.wake()
+        if not self.sender.accumulator.flush(deadline, lambda: self.state is State.FENCED):
+            raise TimedOutError(
+                f"records are still on their way after {deadline.total_s:.3g} s; call abort_transaction() again"
+            )
+        if self.state is State.FENCED:
+            self._raise_if_failed()
+        if not self._touched:
+            self._ended(Event.ABORTED, self._identity)
+            return
+        assert self._identity is not None
+        identity, self._needs_epoch = self._identity, True
+        try:
+            answer = self.coordinator.end(self._identity, False, self.generation, deadline, self._end_maybe_sent)
+            identity, self._needs_epoch = answer.identity, self.generation == 1
+        except EndUnknownError as error:
+            self._end_maybe_sent = self._end_maybe_sent or error.maybe_sent
+            raise TimedOutError(f"{error}; call abort_transaction() again") from error
+        except KafkaError as error:
+            if error.code not in NOT_OPEN:
+                self.failed(error if error.recovery is Recovery.FENCED else FatalError(str(error), error.code))
+                raise
+        self._ended(Event.ABORTED, identity)
+
+    # --- state ---
+
+    def _ended(self, event: Event, identity: Identity | None) -> None:
+        with self._lock:
+            self._identity = identity
+            self._end_maybe_sent = False
+            self.error = None
+            self.state = after(self.state, event)
+
+    def _move(self, event: Event) -> None:
+        with self._lock:
+            self.state = after(self.state, event)
+
+    def _raise_if_failed(self) -> None:
+        if self.state is State.FENCED:
+            raise FencedError(f"this producer was fenced: {self.error}; close it", _code(self.error)) from self.error
+        if self.state is State.FATAL:
+            raise FatalError(f"this producer cannot go on: {self.error}", _code(self.error)) from self.error
+        if self.state is State.ABORTABLE:
+            raise AbortableError(
+                f"the transaction has failed: {self.error}; call abort_transaction(), then run it again",
+                _code(self.error),
+            ) from self.error
+
+
+def _code(error: KafkaError | None) -> ErrorCode | None:
+    return error.code if error is not None else None
