@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -54,7 +55,7 @@ class DataDir:
         config_of: Callable[[str], LogConfig] | None = None,
         now_ms: Callable[[], int] | None = None,
         files: Files | None = None,
-        open_files_max: int = 1024,
+        open_files_max: int | None = None,
     ) -> DataDir:
         """Locks the folder (DataDirLockedError if it is in use) and finds its partitions.
 
@@ -66,7 +67,9 @@ class DataDir:
         lock = _take_lock(root)
         try:
             files = files or files_for(root)
-            shared = LogSurroundings(FileCache(files, open_files_max), sync, now_ms or wall_clock_ms)
+            shared = LogSurroundings(
+                FileCache(files, open_files_max or _open_files_max()), sync, now_ms or wall_clock_ms
+            )
             data_dir = cls(root, lock, files, shared, sync)
             data_dir._discover(config_of or (lambda _: LogConfig()))
         except BaseException:
@@ -244,6 +247,12 @@ class DataDir:
             log.abandon()
         _release_lock(self._lock)
         self._lock = []
+
+
+def _open_files_max() -> int:
+    """Half of what the system allows; the rest is for connections."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(64, min(4096, allowed // 2))
 
 
 def parse_folder_name(name: str) -> TopicPartition | None:

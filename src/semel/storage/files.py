@@ -143,12 +143,12 @@ class Handle:
 
     __slots__ = ("doomed", "fd", "path", "pins", "recent")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, doomed: bool = False) -> None:
         self.path = path
         self.fd = -1
         self.pins = 0  # in use by another thread: must not be closed
         self.recent = False
-        self.doomed = False  # to be closed by the last unpin
+        self.doomed = doomed  # to be closed by the last unpin
 
 
 class FileCache:
@@ -165,7 +165,7 @@ class FileCache:
         if handle.fd >= 0:
             return handle.fd
         if len(self._open) >= self._limit:
-            self._evict()
+            self._make_room()
         handle.fd = self.files.open(handle.path, create=self._create)
         self._open.append(handle)
         return handle.fd
@@ -188,12 +188,12 @@ class FileCache:
 
     def unpin(self, handle: Handle) -> None:
         handle.pins -= 1
-        if handle.doomed and not handle.pins:
+        if not handle.pins and (handle.doomed or len(self._open) > self._limit):
             handle.doomed = False
             self.close(handle)
 
-    def _evict(self) -> None:
-        """Second chance: passes over files used since the last look; gives up after two rounds (all are pinned)."""
+    def _make_room(self) -> None:
+        """Second chance: passes over files used since the last look; after two rounds the rest is pinned."""
         for _ in range(2 * len(self._open)):
             handle = self._open.popleft()
             if handle.recent or handle.pins:
@@ -202,7 +202,8 @@ class FileCache:
             else:
                 os.close(handle.fd)
                 handle.fd = -1
-                return
+                if len(self._open) < self._limit:
+                    return
 
     @property
     def open_count(self) -> int:

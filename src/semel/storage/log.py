@@ -304,7 +304,7 @@ class PartitionLog:
         self._hints.clear()
         if self._waits_for_disk:
             self._recovery_point = self._end
-        self._advance(self._end, self._active.base_offset, self._active.size)
+        self._show_up_to(self._end, self._active.base_offset, self._active.size)
 
     def _sync_now(self, handles: list[Handle]) -> None:
         cache = self._shared.cache
@@ -552,13 +552,16 @@ class PartitionLog:
             checkpoints.write_epochs(self._shared.cache.files, path, self._epochs, sync=False)
         except OSError as error:  # it is found again in the batches
             _log.warning("cannot write %s: %s", path, error)
-        self._soil(Handle(path))
+        self._soil(Handle(path, doomed=True))
 
-    def _advance(self, offset: int, segment_base: int, position: int) -> None:
+    def _show_up_to(self, offset: int, segment_base: int, position: int) -> None:
         self._high_watermark = offset
         self._hw_base = segment_base
         self._hw_position = position
         self._states.settle(offset)
+
+    def _advance(self, offset: int, segment_base: int, position: int) -> None:
+        self._show_up_to(offset, segment_base, position)
         if self.on_advance is not None:
             self.on_advance(self)
 
@@ -582,7 +585,7 @@ class PartitionLog:
     def _write_snapshot(self) -> None:
         path = os.path.join(self.folder, file_name(self._end, SNAPSHOT))
         self._shared.cache.files.write_whole(path, snapshot.encode(self._states.producers.values()), sync=False)
-        self._soil(Handle(path))
+        self._soil(Handle(path, doomed=True))
 
     def _soil(self, *handles: Handle) -> None:
         """These files need a sync before the recovery point may pass them."""

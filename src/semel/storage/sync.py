@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Literal
 
 from semel.protocol.errors import ErrorCode
@@ -20,6 +21,7 @@ _log = logging.getLogger("semel.storage")
 
 FsyncMode = Literal["commit", "os"]
 _ANSWERS_EARLY = "answer_before_fsync" in mutants.ACTIVE
+_LOGS_PER_ROUND = 256  # their files stay open for the length of a round
 _Outcome = list[tuple[SyncJob, OSError | None]]
 
 
@@ -83,8 +85,10 @@ class SyncGroup:
                 future.set_exception(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
 
     def _start_round(self) -> None:
-        jobs = [log.begin_sync() for log in self._dirty if log.is_loaded]
-        self._dirty = {}
+        logs = list(islice(self._dirty, _LOGS_PER_ROUND))
+        for log in logs:
+            del self._dirty[log]
+        jobs = [log.begin_sync() for log in logs if log.is_loaded]
         if not jobs:
             self._round_over()
             return
