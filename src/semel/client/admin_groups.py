@@ -1,0 +1,158 @@
+"""The admin's part for consumer groups: who is in them, where they stand, and moving them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from semel.client.admin_types import GroupInfo, GroupListing, GroupPosition, MemberInfo
+from semel.client.assignors import decode_assignment
+from semel.client.cluster import Cluster, Node, group_coordinator
+from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
+from semel.client.errors import FatalError, KafkaError, error_of
+from semel.client.group_offsets import LATEST, by_topic, commit_offsets, fetch_committed, list_offsets, patient
+from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.messages.delete_groups import DELETE_GROUPS, DeleteGroupsRequest
+from semel.protocol.messages.describe_groups import DESCRIBE_GROUPS, DescribedGroupMember, DescribeGroupsRequest
+from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
+from semel.protocol.messages.offset_delete import (
+    OFFSET_DELETE,
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+
+if TYPE_CHECKING:
+    from semel.client.timing import Deadline
+
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+
+
+def list_groups(cluster: Cluster, deadline: Deadline) -> list[GroupListing]:
+    """All groups of all brokers."""
+    cluster.patiently(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
+    found = {}
+    for node_id in sorted(cluster.metadata.brokers):
+        answer = cluster.call(Node(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
+        for group in answer.groups:
+            found[group.group_id] = GroupListing(
+                group.group_id, group.group_state, group.protocol_type, group.group_type
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def describe_group(cluster: Cluster, group_id: str, deadline: Deadline) -> GroupInfo:
+    """A group's state and members. A group that nobody uses and that has no positions is `Dead`."""
+    coordinator = group_coordinator(group_id)
+    answer = cluster.call(
+        coordinator,
+        DESCRIBE_GROUPS,
+        DescribeGroupsRequest([group_id]),
+        timeout_s=deadline.remaining_s(),
+        errors=lambda answer: (
+            group.error_code for group in answer.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
+        ),
+    )
+    group = answer.groups[0]
+    node_id = cluster.locate(coordinator, deadline).node_id
+    members = [_member(member) for member in group.members]
+    return GroupInfo(group_id, group.group_state or "Dead", group.protocol_type, group.protocol_data, node_id, members)
+
+
+def _member(member: DescribedGroupMember) -> MemberInfo:
+    try:
+        partitions = [TopicPartition(*partition) for partition in decode_assignment(member.member_assignment)]
+    except DecodeError:
+        partitions = []  # not a consumer: groups may be used for other things, with formats of their own
+    return MemberInfo(
+        member.member_id, member.group_instance_id, member.client_id, member.client_host.lstrip("/"), partitions
+    )
+
+
+def group_positions(cluster: Cluster, group: GroupInfo, deadline: Deadline) -> list[GroupPosition]:
+    """Every partition that the group has a position for or reads, with its lag."""
+    committed = patient(
+        cluster,
+        lambda limit: fetch_committed(cluster, group.group_id, None, False, limit),
+        f"reading the positions of group {group.group_id!r}",
+        deadline.remaining_s(),
+    )
+    readers = {partition: member for member in group.members for partition in member.partitions}
+    wanted = sorted(set(committed) | set(readers))
+    ends = list_offsets(cluster, dict.fromkeys(wanted, LATEST), READ_UNCOMMITTED, deadline).found
+    return [_position(partition, committed, ends, readers) for partition in wanted]
+
+
+def _position(
+    partition: TopicPartition,
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    ends: Mapping[TopicPartition, tuple[int, int, int]],
+    readers: Mapping[TopicPartition, MemberInfo],
+) -> GroupPosition:
+    at = committed[partition].offset if partition in committed else None
+    end = ends[partition][0] if partition in ends else None
+    lag = max(0, end - at) if at is not None and end is not None else None
+    reader = readers.get(partition)
+    who = (reader.member_id, reader.client_id, reader.host) if reader else (None, None, None)
+    return GroupPosition(*partition, at, end, lag, *who)
+
+
+def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline) -> dict[str, KafkaError | None]:
+    outcome: dict[str, KafkaError | None] = {}
+    for group_id in group_ids:
+        try:
+            cluster.call(
+                group_coordinator(group_id),
+                DELETE_GROUPS,
+                DeleteGroupsRequest([group_id]),
+                timeout_s=deadline.remaining_s(),
+                errors=lambda answer: (result.error_code for result in answer.results),
+            )
+            outcome[group_id] = None
+        except KafkaError as error:
+            outcome[group_id] = _explained(error, group_id)
+    return outcome
+
+
+def set_positions(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
+) -> None:
+    """Commits positions from outside. The broker refuses while the group has members."""
+    try:
+        patient(
+            cluster,
+            lambda limit: commit_offsets(cluster, GroupMetadata(group_id), offsets, limit),
+            f"moving group {group_id!r}",
+            deadline.remaining_s(),
+        )
+    except KafkaError as error:
+        raise _explained(error, group_id) from error
+
+
+def delete_positions(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
+    """Forgets positions, so that auto.offset.reset decides. Refused for topics that a member reads."""
+    topics = [
+        OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])
+        for name, indexes in by_topic(partitions).items()
+    ]
+    answer = cluster.call(
+        group_coordinator(group_id),
+        OFFSET_DELETE,
+        OffsetDeleteRequest(group_id, topics),
+        timeout_s=deadline.remaining_s(),
+    )
+    for topic in answer.topics:
+        for part in topic.partitions:
+            if part.error_code:
+                raise error_of(part.error_code, f"deleting a position of {topic.name}-{part.partition_index}")
+
+
+_IN_USE = (ErrorCode.NON_EMPTY_GROUP, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+
+
+def _explained(error: KafkaError, group_id: str) -> KafkaError:
+    if error.code in _IN_USE:
+        return FatalError(f"group {group_id!r} has members; stop them first", error.code)
+    if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+        return FatalError(f"there is no group {group_id!r}; `semel group list` shows what there is", error.code)
+    return error

@@ -1,0 +1,144 @@
+"""The admin's part for transactions: what is open, who wrote it, and ending what hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from semel.client.admin_types import ProducerInfo, TransactionInfo, TransactionListing
+from semel.client.cluster import Cluster, Leader, Node, transaction_coordinator
+from semel.client.consumer_types import TopicPartition
+from semel.client.errors import FatalError, KafkaError, error_of
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.describe_producers import DESCRIBE_PRODUCERS, DescribeProducersRequest, TopicRequest
+from semel.protocol.messages.describe_transactions import DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest
+from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID, InitProducerIdRequest
+from semel.protocol.messages.list_transactions import LIST_TRANSACTIONS, ListTransactionsRequest
+from semel.protocol.messages.write_txn_markers import (
+    WRITE_TXN_MARKERS,
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+
+if TYPE_CHECKING:
+    from semel.client.timing import Deadline
+
+FENCING_TIMEOUT_MS = 60_000
+
+
+def list_transactions(
+    cluster: Cluster, states: Iterable[str], producer_ids: Iterable[int], deadline: Deadline
+) -> list[TransactionListing]:
+    """The transactional ids that the coordinators know, of all brokers."""
+    cluster.patiently(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
+    request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
+    found = []
+    for node_id in sorted(cluster.metadata.brokers):
+        answer = cluster.call(Node(node_id), LIST_TRANSACTIONS, request, timeout_s=deadline.remaining_s())
+        if answer.unknown_state_filters:
+            raise FatalError(
+                f"there is no transaction state {answer.unknown_state_filters[0]!r}; states are Empty, Ongoing, "
+                "PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, PrepareEpochFence and Dead"
+            )
+        found += [
+            TransactionListing(entry.transactional_id, entry.producer_id, entry.transaction_state)
+            for entry in answer.transaction_states
+        ]
+    return sorted(found, key=lambda entry: entry.transactional_id)
+
+
+def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Deadline) -> TransactionInfo:
+    target = transaction_coordinator(transactional_id)
+    try:
+        answer = cluster.call(
+            target,
+            DESCRIBE_TRANSACTIONS,
+            DescribeTransactionsRequest([transactional_id]),
+            timeout_s=deadline.remaining_s(),
+            errors=lambda answer: (entry.error_code for entry in answer.transaction_states),
+        )
+    except KafkaError as error:
+        raise _explained(error, transactional_id) from error
+    entry = answer.transaction_states[0]
+    return TransactionInfo(
+        entry.transactional_id,
+        entry.transaction_state,
+        entry.producer_id,
+        entry.producer_epoch,
+        entry.transaction_timeout_ms,
+        entry.transaction_start_time_ms,
+        [TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions],
+        cluster.locate(target, deadline).node_id,
+    )
+
+
+def fence(cluster: Cluster, transactional_id: str, deadline: Deadline) -> tuple[int, int]:
+    """Takes the transactional id over: what its owner left open is aborted and the owner is refused from now on.
+
+    Returns the new (producer id, epoch). Refuses an id that nobody uses, rather than create it."""
+    describe_transaction(cluster, transactional_id, deadline)
+    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS)
+    answer = cluster.call(
+        transaction_coordinator(transactional_id), INIT_PRODUCER_ID, request, timeout_s=deadline.remaining_s()
+    )
+    return answer.producer_id, answer.producer_epoch
+
+
+def describe_producers(cluster: Cluster, partition: TopicPartition, deadline: Deadline) -> list[ProducerInfo]:
+    """The producers that a partition's leader remembers."""
+    answer = cluster.call(
+        Leader(*partition),
+        DESCRIBE_PRODUCERS,
+        DescribeProducersRequest([TopicRequest(partition.topic, [partition.partition])]),
+        timeout_s=deadline.remaining_s(),
+        errors=lambda answer: (part.error_code for topic in answer.topics for part in topic.partitions),
+    )
+    return [
+        ProducerInfo(
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_start_offset,
+        )
+        for entry in answer.topics[0].partitions[0].active_producers
+    ]
+
+
+def abort_hanging(cluster: Cluster, partition: TopicPartition, start_offset: int, deadline: Deadline) -> ProducerInfo:
+    """Writes an abort marker for the transaction that begins at an offset of a partition and that its coordinator has
+    forgotten. Only for such: a live transaction is ended by `fence`."""
+    open_ones = {
+        producer.transaction_start: producer
+        for producer in describe_producers(cluster, partition, deadline)
+        if producer.transaction_start >= 0
+    }
+    producer = open_ones.get(start_offset)
+    if producer is None:
+        starts = ", ".join(map(str, sorted(open_ones))) or "none"
+        raise FatalError(f"{partition} has no open transaction that starts at offset {start_offset}; open: {starts}")
+    marker = WritableTxnMarker(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        transaction_result=False,
+        topics=[WritableTxnMarkerTopic(partition.topic, [partition.partition])],
+        coordinator_epoch=max(producer.coordinator_epoch, 0),
+    )
+    answer = cluster.call(
+        Leader(*partition), WRITE_TXN_MARKERS, WriteTxnMarkersRequest([marker]), timeout_s=deadline.remaining_s()
+    )
+    for topic in answer.markers[0].topics:
+        for part in topic.partitions:
+            if part.error_code:
+                raise error_of(part.error_code, f"aborting the transaction in {partition}")
+    return producer
+
+
+def _explained(error: KafkaError, transactional_id: str) -> KafkaError:
+    if error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        return FatalError(
+            f"there is no transactional id {transactional_id!r}; `semel txn list` shows what there is", error.code
+        )
+    return error
