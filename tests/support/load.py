@@ -1,0 +1,124 @@
+"""A steady idempotent load by confluent-kafka, and a check: nothing acknowledged is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+
+class Load:
+    """Produces numbered values into all partitions until it is stopped; remembers what was acknowledged, and where."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, **settings: Any) -> None:
+        self.topic, self.partitions = topic, partitions
+        self.acknowledged: dict[bytes, tuple[int, int]] = {}  # value -> (partition, offset)
+        self.failures: list[str] = []
+        self._stop = threading.Event()
+        self._more = threading.Condition()
+        options = {
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 1,
+            "delivery.timeout.ms": 120_000,
+            "reconnect.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 100,
+            "retry.backoff.ms": 20,
+            "log_level": 0,
+        }
+        self._producer = Producer({**options, **settings})
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def wait_for(self, count: int, timeout_s: float = 60) -> None:
+        """Until so many more records were acknowledged."""
+        with self._more:
+            goal = len(self.acknowledged) + count
+            done = self._more.wait_for(lambda: len(self.acknowledged) >= goal or self.failures, timeout_s)
+        assert done, f"only {len(self.acknowledged)} of {goal} records were acknowledged within {timeout_s} s"
+
+    def finish(self, timeout_s: float = 60) -> None:
+        """Stops producing and waits for the last acknowledgement."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        left = self._producer.flush(timeout_s)
+        assert left == 0, f"{left} records were still not acknowledged after {timeout_s} s"
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            if len(self._producer) < 2_000:
+                value = b"%08d" % number
+                self._producer.produce(
+                    self.topic, value, partition=number % self.partitions, on_delivery=self._delivered
+                )
+                number += 1
+                self._producer.poll(0)
+            else:
+                self._producer.poll(0.01)
+
+    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+        with self._more:
+            if error is None:
+                self.acknowledged[message.value()] = (message.partition(), message.offset())
+            else:
+                self.failures.append(str(error))
+            self._more.notify_all()
+
+
+def read_all(
+    bootstrap: str, topic: str, partitions: int, *, committed: bool = True, timeout_s: float = 30
+) -> Iterator[tuple[int, int, bytes | None]]:
+    """(partition, offset, value) of everything, through a client that we did not write."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"check-{topic}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+        ended: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{topic} could not be read to its end within {timeout_s} s"
+            for message in consumer.consume(1_000, 0.5):
+                if message.error() is None:
+                    yield message.partition(), message.offset(), message.value()
+                else:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    ended.add(message.partition())
+    finally:
+        consumer.close()
+
+
+def violations(load: Load, bootstrap: str) -> list[str]:
+    """What is wrong with the topic after a load; empty if all is well."""
+    by_partition: dict[int, list[bytes]] = defaultdict(list)
+    for partition, _, value in read_all(bootstrap, load.topic, load.partitions):
+        by_partition[partition].append(value or b"")
+    counts = Counter(value for values in by_partition.values() for value in values)
+    found = [f"{value!r} was acknowledged and is lost" for value in load.acknowledged if value not in counts]
+    found += [f"{value!r} is there {count} times" for value, count in counts.items() if count > 1]
+    for partition, values in by_partition.items():
+        found += [
+            f"partition {partition}: {late!r} comes after {early!r}" for early, late in pairwise(values) if late < early
+        ]
+    return found
