@@ -69,6 +69,9 @@ class Connection(asyncio.BufferedProtocol):
         self._barrier = False  # a request is under way that the next one has to wait for
         self._is_reading = True
         self._is_writable = True
+        self._is_corked = False
+        self._outbox: list[Any] = []
+        self._outbox_bytes = 0
         self.client_host = ""
         self.local_address: tuple[str, int] = ("", 0)
         self.last_active_s = 0.0
@@ -141,7 +144,16 @@ class Connection(asyncio.BufferedProtocol):
         return False  # close; answers to a client that went away are of no use
 
     def _take_frames(self) -> bool:
-        """Works on every whole frame in the buffer. False: the connection was closed."""
+        """Works on every whole frame in the buffer; their answers leave together. False: the connection was closed."""
+        self._is_corked = True
+        try:
+            return self._take_each_frame()
+        finally:
+            self._is_corked = False
+            if self._outbox:
+                self._flush()
+
+    def _take_each_frame(self) -> bool:
         while self._end - self._start >= 4:
             at = self._start
             (size,) = _SIZE.unpack_from(self._buffer, at)
@@ -290,22 +302,24 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- bytes out -----------------------------------------------------------------------------------------------------
     def _send_done(self) -> None:
+        """Moves the answers whose turn it is to the outbox, and sends it unless more are on their way."""
         slots = self._slots
-        parts: list[Any] = []
         while slots and slots[0].is_done:
             answer = slots.popleft().parts
             if answer is not None:
-                parts += answer
-        if self._transport is None:
-            return
-        if parts:
-            self._write(parts)
-        if self._server.is_stopping and not slots:
+                self._outbox += answer
+                self._outbox_bytes += sum(map(len, answer))
+        if self._outbox and (not self._is_corked or self._outbox_bytes > JOIN_BELOW_BYTES):
+            self._flush()
+        if self._server.is_stopping and not slots and self._transport is not None:
+            self._flush()
             self._transport.close()
 
-    def _write(self, parts: list[Any]) -> None:
-        assert self._transport is not None
-        size = sum(map(len, parts))
+    def _flush(self) -> None:
+        parts, size = self._outbox, self._outbox_bytes
+        self._outbox, self._outbox_bytes = [], 0
+        if self._transport is None or not parts:
+            return
         self._server.bytes_out += size
         self.last_active_s = self._loop.time()
         if size <= JOIN_BELOW_BYTES:
