@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PARENT_CHECK_S = 1.0
+
 
 class Options:
     """How a broker is started."""
@@ -86,16 +88,26 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 
 def _stop_with_stdin(stopping: asyncio.Event) -> None:
-    """Stops when stdin closes: the system closes it when the process that started us is gone, whatever killed it."""
-    loop = asyncio.get_running_loop()
-    stdin = sys.stdin.fileno()
+    """Stops when whoever started us is gone, whatever killed it: the system closes stdin and gives us a new parent.
 
-    def look() -> None:
+    The parent is looked at too, because a forked child of it may hold the other end of stdin open.
+    """
+    loop = asyncio.get_running_loop()
+    stdin, parent = sys.stdin.fileno(), os.getppid()
+
+    def on_stdin() -> None:
         if not os.read(stdin, 4096):
             loop.remove_reader(stdin)
             stopping.set()
 
-    loop.add_reader(stdin, look)
+    def look_at_parent() -> None:
+        if os.getppid() != parent:
+            stopping.set()
+        else:
+            loop.call_later(PARENT_CHECK_S, look_at_parent)
+
+    loop.add_reader(stdin, on_stdin)
+    look_at_parent()
 
 
 def listen_address(settings: Settings) -> tuple[str, int]:
