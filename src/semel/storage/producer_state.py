@@ -171,8 +171,10 @@ class ProducerStates:
                 self.open_transactions[base_offset] = batch.producer_id
 
     def _check_transaction(self, entry: ProducerEntry | None, batch: DataBatch, guard: object | None) -> None:
-        if not batch.transactional or (entry is not None and entry.txn_first_offset != NO_OFFSET):
+        if not batch.transactional:
             return
+        if entry is not None and entry.txn_first_offset != NO_OFFSET and batch.epoch <= entry.epoch:
+            return  # a newer epoch is another owner, who needs a guard of its own; an older one is refused for that
         if guard is None or self.verifications.get(batch.producer_id) is not guard:
             raise StorageError(
                 ErrorCode.INVALID_TXN_STATE,
@@ -276,7 +278,8 @@ class ProducerStates:
     def start_verification(
         self, producer_id: int, epoch: int, sequence: int, *, supports_epoch_bump: bool, now_ms: int
     ) -> Verification | None:
-        if self.has_open_transaction(producer_id):
+        _check_epoch(self.producers.get(producer_id), producer_id, epoch)
+        if self.has_open_transaction(producer_id, epoch):  # one of an older epoch is another owner's
             return None
         verification = self.verifications.get(producer_id)
         if verification is None:

@@ -369,3 +369,16 @@ def test_coordinator_batches_have_no_sequence_but_epoch_and_transaction_are_chec
     partition.states.check_coordinator_batch(data, None)
     with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
         partition.states.check_coordinator_batch(data._replace(epoch=1), None)
+
+
+def test_an_open_transaction_does_not_let_another_epoch_in(partition: Partition) -> None:
+    guard = partition.states.start_verification(PID, 2, 0, supports_epoch_bump=False, now_ms=0)
+    data = DataBatch(PID, 2, 0, 0, True, 0)
+    assert partition.states.check_client_batch(data, guard) is None
+    partition.states.apply_data(data, 0, 0, now_ms=0)
+    assert partition.states.start_verification(PID, 2, 1, supports_epoch_bump=False, now_ms=0) is None
+    assert partition.states.start_verification(PID, 3, 0, supports_epoch_bump=False, now_ms=0) is not None
+    with refused(ErrorCode.INVALID_TXN_STATE):
+        partition.states.check_client_batch(data._replace(epoch=3), None)
+    with refused(ErrorCode.INVALID_PRODUCER_EPOCH):
+        partition.states.start_verification(PID, 1, 0, supports_epoch_bump=False, now_ms=0)
