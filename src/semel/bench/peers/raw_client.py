@@ -249,8 +249,10 @@ class RawClient:
         topics = [OffsetFetchRequestTopics(name, partition_indexes=[index])]
         request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group, topics=topics)], require_stable=stable)
         found = self.call(9, 8, request).groups[0]
+        if found.error_code:
+            return ErrorCode.of(found.error_code), -1
         part = found.topics[0].partitions[0]
-        return ErrorCode.of(found.error_code or part.error_code), part.committed_offset
+        return ErrorCode.of(part.error_code), part.committed_offset
 
     # --- getting ready ---
 
