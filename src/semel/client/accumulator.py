@@ -56,6 +56,8 @@ class Accumulator:
                 wake = True
             assert batch.rows is not None
             batch.rows.append(row)
+            if row[3]:
+                batch.has_headers = True
             batch.count += 1
             batch.size_bytes += size_bytes
             self.used_bytes += size_bytes

@@ -67,6 +67,7 @@ class Batch:
         "done",
         "error",
         "halves",
+        "has_headers",
         "identity",
         "log_append_time",
         "parent",
@@ -85,6 +86,7 @@ class Batch:
         self.deadline_s = deadline_s
         self.data: bytearray | memoryview | None = None
         self.rows: list[Row] | None = None  # until they are encoded
+        self.has_headers = False  # of the rows
         self.count = 0
         self.size_bytes = HEADER_SIZE  # what it takes of buffer.memory
         self.compression = 0
@@ -107,7 +109,7 @@ class Batch:
         """Turns rows into bytes, once."""
         if self.data is None and self.rows is not None:
             self.compression = compression
-            self.data = encode_rows(self.rows, compression)
+            self.data = encode_rows(self.rows, compression, self.has_headers)
 
     def stamp(self, identity: Identity, sequence: int, transactional: bool) -> None:
         """Writes id, epoch and sequence into the header. Never called again once a request with them was sent,
@@ -157,9 +159,9 @@ class Batch:
         return BatchMetadata(self.topic, self.partition, self.base_offset, self.count, self.log_append_time)
 
 
-def encode_rows(rows: Sequence[Row], compression: int) -> bytearray | memoryview:
+def encode_rows(rows: Sequence[Row], compression: int, has_headers: bool) -> bytearray | memoryview:
     """Rows to one batch without a stamp: by columns, unless they are few or have headers."""
-    if len(rows) <= FEW_ROWS or any(row[3] for row in rows):
+    if len(rows) <= FEW_ROWS or has_headers:
         records = [Record(i, row[2], row[0], row[1], row[3]) for i, row in enumerate(rows)]
         return encode_batch(records, compression=compression)
     from semel.client.tables import encode_row_columns
@@ -180,7 +182,7 @@ def split(batch: Batch) -> list[Batch]:
     for start, part in ((0, records[:middle]), (middle, records[middle:])):
         half = Batch(batch.topic, batch.partition, batch.created_s, batch.deadline_s)
         moved = [record._replace(offset=i) for i, record in enumerate(part)]
-        half.data = encode_batch(moved, compression=batch.compression)
+        half.data = encode_batch(moved, base_timestamp=header.base_timestamp, compression=batch.compression)
         half.count = len(part)
         half.size_bytes = batch.size_bytes * len(part) // batch.count
         half.compression = batch.compression

@@ -64,15 +64,19 @@ def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Iden
 class TransactionCoordinator:
     """Calls in the name of one transactional id. Errors are raised as `semel.client.errors` sorts them."""
 
-    def __init__(self, cluster: Cluster, transactional_id: str, transaction_timeout_ms: int) -> None:
+    def __init__(
+        self, cluster: Cluster, transactional_id: str, transaction_timeout_ms: int, version_max: int = 2
+    ) -> None:
         self.cluster = cluster
         self.transactional_id = transactional_id
         self._timeout_ms = transaction_timeout_ms
+        self._version_max = version_max
         self._target = transaction_coordinator(transactional_id)
 
     def generation(self, timeout_s: float) -> int:
         """2 if the cluster finalised KIP-890's transactions, else 1."""
-        return 2 if self.cluster.feature(FEATURE, self._target, timeout_s) >= 2 else 1
+        finalised = self.cluster.feature(FEATURE, self._target, timeout_s)
+        return max(1, min(finalised, self._version_max))
 
     def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
         """Takes over the id: fences its earlier owners, finishes or aborts what they left.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from semel.client.accumulator import Place
 from semel.client.batches import NO_IDENTITY, Batch, Identity
 from semel.client.cluster import Cluster
@@ -72,17 +70,10 @@ class IdempotentGate(PlainGate):
 class FixedGate(PlainGate):
     """Writes into a transaction that another process owns: the identity is given and never changes."""
 
-    def __init__(
-        self,
-        transactional_id: str,
-        identity: Identity,
-        produce_version: tuple[int, int],
-        report: Callable[[KafkaError], None],
-    ) -> None:
+    def __init__(self, transactional_id: str, identity: Identity, produce_version: tuple[int, int]) -> None:
         self.transactional_id = transactional_id
         self._identity = identity
         self._produce_version = produce_version
-        self._report = report
         self._error: KafkaError | None = None
 
     def identity(self) -> Identity | None:
@@ -94,7 +85,6 @@ class FixedGate(PlainGate):
     def failed(self, error: KafkaError) -> None:
         if self._error is None:
             self._error = error
-            self._report(error)
 
     def giving_up(self) -> KafkaError | None:
         return self._error

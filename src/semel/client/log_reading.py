@@ -7,8 +7,8 @@ from enum import Enum
 
 from semel.client.accumulator import Place
 from semel.client.batches import Identity
-from semel.client.cluster import Cluster, Leader
-from semel.client.errors import FatalError, KafkaError, TimedOutError
+from semel.client.cluster import Cluster, Leader, Node
+from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery
@@ -92,18 +92,42 @@ def find_decision(
 def last_sequences(cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float) -> dict[Place, int]:
     """What the leaders hold of a producer: the last sequence of (id, epoch) per partition that has one."""
     deadline = Deadline(timeout_s)
-    found: dict[Place, int] = {}
+    wanted = list(places)
+
+    def attempt() -> dict[Place, int]:
+        found: dict[Place, int] = {}
+        for node, group in _by_leader(cluster, wanted, deadline).items():
+            found.update(_sequences_at(cluster, node, group, identity, deadline))
+        return found
+
+    return cluster.patiently(attempt, "asking for the last sequences of a producer", deadline)
+
+
+def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dict[int, list[Place]]:
+    groups: dict[int, list[Place]] = {}
     for topic, partition in places:
-        answer = cluster.call(
-            Leader(topic, partition),
-            DESCRIBE_PRODUCERS,
-            DescribeProducersRequest([TopicRequest(topic, [partition])]),
-            timeout_s=deadline.remaining_s(),
-            errors=lambda response: [p.error_code for t in response.topics for p in t.partitions],
-        )
-        for state in answer.topics[0].partitions[0].active_producers:
-            if (state.producer_id, state.producer_epoch) == identity and state.last_sequence >= 0:
-                found[topic, partition] = state.last_sequence
+        groups.setdefault(cluster.partition(topic, partition, deadline).leader, []).append((topic, partition))
+    return groups
+
+
+def _sequences_at(
+    cluster: Cluster, node: int, places: list[Place], identity: Identity, deadline: Deadline
+) -> dict[Place, int]:
+    topics: dict[str, TopicRequest] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, TopicRequest(topic)).partition_indexes.append(partition)
+    request = DescribeProducersRequest(list(topics.values()))
+    answer = cluster.call(Node(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None)
+    found: dict[Place, int] = {}
+    for described in answer.topics:
+        for part in described.partitions:
+            if part.error_code:
+                cluster.forget(Leader(described.name, part.partition_index))
+                what = f"asking for the producers of {described.name}-{part.partition_index}"
+                raise error_of(part.error_code, what, part.error_message)
+            for state in part.active_producers:
+                if (state.producer_id, state.producer_epoch) == identity and state.last_sequence >= 0:
+                    found[described.name, part.partition_index] = state.last_sequence
     return found
 
 

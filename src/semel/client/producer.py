@@ -79,7 +79,10 @@ class Producer:
         timeout_s = settings.request_timeout_ms / 1000
         if settings.transactional_id is not None:
             coordinator = TransactionCoordinator(
-                self._cluster, settings.transactional_id, settings.transaction_timeout_ms
+                self._cluster,
+                settings.transactional_id,
+                settings.transaction_timeout_ms,
+                settings.transaction_version_max,
             )
             return TransactionalGate(coordinator, timeout_s)
         return IdempotentGate(self._cluster, timeout_s) if settings.is_idempotent else PlainGate()

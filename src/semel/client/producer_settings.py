@@ -19,6 +19,7 @@ class ProducerSettings(ClientSettings):
     enable_idempotence: bool | None = None  # None: yes, unless acks or max.in.flight rule it out
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
+    transaction_version_max: int = 2  # the newest generation of the protocol to speak, where the cluster has it
     compression_type: str = "none"
     batch_size: int = 400 * 1024
     linger_ms: float = 5
@@ -42,6 +43,8 @@ class ProducerSettings(ClientSettings):
                 raise ConfigError(f"{name.replace('_', '.')} is {getattr(self, name)}; it must be at least 1")
         if self.linger_ms < 0 or self.retries < 0:
             raise ConfigError(f"linger.ms ({self.linger_ms}) and retries ({self.retries}) must not be negative")
+        if self.transaction_version_max not in (1, 2):
+            raise ConfigError(f"transaction.version.max is {self.transaction_version_max}; it must be 1 or 2")
         if self.transactional_id == "":
             raise ConfigError(
                 "transactional.id is empty; give it a name that is the same at every start, or leave it out"

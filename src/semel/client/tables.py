@@ -142,6 +142,8 @@ class TableEncoder:
         self, part: pa.Table, columns: dict[str, Any]
     ) -> tuple[npt.NDArray[np.int64] | None, list[tuple[int, int]]]:
         """(rows in the order of their partitions, [(partition, how many)]); None for rows as they are."""
+        if self._partition_count == 1 and "partition" not in columns:
+            return None, [(0, part.num_rows)]
         partitions = self._partitions(columns, part.num_rows)
         if partitions is None:
             return None, self._sticky_runs(part, part.num_rows)
