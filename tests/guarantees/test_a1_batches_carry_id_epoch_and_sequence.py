@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tests.support.broker import SemelBroker
+from tests.support.direct import DirectClient
 from tests.support.load import Load
-from tests.support.raw import RawClient
 
 
 def test_sequences_run_from_zero_without_gaps_over_a_broker_restart(semel_broker: SemelBroker) -> None:
-    with RawClient(semel_broker.bootstrap) as client:
+    with DirectClient(semel_broker.bootstrap) as client:
         client.create_topic("a1", 2)
     with Load(semel_broker.bootstrap, "a1", 2) as load:
         load.wait_for(300)
@@ -20,7 +20,7 @@ def test_sequences_run_from_zero_without_gaps_over_a_broker_restart(semel_broker
         load.wait_for(300)
     assert load.failures == []
     assert len(load.acknowledged) > at_the_kill  # the same producer went on
-    with RawClient(semel_broker.bootstrap) as client:
+    with DirectClient(semel_broker.bootstrap) as client:
         headers = {p: client.headers("a1", partition=p) for p in range(2)}
     owners = {(h.producer_id, h.producer_epoch) for found in headers.values() for h in found}
     assert len(owners) == 1
@@ -35,7 +35,7 @@ def test_sequences_run_from_zero_without_gaps_over_a_broker_restart(semel_broker
 def test_ids_are_never_handed_out_twice_over_kill_9(semel_broker: SemelBroker) -> None:
     seen: list[int] = []
     for _ in range(4):
-        with RawClient(semel_broker.bootstrap) as client:
+        with DirectClient(semel_broker.bootstrap) as client:
             for _ in range(5):
                 code, producer_id, epoch = client.init_producer_id()
                 assert (code, epoch) == (0, 0)

@@ -4,13 +4,13 @@ offset of the first time."""
 from __future__ import annotations
 
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
 from tests.support.load import read_all
-from tests.support.raw import PRODUCE, RawClient, batch_of, produce_request
 
 
 def test_retried_batch_returns_original_offset(cluster: Cluster) -> None:
     topic = cluster.unique("a2")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer()
         first = batch_of([b"a", b"b"], pid=pid, epoch=epoch, sequence=0)
@@ -24,26 +24,26 @@ def test_retried_batch_returns_original_offset(cluster: Cluster) -> None:
 
 def test_connection_cut_before_the_answer_is_read(cluster: Cluster) -> None:
     topic = cluster.unique("a2")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer()
     batch = batch_of([b"once"], pid=pid, epoch=epoch, sequence=0)
-    with RawClient(cluster.bootstrap) as cut:
+    with DirectClient(cluster.bootstrap) as cut:
         cut.send(PRODUCE, produce_request(topic, batch), 11)
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         assert client.produce(topic, batch) == (0, 0)
     assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"once"]
 
 
 def test_batch_repeated_after_kill_9_is_stored_once(semel_broker: SemelBroker) -> None:
-    with RawClient(semel_broker.bootstrap) as client:
+    with DirectClient(semel_broker.bootstrap) as client:
         client.create_topic("a2")
         pid, epoch = client.new_producer()
         batches = [batch_of([b"%d" % n], pid=pid, epoch=epoch, sequence=n) for n in range(8)]
         assert [client.produce("a2", batch) for batch in batches] == [(0, n) for n in range(8)]
     semel_broker.kill()
     semel_broker.start()
-    with RawClient(semel_broker.bootstrap) as client:
+    with DirectClient(semel_broker.bootstrap) as client:
         assert [client.produce("a2", batch) for batch in batches[-5:]] == [(0, n) for n in range(3, 8)]
         assert client.produce("a2", batch_of([b"8"], pid=pid, epoch=epoch, sequence=8)) == (0, 8)
     assert [v for _, _, v in read_all(semel_broker.bootstrap, "a2", 1)] == [b"%d" % n for n in range(9)]
@@ -52,7 +52,7 @@ def test_batch_repeated_after_kill_9_is_stored_once(semel_broker: SemelBroker) -
 def test_broker_that_dies_before_its_answer_stores_the_batch_once(tmp_path) -> None:
     env = {"SEMEL_FAULTS": "Produce.before_answer:kill"}
     with SemelBroker(tmp_path / "data", env=env) as broker:
-        with RawClient(broker.bootstrap) as client:
+        with DirectClient(broker.bootstrap) as client:
             client.create_topic("a2")
             pid, epoch = client.new_producer()
             batch = batch_of([b"once"], pid=pid, epoch=epoch, sequence=0)
@@ -61,6 +61,6 @@ def test_broker_that_dies_before_its_answer_stores_the_batch_once(tmp_path) -> N
             broker.process.wait()
         broker.env = {}
         broker.start()
-        with RawClient(broker.bootstrap) as client:
+        with DirectClient(broker.bootstrap) as client:
             assert client.produce("a2", batch) == (0, 0)
         assert [v for _, _, v in read_all(broker.bootstrap, "a2", 1)] == [b"once"]

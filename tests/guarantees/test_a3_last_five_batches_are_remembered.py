@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
 from tests.support.load import Load, read_all, violations
-from tests.support.raw import PRODUCE, RawClient, batch_of, produce_request
 
 
 def test_the_fifth_last_batch_is_known_and_the_sixth_last_is_not(cluster: Cluster) -> None:
     topic = cluster.unique("a3")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer()
         batches = [batch_of([b"%d" % n], pid=pid, epoch=epoch, sequence=n) for n in range(6)]
@@ -25,7 +25,7 @@ def test_the_fifth_last_batch_is_known_and_the_sixth_last_is_not(cluster: Cluste
 def test_a_batch_that_overtakes_is_refused_so_that_order_holds(cluster: Cluster) -> None:
     """The fault: of five requests in flight the second never arrives. The others must not be stored before it."""
     topic = cluster.unique("a3")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer()
         batches = [batch_of([b"%d" % n], pid=pid, epoch=epoch, sequence=n) for n in range(5)]
@@ -38,7 +38,7 @@ def test_a_batch_that_overtakes_is_refused_so_that_order_holds(cluster: Cluster)
 
 
 def test_order_holds_with_five_requests_in_flight_while_connections_break(semel_broker: SemelBroker) -> None:
-    with RawClient(semel_broker.bootstrap) as client:
+    with DirectClient(semel_broker.bootstrap) as client:
         client.create_topic("a3", 1)
     options = {"max.in.flight.requests.per.connection": 5, "batch.num.messages": 10, "linger.ms": 0}
     with Load(semel_broker.bootstrap, "a3", 1, **options) as load:

@@ -10,13 +10,13 @@ from semel.protocol.messages.add_partitions_to_txn import (
 )
 from semel.protocol.messages.end_txn import END_TXN, EndTxnRequest
 from tests.support.broker import Cluster
+from tests.support.direct import DirectClient, batch_of, eventually
 from tests.support.load import read_all
-from tests.support.raw import RawClient, batch_of, eventually
 
 
 def test_a_gap_is_refused_and_changes_nothing(cluster: Cluster) -> None:
     topic = cluster.unique("a4")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer()
         assert client.produce(topic, batch_of([b"0"], pid=pid, epoch=epoch, sequence=0)) == (0, 0)
@@ -28,7 +28,7 @@ def test_a_gap_is_refused_and_changes_nothing(cluster: Cluster) -> None:
 
 def test_a_gap_in_a_transaction_asks_for_an_abort_after_which_nothing_is_visible(cluster: Cluster) -> None:
     topic, txn = cluster.unique("a4"), cluster.unique("a4-txn")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         pid, epoch = client.new_producer(txn)
         add = AddPartitionsToTxnRequest(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from confluent_kafka import Producer
 
 from tests.support.broker import Cluster
+from tests.support.direct import DirectClient
 from tests.support.load import read_all
-from tests.support.raw import RawClient
 
 
 def write(bootstrap: str, topic: str, value: bytes) -> None:
@@ -17,7 +17,7 @@ def write(bootstrap: str, topic: str, value: bytes) -> None:
 
 def test_a_restarted_idempotent_producer_writes_the_row_again(cluster: Cluster) -> None:
     topic = cluster.unique("a6")
-    with RawClient(cluster.bootstrap) as client:
+    with DirectClient(cluster.bootstrap) as client:
         client.create_topic(topic)
         write(cluster.bootstrap, topic, b"payment 1")
         write(cluster.bootstrap, topic, b"payment 1")  # the "restart": it cannot know what its predecessor sent

@@ -14,8 +14,8 @@ import pytest
 
 from semel.storage.powercut import cut_power
 from tests.support.broker import SemelBroker
+from tests.support.direct import DirectClient
 from tests.support.load import Load, violations
-from tests.support.raw import RawClient
 
 PARTITIONS = 3
 POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
@@ -23,7 +23,7 @@ POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
 
 def crash_again_and_again(broker: SemelBroker, rounds: int, seed: int, *, power: bool) -> Load:
     rng = random.Random(seed)
-    with RawClient(broker.bootstrap) as client:
+    with DirectClient(broker.bootstrap) as client:
         client.create_topic("load", PARTITIONS)
     with Load(broker.bootstrap, "load", PARTITIONS) as load:
         for _ in range(rounds):
@@ -70,7 +70,7 @@ def test_power_cut_catches_a_broker_that_answers_before_the_fsync(tmp_path: Path
     rng = random.Random(3)
     for attempt in range(10):
         with SemelBroker(tmp_path / f"data{attempt}", "--fsync", "commit", env=env) as broker:
-            with RawClient(broker.bootstrap) as client:
+            with DirectClient(broker.bootstrap) as client:
                 client.create_topic("load", PARTITIONS)
             load = Load(broker.bootstrap, "load", PARTITIONS)
             with load:
