@@ -1,0 +1,336 @@
+"""Groups as users have them: other people's clients share partitions, come and go, and take up where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.broker import Cluster, SemelBroker
+from tests.support.kafka import java_tool
+
+PARTITIONS = 6
+
+
+def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(20)
+
+
+def produce(bootstrap: str, topic: str, values: list[str], partitions: int = PARTITIONS) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for number, value in enumerate(values):
+        producer.produce(topic, value.encode(), partition=number % partitions)
+    assert producer.flush(20) == 0
+
+
+class Worker:
+    """A confluent-kafka consumer in a thread of its own: what it has, what it read, what it lost."""
+
+    def __init__(self, bootstrap: str, group: str, topic: str, **settings: Any) -> None:
+        self.assigned: set[int] = set()
+        self.values: list[str] = []
+        self.assignments = 0
+        self.revocations: list[set[int]] = []
+        self._stop, self._crash = threading.Event(), False
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6000,
+                "heartbeat.interval.ms": 200,
+                "enable.auto.commit": False,
+                **settings,
+            }
+        )
+        self._incremental = settings.get("partition.assignment.strategy") == "cooperative-sticky"
+        self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.assignments += 1
+        self.assigned |= {each.partition for each in partitions}
+
+    def _on_revoke(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self.revocations.append({each.partition for each in partitions})
+        self.assigned -= {each.partition for each in partitions}
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                self.values.append(message.value().decode())
+                self._consumer.commit(message, asynchronous=False)
+        self._consumer.close()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def workers(*made: Worker) -> Iterator[tuple[Worker, ...]]:
+    try:
+        yield made
+    finally:
+        for worker in made:
+            worker.stop()
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+def shares(*members: Worker) -> bool:
+    """Whether the members have all partitions between them, each about the same number."""
+    sizes = [len(member.assigned) for member in members]
+    return set().union(*(member.assigned for member in members)) == set(range(PARTITIONS)) and sum(sizes) == PARTITIONS
+
+
+# -- confluent-kafka ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_partitions_are_shared_and_taken_over(cluster: Cluster, strategy: str) -> None:
+    topic, group = cluster.unique("shared"), cluster.unique("group")
+    create_topic(cluster.bootstrap, topic)
+    produce(cluster.bootstrap, topic, [f"a{n}" for n in range(60)])
+    settings = {"partition.assignment.strategy": strategy}
+    first = Worker(cluster.bootstrap, group, topic, **settings)
+    with workers(first):
+        until(lambda: len(first.values) == 60 and shares(first), "the first member reads everything")
+        second = Worker(cluster.bootstrap, group, topic, **settings)
+        with workers(second):
+            until(lambda: shares(first, second) and len(second.assigned) == 3, "two members share")
+            third = Worker(cluster.bootstrap, group, topic, **settings)
+            with workers(third):
+                until(lambda: shares(first, second, third) and len(third.assigned) == 2, "three members share")
+                produce(cluster.bootstrap, topic, [f"b{n}" for n in range(60)])
+                everything = [f"{letter}{n}" for letter in "ab" for n in range(60)]
+                until(
+                    lambda: sorted(first.values + second.values + third.values) == sorted(everything),
+                    "every record is read once",
+                )
+            until(lambda: shares(first, second), "two members share again")
+        until(lambda: shares(first), "the last member has everything")
+    if strategy == "cooperative-sticky":
+        assert all(len(lost) < PARTITIONS for lost in first.revocations[:2]), first.revocations
+
+
+def test_member_that_dies_is_replaced_after_its_session_time(cluster: Cluster) -> None:
+    topic, group = cluster.unique("dying"), cluster.unique("group")
+    create_topic(cluster.bootstrap, topic)
+    doomed = Consumer(
+        {"bootstrap.servers": cluster.bootstrap, "group.id": group, "session.timeout.ms": 6000,
+         "max.poll.interval.ms": 6000, "heartbeat.interval.ms": 200}
+    )  # fmt: skip
+    doomed.subscribe([topic])
+    until(lambda: doomed.poll(0.1) is None and len(doomed.assignment()) == PARTITIONS, "the first member has all")
+    heir = Worker(cluster.bootstrap, group, topic)
+    with workers(heir):
+        until(lambda: shares(heir), "the second member takes over from one that polls no more")
+    doomed.close()
+
+
+def test_static_member_restarts_without_a_rebalance(cluster: Cluster) -> None:
+    topic, group = cluster.unique("static"), cluster.unique("group")
+    create_topic(cluster.bootstrap, topic)
+    settings = {"session.timeout.ms": 30_000}
+    steady = Worker(cluster.bootstrap, group, topic, **settings, **{"group.instance.id": "steady"})
+    with workers(steady):
+        until(lambda: shares(steady), "the first member has all")
+        restarted = Worker(cluster.bootstrap, group, topic, **settings, **{"group.instance.id": "restarted"})
+        until(lambda: shares(steady, restarted), "two members share")
+        before, had = steady.assignments, restarted.assigned.copy()
+        restarted.stop()  # a static member does not leave when it closes
+        again = Worker(cluster.bootstrap, group, topic, **settings, **{"group.instance.id": "restarted"})
+        with workers(again):
+            until(lambda: again.assigned == had, "the restarted member has what it had")
+        assert steady.assignments == before
+
+
+# -- kafka-python and aiokafka -----------------------------------------------------------------------------------------
+def test_kafka_python_members_share_and_commit(cluster: Cluster) -> None:
+    from kafka import KafkaConsumer
+
+    topic, group = cluster.unique("kafka-python"), cluster.unique("group")
+    create_topic(cluster.bootstrap, topic)
+    produce(cluster.bootstrap, topic, [str(n) for n in range(30)])
+    options = {
+        "bootstrap_servers": cluster.bootstrap, "group_id": group, "auto_offset_reset": "earliest",
+        "enable_auto_commit": False, "session_timeout_ms": 10_000, "heartbeat_interval_ms": 300,
+    }  # fmt: skip
+    first, second = KafkaConsumer(topic, **options), KafkaConsumer(topic, **options)
+    values: list[str] = []
+
+    def poll(consumer: Any) -> None:
+        for records in consumer.poll(timeout_ms=100).values():
+            values.extend(record.value.decode() for record in records)
+            consumer.commit()
+
+    def both_share() -> bool:
+        poll(first)
+        poll(second)
+        return len(first.assignment()) == len(second.assignment()) == 3 and len(set(values)) == 30
+
+    try:
+        until(both_share, "two kafka-python members share and read everything")
+    finally:
+        first.close()
+        second.close()
+    late = KafkaConsumer(topic, **options)
+    try:
+        until(lambda: (late.poll(timeout_ms=100), len(late.assignment()) == 6)[1], "a late member has all")
+        assert sum(late.position(each) for each in late.assignment()) == 30
+    finally:
+        late.close()
+
+
+def test_aiokafka_members_share_and_commit(cluster: Cluster) -> None:
+    from aiokafka import AIOKafkaConsumer
+
+    topic, group = cluster.unique("aiokafka"), cluster.unique("group")
+    create_topic(cluster.bootstrap, topic)
+    produce(cluster.bootstrap, topic, [str(n) for n in range(30)])
+
+    async def play() -> None:
+        def member() -> Any:
+            return AIOKafkaConsumer(
+                topic, bootstrap_servers=cluster.bootstrap, group_id=group, auto_offset_reset="earliest",
+                enable_auto_commit=False, session_timeout_ms=10_000, heartbeat_interval_ms=300,
+            )  # fmt: skip
+
+        first, second = member(), member()
+        values: list[str] = []
+
+        async def read(consumer: Any) -> None:
+            for records in (await consumer.getmany(timeout_ms=100)).values():
+                values.extend(record.value.decode() for record in records)
+                await consumer.commit()
+
+        await first.start()
+        await second.start()
+        try:
+            async with asyncio.timeout(40):
+                while not (len(first.assignment()) == len(second.assignment()) == 3 and len(set(values)) == 30):
+                    await asyncio.gather(read(first), read(second))
+        finally:
+            await first.stop()
+            await second.stop()
+        late = member()
+        await late.start()
+        try:
+            committed = [await late.committed(each) for each in late.assignment()]
+            assert sum(offset for offset in committed if offset is not None) == 30
+        finally:
+            await late.stop()
+
+    asyncio.run(play())
+
+
+# -- over kill -9 ------------------------------------------------------------------------------------------------------
+def test_members_take_up_where_they_were_after_kill_9_of_the_broker(semel_broker: SemelBroker) -> None:
+    create_topic(semel_broker.bootstrap, "killed")
+    produce(semel_broker.bootstrap, "killed", [f"a{n}" for n in range(60)])
+    settings = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "session.timeout.ms": 10_000}
+    first = Worker(semel_broker.bootstrap, "g", "killed", **settings)
+    second = Worker(semel_broker.bootstrap, "g", "killed", **settings)
+    with workers(first, second):
+        until(lambda: shares(first, second) and len(first.values + second.values) >= 60, "two members read all")
+        before = (first.assignments, second.assignments)
+        semel_broker.kill()
+        semel_broker.start()
+        produce(semel_broker.bootstrap, "killed", [f"b{n}" for n in range(60)])
+        values = lambda: [value for value in first.values + second.values if value.startswith("b")]  # noqa: E731
+        until(lambda: len(values()) >= 60, "the members go on reading")
+        assert sorted(values()) == sorted(f"b{n}" for n in range(60))
+        assert (first.assignments, second.assignments) == before, "the generation survived: nobody had to rebalance"
+
+
+def test_committed_positions_survive_kill_9(semel_broker: SemelBroker) -> None:
+    create_topic(semel_broker.bootstrap, "positions")
+    consumer = Consumer({"bootstrap.servers": semel_broker.bootstrap, "group.id": "g"})
+    acknowledged: dict[int, int] = {}
+    for round_ in range(5):
+        for offset in range(round_ * 20, round_ * 20 + 20):
+            consumer.commit(offsets=[TopicPartition("positions", offset % 6, offset)], asynchronous=False)
+            acknowledged[offset % 6] = offset
+        semel_broker.kill()
+        semel_broker.start()
+        asked = [TopicPartition("positions", partition) for partition in range(6)]
+        seen = {each.partition: each.offset for each in consumer.committed(asked, 20)}
+        assert seen == acknowledged
+    consumer.close()
+
+
+# -- Kafka's tools -----------------------------------------------------------------------------------------------------
+def test_kafkas_tools_show_members_and_lag_and_move_positions(
+    semel_broker: SemelBroker, kafka_installation: Path
+) -> None:
+    bootstrap = semel_broker.bootstrap
+    create_topic(bootstrap, "lagging", 2)
+    produce(bootstrap, "lagging", [str(n) for n in range(20)], 2)
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "client.id": "reader"})
+    reader.subscribe(["lagging"])
+    until(lambda: reader.poll(0.1) is None and len(reader.assignment()) == 2, "the member has its partitions")
+    reader.commit(offsets=[TopicPartition("lagging", 0, 7), TopicPartition("lagging", 1, 10)], asynchronous=False)
+
+    def tool(*words: str) -> str:
+        return java_tool("ConsumerGroupCommand", "--bootstrap-server", bootstrap, *words).stdout
+
+    rows = [line.split() for line in tool("--describe", "--group", "g").splitlines() if line.startswith("g ")]
+    # GROUP TOPIC PARTITION CURRENT-OFFSET LOG-END-OFFSET LAG CONSUMER-ID HOST CLIENT-ID
+    lag = {row[2]: (row[3], row[4], row[5], row[7], row[8]) for row in rows}
+    assert lag == {"0": ("7", "10", "3", "/127.0.0.1", "reader"), "1": ("10", "10", "0", "/127.0.0.1", "reader")}
+    assert "Stable" in tool("--describe", "--group", "g", "--state")
+    assert "reader" in tool("--describe", "--group", "g", "--members", "--verbose")
+    reader.close()
+    assert "g" in tool("--list").split()
+    tool("--reset-offsets", "--group", "g", "--topic", "lagging", "--to-earliest", "--execute")
+    committed = reader_positions(bootstrap, "g", "lagging", 2)
+    assert committed == {0: 0, 1: 0}
+    tool("--delete-offsets", "--group", "g", "--topic", "lagging")
+    assert reader_positions(bootstrap, "g", "lagging", 2) == {0: -1001, 1: -1001}
+    tool("--delete", "--group", "g")
+    assert "g" not in tool("--list").split()
+
+
+def reader_positions(bootstrap: str, group: str, topic: str, partitions: int) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    asked = [TopicPartition(topic, partition) for partition in range(partitions)]
+    try:
+        return {each.partition: each.offset for each in consumer.committed(asked, 20)}
+    finally:
+        consumer.close()
+
+
+def test_kafkas_dump_tool_reads_what_groups_wrote(semel_broker: SemelBroker, kafka_installation: Path) -> None:
+    bootstrap = semel_broker.bootstrap
+    create_topic(bootstrap, "dumped", 2)
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "dumped-group", "group.instance.id": "i"})
+    reader.subscribe(["dumped"])
+    until(lambda: reader.poll(0.1) is None and len(reader.assignment()) == 2, "the member has its partitions")
+    reader.commit(offsets=[TopicPartition("dumped", 0, 7, "note")], asynchronous=False)
+    semel_broker.kill()
+    logs = [path for path in semel_broker.directory.glob("__consumer_offsets-*/*.log") if path.stat().st_size]
+    (log,) = logs
+    shown = java_tool("DumpLogSegments", "--offsets-decoder", "--files", log).stdout
+    assert '"group":"dumped-group","topic":"dumped","partition":0' in shown
+    assert '"offset":7' in shown
+    assert '"protocolType":"consumer","generation":1' in shown
+    assert '"groupInstanceId":"i"' in shown
+    assert "isvalid: false" not in shown
+    semel_broker.start()
+    reader.close()
