@@ -55,7 +55,8 @@ def play(seed: int, kafka: ApacheKafka, semel: SemelBroker, steps: int = STEPS) 
         assert answers[0] == answers[1] or is_intended(step, *answers), f"seed {seed}: answers differ\n{text}"
         assert states[0] == states[1], f"seed {seed}: states differ, semel has {states[1]}\n{text}"
     seen = [player.visible() for player in players]
-    assert seen[0] == seen[1], f"seed {seed}: readers see different things\n" + "\n".join(story)
+    text = "\n".join([*story, f"kafka {seen[0]}", f"semel {seen[1]}"])
+    assert seen[0] == seen[1], f"seed {seed}: readers see different things\n{text}"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -155,9 +155,9 @@ class Player:
     def state(self, id_: str) -> Any:
         """The id as an operator sees it, when no markers are on their way."""
         txn = self.client.settled(id_)
-        self.states[id_] = (txn.transaction_state, Who(self.number_of(txn.producer_id), txn.producer_epoch))
         if txn.error_code:
             return ErrorCode.of(txn.error_code).name
+        self.states[id_] = (txn.transaction_state, Who(self.number_of(txn.producer_id), txn.producer_epoch))
         topics = sorted(
             (topic.topic.removeprefix(self.run), sorted(topic.partitions))
             for topic in txn.topics
