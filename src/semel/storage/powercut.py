@@ -201,7 +201,7 @@ def _move(node: _File | _Folder, place: str) -> None:
 
 
 def cut_power(data_dir: str | Path, luck: random.Random | None = None) -> int:
-    """Puts the folder back to what was synced; returns how many bytes were lost. Its process must be gone.
+    """Puts the folder back to what was synced; returns how many written bytes were lost. Its process must be gone.
 
     With `luck`, a random part of what was not synced survives in each file, as it may on a real disk: sometimes as
     it was written, sometimes as zeros.
@@ -212,12 +212,11 @@ def cut_power(data_dir: str | Path, luck: random.Random | None = None) -> int:
     model.replay(_that_happened((side / "journal").read_text().splitlines(), root))
     after = root.with_name(root.name + ".after")
     shutil.rmtree(after, ignore_errors=True)
-    before_bytes = _size_of(root)
-    _restore(model.root, after, root, side / "kept", luck)
+    lost_bytes = _Restorer(root, side / "kept", luck).restore(model.root, after, "")
     shutil.rmtree(root)
     after.rename(root)
     shutil.rmtree(side)
-    return before_bytes - _size_of(root)
+    return lost_bytes
 
 
 def _that_happened(lines: list[str], root: Path) -> list[str]:
@@ -235,20 +234,38 @@ def _that_happened(lines: list[str], root: Path) -> list[str]:
     return [line for line in happened if line]
 
 
-def _restore(
-    folder: _Folder, target: Path, root: Path, kept: Path, luck: random.Random | None, place: str = ""
-) -> None:
-    target.mkdir()
-    for path in _strangers(folder, root / place):
-        shutil.copyfile(path, target / path.name)
-    for name, node in folder.synced.items():
-        if isinstance(node, _Folder):
-            _restore(node, target / name, root, kept, luck, _place_of(node, folder, place))
-        else:
-            source = root / node.place if node.place else kept / node.kept
-            content = source.read_bytes()
-            safe = node.synced_length if node.touched else len(content)
-            (target / name).write_bytes(content[:safe] + _survivors(content[safe:], luck))
+class _Restorer:
+    """Builds the folder anew from the names that were synced."""
+
+    def __init__(self, root: Path, kept: Path, luck: random.Random | None) -> None:
+        self._root = root
+        self._kept = kept
+        self._luck = luck
+
+    def restore(self, folder: _Folder, target: Path, place: str) -> int:
+        target.mkdir()
+        for path in _strangers(folder, self._root / place):
+            shutil.copyfile(path, target / path.name)
+        lost_bytes = self._nameless_bytes(folder)
+        for name, node in folder.synced.items():
+            if isinstance(node, _Folder):
+                lost_bytes += self.restore(node, target / name, _place_of(node, folder, place))
+            else:
+                lost_bytes += self._restore_file(node, target / name)
+        return lost_bytes
+
+    def _restore_file(self, file: _File, target: Path) -> int:
+        source = self._root / file.place if file.place else self._kept / file.kept
+        content = source.read_bytes()
+        safe = file.synced_length if file.touched else len(content)
+        survives = content[:safe] + _survivors(content[safe:], self._luck)
+        target.write_bytes(survives)
+        return len(content) - len(survives)
+
+    def _nameless_bytes(self, folder: _Folder) -> int:
+        """Files whose names were never synced are lost as a whole."""
+        lost = [node for name, node in folder.seen.items() if isinstance(node, _File) and name not in folder.synced]
+        return sum((self._root / file.place).stat().st_size for file in lost if (self._root / file.place).exists())
 
 
 def _strangers(folder: _Folder, place: Path) -> list[Path]:
@@ -267,7 +284,3 @@ def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
         return b""
     part = unsynced[: luck.randint(0, len(unsynced))]
     return part if luck.random() < 0.7 else bytes(len(part))
-
-
-def _size_of(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())

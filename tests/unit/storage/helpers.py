@@ -58,6 +58,7 @@ class Folder:
             self.data_dir.close()
         else:
             self.data_dir.crash()
+        self.data_dir._sync.stop()
         self.data_dir = self._open()
         assert self.data_dir.was_clean is clean
         return self.log()
