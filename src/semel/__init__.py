@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.broker.embedded import Broker as Broker
+    from semel.client.admin import Admin as Admin
+    from semel.client.consumer import Consumer as Consumer
+    from semel.client.producer import Producer as Producer
+    from semel.patterns.process import process as process
 
 __version__ = "0.1.0"
 
 # Public name -> where it lives. Loaded when first used, so that `import semel` costs nothing.
-_LAZY = {"Broker": "semel.broker.embedded"}
+_LAZY = {
+    "Admin": "semel.client.admin",
+    "Broker": "semel.broker.embedded",
+    "Consumer": "semel.client.consumer",
+    "Producer": "semel.client.producer",
+    "process": "semel.patterns.process",
+}
 
 
 def __getattr__(name: str) -> Any:

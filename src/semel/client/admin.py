@@ -30,6 +30,7 @@ from semel.client.admin_types import (
     TransactionListing,
 )
 from semel.client.cluster import AnyNode, Cluster, Controller, Leader, Node, Target
+from semel.client.consumer import Positions
 from semel.client.consumer_core import checked_partitions
 from semel.client.consumer_types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
@@ -216,7 +217,7 @@ class Admin:
         self._await_leaders(topic, deadline, at_least=total)
 
     def delete_records(
-        self, before: Mapping[tuple[str, int], int], timeout_ms: float | None = None
+        self, before: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int]:
         """Deletes what stands before an offset (TO_THE_END: everything); returns where each log starts now."""
         deadline = self._deadline(timeout_ms)
@@ -276,7 +277,7 @@ class Admin:
     # -- offsets -------------------------------------------------------------------------------------------------------
     def list_offsets(
         self,
-        times: Mapping[tuple[str, int], int],
+        times: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
         *,
         read_committed: bool = False,
         timeout_ms: float | None = None,
@@ -312,7 +313,7 @@ class Admin:
     def alter_group_offsets(
         self,
         group_id: str,
-        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata],
+        offsets: Positions,
         timeout_ms: float | None = None,
     ) -> None:
         """Moves a group that has no members now."""

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     from semel.client.consumer_decode import DecodedChunk
 
+# Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
+Positions = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
+
 CLOSE_TIMEOUT_S = 5.0
 _GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
 
@@ -289,7 +292,7 @@ class Consumer:
         return self._offsets_at(partitions, LATEST, timeout_ms)
 
     def offsets_for_times(
-        self, times: Mapping[tuple[str, int], int], timeout_ms: float | None = None
+        self, times: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record at or after a time (milliseconds since 1970) in each partition; None if there is none."""
         self._core.check_usable()
@@ -317,7 +320,7 @@ class Consumer:
     # -- commits -------------------------------------------------------------------------------------------------------
     def commit(
         self,
-        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None,
+        offsets: Positions | None = None,
         timeout_ms: float | None = None,
     ) -> None:
         """Commits positions (all of this consumer, or the given ones) and waits until the group has them."""
@@ -337,7 +340,7 @@ class Consumer:
 
     def commit_async(
         self,
-        offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None,
+        offsets: Positions | None = None,
         callback: Callback | None = None,
     ) -> None:
         """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll() or close()."""
@@ -379,9 +382,7 @@ class Consumer:
             for partition, (offset, epoch) in self._core.positions.consumed().items()
         }
 
-    def _to_commit(
-        self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _to_commit(self, offsets: Positions | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self._core.check_usable()
         if offsets is None:
             return self.consumed()

@@ -18,11 +18,11 @@ from semel.client.consumer_positions import Positions
 from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
-from semel.client.errors import ClosedError, IllegalStateError, KafkaError
+from semel.client.errors import ClosedError, IllegalStateError, KafkaError, error_of
 from semel.client.group import GROUP_LANE, GroupMember
 from semel.client.group_states import State
 from semel.client.timing import Deadline
-from semel.protocol.errors import Recovery
+from semel.protocol.errors import ErrorCode, Recovery
 
 log = logging.getLogger("semel.client.consumer")
 
@@ -125,6 +125,8 @@ class ConsumerCore:
             self._rebalancer.lose()
         if news.error is not None:
             raise news.error
+        if member.state is State.FENCED:
+            raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
         if news.assignment is not None:
             self._rebalancer.adopt(news.assignment)
             self.patience.succeeded()

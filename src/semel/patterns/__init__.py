@@ -1,0 +1,1 @@
+"""Patterns of exactly-once programs, built on the client."""

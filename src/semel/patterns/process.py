@@ -1,0 +1,330 @@
+"""Consume, process, produce: the loop around a function, with a guarantee that is one argument.
+
+    import semel
+
+    def shout(record):
+        return record.value.upper()
+
+    semel.process("orders", "orders.loud", shout, application_id="shouter", bootstrap_servers="localhost:9092")
+
+Start it as often as you like: instances with one application id share the partitions as a consumer group. SIGTERM and
+Ctrl-C finish the current transaction, leave the group and return.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from semel.client.consumer import Consumer
+from semel.client.consumer_rebalance import RebalanceListener
+from semel.client.consumer_types import TopicPartition
+from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FencedError, KafkaError
+from semel.client.producer import Producer
+from semel.client.timing import Backoff
+from semel.patterns.process_modes import MODES, Mode
+from semel.patterns.process_output import Emitter, Output, RowFunction, TableFunction
+from semel.protocol.errors import ErrorCode, Recovery
+
+__all__ = ["Output", "Processor", "Stats", "process"]
+
+log = logging.getLogger("semel.process")
+
+IDLE_POLL_MS = 200
+
+
+class Stats(msgspec.Struct):
+    """What a run did. `records_out` counts what was sent, also what an abort took back."""
+
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    aborts: int = 0
+
+
+def process(
+    source: str | Iterable[str],
+    sink: str | None,
+    function: RowFunction | TableFunction,
+    *,
+    application_id: str,
+    guarantee: str = "exactly_once",
+    **options: Any,
+) -> Stats:
+    """Runs until SIGTERM or Ctrl-C; see `Processor` for the options."""
+    return Processor(source, sink, function, application_id=application_id, guarantee=guarantee, **options).run()
+
+
+class Processor:
+    """One instance of a processing loop.
+
+    source              topic or topics to read
+    sink                topic to write to; None if the function names the topics
+    function            a row in (`ConsumerRecord`), and out: None, bytes, `Output`, the record itself, or several;
+                        with tables=True an Arrow table in, and out: None, a table, or {topic: table}
+    application_id      the consumer group, shared by all instances
+    guarantee           exactly_once, at_least_once or at_most_once
+    instance            a name for this instance that is the same after a restart: what a killed one left open is then
+                        aborted at once, not after transaction_timeout_ms; two running ones must not share it
+    tables              whether the function takes Arrow tables
+    commit_interval_ms  how long a transaction (a unit of work) may collect records
+    max_records         how many it may hold
+    idle_stop_ms        return when nothing came for so long; None: never
+    transaction_timeout_ms  after so long the broker aborts what a dead instance left open; must exceed
+                        commit_interval_ms and the time that the function takes for max_records
+    consumer, producer  more options for them
+    """
+
+    def __init__(
+        self,
+        source: str | Iterable[str],
+        sink: str | None,
+        function: RowFunction | TableFunction,
+        *,
+        application_id: str,
+        guarantee: str = "exactly_once",
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        instance: str | None = None,
+        tables: bool = False,
+        commit_interval_ms: int = 100,
+        max_records: int = 20_000,
+        idle_stop_ms: int | None = None,
+        transaction_timeout_ms: int = 10_000,
+        consumer: Mapping[str, Any] | None = None,
+        producer: Mapping[str, Any] | None = None,
+        on_settled: Callable[[Stats], None] | None = None,
+    ) -> None:
+        if guarantee not in MODES:
+            raise ConfigError(f"guarantee is {guarantee!r}; it must be one of {', '.join(MODES)}")
+        if not application_id:
+            raise ConfigError("application_id is empty; it names the consumer group that all instances share")
+        if commit_interval_ms < 0 or max_records < 1:
+            raise ConfigError("commit_interval_ms must not be negative, and max_records must be at least 1")
+        if guarantee == "exactly_once" and transaction_timeout_ms <= commit_interval_ms:
+            raise ConfigError(
+                f"transaction_timeout_ms ({transaction_timeout_ms}) must exceed commit_interval_ms "
+                f"({commit_interval_ms}), or every transaction runs into it"
+            )
+        self.stats = Stats()
+        self._topics = [source] if isinstance(source, str) else list(source)
+        self._tables = tables
+        self._interval_s = commit_interval_ms / 1000
+        self._max_records = max_records
+        self._idle_stop_s = None if idle_stop_ms is None else idle_stop_ms / 1000
+        self._on_settled = on_settled
+        self._owns_name = instance is None  # a name that nobody else can have: being fenced means a time-out
+        self._emitter = Emitter(function, sink, tables)
+        self._mode_type = MODES[guarantee]
+        self._stopping = threading.Event()
+        shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
+        self._consumer_options = {
+            **shared,
+            "group_id": application_id,
+            "auto_offset_reset": "earliest",
+            **_underscored(consumer),
+            "enable_auto_commit": False,
+        }
+        self._producer_options = {**shared, **_underscored(producer)}
+        if guarantee == "exactly_once":
+            name = f"{application_id}-{instance or uuid.uuid4().hex}"
+            self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
+        self._mode: Mode | None = None
+        self._consumer: Consumer | None = None
+        self._backoff = Backoff(50, 2_000)
+        self._collected = 0
+        self._began_s = self._last_record_s = time.monotonic()
+        self._has_worked = False
+
+    def stop(self) -> None:
+        """Ends the loop after the current transaction. May be called from a signal handler or another thread."""
+        self._stopping.set()
+        if self._consumer is not None:
+            self._consumer.wakeup()
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+    def run(self) -> Stats:
+        """Returns what was done when it is told to stop; raises what it cannot mend. Always leaves the group."""
+        with self._signals(), Consumer(self._consumer_options) as consumer:
+            self._consumer = consumer
+            mode = self._mode = self._mode_type(consumer, self._make_producer, self._emitter)
+            try:
+                mode.start()
+                consumer.subscribe(self._topics, _Listener(self))
+                while not (self._stopping.is_set() or self._is_idle()):
+                    self._turn(consumer, mode)
+                if mode.failed is None:
+                    self._settle(mode)
+            except BaseException:
+                self._abandon(mode)
+                raise
+            finally:
+                self._consumer = None
+                mode.close()
+        return self.stats
+
+    def _turn(self, consumer: Consumer, mode: Mode) -> None:
+        try:
+            if mode.failed is not None:
+                self._undo(mode)
+            batch = self._read(consumer, mode)
+            if len(batch):
+                self._take(mode, batch)
+            if mode.is_working and self._is_due():
+                self._settle(mode)
+        except KafkaError as error:
+            self._recover(mode, error)
+
+    def _read(self, consumer: Consumer, mode: Mode) -> Any:
+        timeout_ms = self._ms_to_settle() if mode.is_working else IDLE_POLL_MS
+        room = max(1, self._max_records - self._collected)
+        if self._tables:
+            return consumer.poll_table(timeout_ms, max_records=room, headers=True)
+        return consumer.poll(timeout_ms, max_records=room)
+
+    def _take(self, mode: Mode, batch: Any) -> None:
+        self._last_record_s = time.monotonic()
+        if not mode.is_working:
+            self._began_s = self._last_record_s
+        mode.take(batch, _first_offsets(batch))
+        self._collected += len(batch)
+        self.stats.records_in += len(batch)
+
+    def _settle(self, mode: Mode) -> None:
+        mode.settle()
+        self._collected = 0
+        self._has_worked = True
+        self._backoff.reset()
+        self._count(mode)
+
+    def _count(self, mode: Mode) -> None:
+        stats = self.stats
+        stats.records_out, stats.commits, stats.aborts = mode.records_out, mode.commits, mode.aborts
+        if self._on_settled is not None:
+            self._on_settled(stats)
+
+    def _is_due(self) -> bool:
+        return self._collected >= self._max_records or time.monotonic() - self._began_s >= self._interval_s
+
+    def _ms_to_settle(self) -> float:
+        return max(0.0, self._interval_s - (time.monotonic() - self._began_s)) * 1000
+
+    def _is_idle(self) -> bool:
+        return self._idle_stop_s is not None and time.monotonic() - self._last_record_s >= self._idle_stop_s
+
+    # -- trouble -------------------------------------------------------------------------------------------------------
+    def _recover(self, mode: Mode, error: KafkaError) -> None:
+        """Notes what is transient, to be undone by the next turn; raises the rest."""
+        if not self._can_go_on(error):
+            raise error
+        log.warning("going back to the committed positions after: %s", error)
+        mode.failed = mode.failed or error
+        self._stopping.wait(self._backoff.next_s())
+
+    def _undo(self, mode: Mode) -> None:
+        mode.undo()
+        self._collected = 0
+        self._count(mode)
+
+    def _can_go_on(self, error: KafkaError) -> bool:
+        if error.code is ErrorCode.FENCED_INSTANCE_ID:
+            return False
+        if isinstance(error, FencedError):
+            return self._owns_name
+        if isinstance(error, CommitUncertainError):
+            return True
+        return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._has_worked or self._has_joined())
+
+    def _has_joined(self) -> bool:
+        """Before the first contact an error is most likely a wrong address or a missing right: say so and stop."""
+        return self._consumer is not None and bool(self._consumer.assignment())
+
+    def _abandon(self, mode: Mode) -> None:
+        """The error that led here is the one to see."""
+        try:
+            mode.drop()
+        except Exception as failure:
+            log.warning("the current unit of work was left to time out: %s", failure)
+
+    # -- rebalances ----------------------------------------------------------------------------------------------------
+    def revoked(self) -> None:
+        """Partitions will be given back: finish what is open, so that the next owner starts right after it."""
+        mode = self._mode
+        if mode is None or not mode.is_working or mode.failed is not None:
+            return
+        try:
+            self._settle(mode)
+        except KafkaError as error:
+            if not self._can_go_on(error):
+                raise
+            log.warning("the work on revoked partitions could not be finished: %s", error)
+            self._fail(mode, error)
+
+    def lost(self) -> None:
+        """Partitions are gone: what is open must not count, others may have done it already."""
+        mode = self._mode
+        if mode is not None and mode.is_working:
+            self._fail(mode, AbortableError("the group went on without this instance; its partitions were lost"))
+
+    def _fail(self, mode: Mode, error: KafkaError) -> None:
+        """Ends what is open while the partitions are still ours to give; if that fails, the next turn tries again."""
+        mode.failed = mode.failed or error
+        try:
+            mode.drop()
+        except KafkaError as failure:
+            log.warning("not undone yet: %s", failure)
+
+    # -- small things --------------------------------------------------------------------------------------------------
+    def _make_producer(self) -> Producer:
+        return Producer(self._producer_options)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C stop the loop; only the main thread can ask for that."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
+            signal.signal(number, lambda *_: self.stop())
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Listener(RebalanceListener):
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._processor.revoked()
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self._processor.lost()
+
+
+def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
+    """The first offset of each partition in a batch: rows, or a table whose batches hold one partition each."""
+    firsts: dict[TopicPartition, int] = {}
+    if isinstance(batch, list):
+        for record in batch:
+            firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        return firsts
+    for part in batch.to_batches():
+        if part.num_rows:
+            partition = TopicPartition(part.column("topic")[0].as_py(), part.column("partition")[0].as_py())
+            firsts.setdefault(partition, part.column("offset")[0].as_py())
+    return firsts
+
+
+def _underscored(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name.replace(".", "_"): value for name, value in (options or {}).items()}

@@ -1,0 +1,201 @@
+"""The three guarantees: when positions are committed, and what is done after an error.
+
+    exactly_once    output and positions in one transaction; after an error it is aborted and the records are read again
+    at_least_once   output first, positions when all of it is stored; after an error the records are read again
+    at_most_once    positions first, then the output; after an error the records are gone
+
+`take` handles a batch, `settle` ends a unit of work (a transaction, or what is between two commits of positions). After
+an error the mode has `failed` until `undo` succeeds: nothing may be taken or settled in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from semel.client.consumer import Consumer
+from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
+from semel.client.errors import CommitUncertainError, FencedError, KafkaError, RetriableError
+from semel.client.producer import Producer
+from semel.patterns.process_output import Deliveries, Emitter
+
+log = logging.getLogger("semel.process")
+
+ABORT_TIMEOUT_S = 10.0
+SETTLE_TRIES = 3
+
+
+class Mode:
+    """What the modes share. `begun` holds, for each partition, where the current unit of work began."""
+
+    def __init__(self, consumer: Consumer, make_producer: Callable[[], Producer], emitter: Emitter) -> None:
+        self.consumer = consumer
+        self.make_producer = make_producer
+        self.producer = make_producer()
+        self.emitter = emitter
+        self.begun: dict[TopicPartition, int] = {}
+        self.failed: BaseException | None = None
+        self.records_out = 0
+        self.commits = 0
+        self.aborts = 0
+
+    @property
+    def is_working(self) -> bool:
+        return bool(self.begun)
+
+    def start(self) -> None:
+        """Once, before the first batch."""
+
+    def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
+        """Handles a batch; `firsts` is the offset of its first record in each partition."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Ends the unit of work for good."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """After `failed`: makes sure that the unit of work will not count, and goes back to where it began. What fails
+        half-way can be called again."""
+        self.drop()
+        self._rewind()
+        self.failed = None
+        self.aborts += 1
+
+    def drop(self) -> None:
+        """Makes sure that the unit of work will not count."""
+
+    def close(self) -> None:
+        self.producer.close(ABORT_TIMEOUT_S)
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+    def _begin(self, firsts: dict[TopicPartition, int]) -> None:
+        for partition, offset in firsts.items():
+            self.begun.setdefault(partition, offset)
+
+    def _progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions after all that was taken, of the partitions that it came from."""
+        consumed = self.consumer.consumed()
+        return {partition: consumed[partition] for partition in self.begun if partition in consumed}
+
+    def _emit(self, batch: Any) -> Deliveries:
+        count, deliveries = self.emitter.send(self.producer, self.emitter.outputs(batch))
+        self.records_out += count
+        return deliveries
+
+    def _rewind(self) -> None:
+        """Back to what the group has committed; where that is nothing, to where the unit of work began."""
+        mine = {part: at for part, at in self.begun.items() if part in self.consumer.assignment()}
+        committed = self.consumer.committed(mine)
+        for partition, began in mine.items():
+            self.consumer.seek(partition, committed[partition].offset if partition in committed else began)
+        self.begun = {}
+
+
+class ExactlyOnce(Mode):
+    _is_open = False  # whether the producer has a transaction that nobody has ended
+
+    def start(self) -> None:
+        self.producer.init_transactions()
+
+    def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
+        self._begin(firsts)
+        if not self._is_open:
+            self.producer.begin_transaction()
+            self._is_open = True
+        self._emit(batch)
+
+    def settle(self) -> None:
+        if not self.is_working:
+            return
+        offsets: dict[tuple[str, int], OffsetAndMetadata | int] = dict(self._progress().items())
+        self.producer.send_offsets_to_transaction(offsets, self.consumer.group_metadata())
+        self._commit()
+        self._is_open = False
+        self.begun = {}
+        self.commits += 1
+
+    def _commit(self) -> None:
+        """An answer that was lost is asked for again: it commits once, or says for certain that it did not."""
+        for left in reversed(range(SETTLE_TRIES)):
+            try:
+                self.producer.commit_transaction()
+                return
+            except CommitUncertainError as error:
+                if not left:
+                    raise
+                log.warning("asking again how the commit ended: %s", error)
+
+    def drop(self) -> None:
+        if self._is_open and not self._abort():
+            # The next owner of the id ends what this one left; the group's positions then say how it ended.
+            self.producer.close(0)
+            self.producer = self.make_producer()
+            self.producer.init_transactions()
+        self._is_open = False
+
+    def _abort(self) -> bool:
+        if isinstance(self.failed, FencedError | CommitUncertainError):
+            return False
+        try:
+            self.producer.abort_transaction(ABORT_TIMEOUT_S)
+        except KafkaError as failure:
+            log.warning("the transaction could not be aborted in the ordinary way: %s", failure)
+            return False
+        return True
+
+
+class AtLeastOnce(Mode):
+    def __init__(self, consumer: Consumer, make_producer: Callable[[], Producer], emitter: Emitter) -> None:
+        super().__init__(consumer, make_producer, emitter)
+        self._deliveries: Deliveries = []
+
+    def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
+        self._begin(firsts)
+        self._deliveries += self._emit(batch)
+
+    def settle(self) -> None:
+        if not self.is_working:
+            return
+        for delivery in self._deliveries:
+            delivery.result()
+        self.consumer.commit(self._progress())
+        self._deliveries, self.begun = [], {}
+        self.commits += 1
+
+    def drop(self) -> None:
+        self._deliveries = []
+
+
+class AtMostOnce(Mode):
+    _is_committed = False
+
+    def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
+        self._begin(firsts)
+        self._is_committed = False
+        self.consumer.commit(self._progress())
+        self._is_committed = True
+        self.commits += 1
+        try:
+            for delivery in self._emit(batch):
+                delivery.result()
+        except RetriableError as error:
+            log.warning("records were given up, as at_most_once says: %s", error)
+        self.begun = {}
+
+    def settle(self) -> None:
+        """Nothing is left to do: `take` waits for its output."""
+        self.begun = {}
+
+    def drop(self) -> None:
+        """Not committed for certain: they may be read again, since nothing was sent. Committed: they are gone."""
+        if self._is_committed:
+            self.begun = {}
+
+
+MODES: dict[str, type[Mode]] = {
+    "exactly_once": ExactlyOnce,
+    "at_least_once": AtLeastOnce,
+    "at_most_once": AtMostOnce,
+}
