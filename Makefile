@@ -15,11 +15,11 @@ setup: ## create .venv with the locked dependencies; on Debian also a Java runti
 
 test: setup ## run the tests (with Apache Kafka too, where Java and Maven are there)
 	@scripts/kafka --if-possible
-	$(BIN)/python -m pytest -m "not full" $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 test-full: setup ## run the tests and the long campaigns
 	@scripts/kafka --if-possible
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check .
