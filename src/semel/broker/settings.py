@@ -37,17 +37,22 @@ class Setting(NamedTuple):
         try:
             value = _PARSERS[self.kind](text)
         except ValueError:
-            raise SettingError(f"Invalid value {text} for configuration {self.name}: not a {self.kind}") from None
+            raise SettingError(f"Invalid value {text} for configuration {self.name}: {self._expected()}") from None
         problem = self._problem(value)
         if problem:
             raise SettingError(f"Invalid value {text} for configuration {self.name}: {problem}")
         return value
 
+    def _expected(self) -> str:
+        if self.kind == "boolean":
+            return "Expected value to be either true or false"
+        return f"Not a number of type {self.kind.upper()}"
+
     def _problem(self, value: Any) -> str | None:
         if self.choices:
             words = value if isinstance(value, tuple) else (value,)
-            wrong = [str(word) for word in words if str(word) not in self.choices]
-            return f"expected {', '.join(self.choices)}, not {', '.join(wrong)}" if wrong else None
+            is_right = all(str(word) in self.choices for word in words)
+            return None if is_right else f"String must be one of: {', '.join(self.choices)}"
         if self.minimum is not None and value < self.minimum:
             return f"Value must be at least {self.minimum}"
         if self.maximum is not None and value > self.maximum:

@@ -61,7 +61,7 @@ TABLE: dict[int, Row] = {
         Row(31, 1, 3, "semel.broker.handlers.security:delete_acls", _NO_ACLS),
         Row(32, 1, 4, "semel.broker.handlers.describe_configs:describe_configs"),
         Row(33, 0, 2, "semel.broker.handlers.alter_configs:alter_configs"),
-        Row(35, 1, 4, "semel.broker.handlers.describe_log_dirs:describe_log_dirs"),
+        Row(35, 1, 5, "semel.broker.handlers.describe_log_dirs:describe_log_dirs"),
         Row(36, 0, 2, "semel.broker.handlers.security:sasl_authenticate", _NO_SECURITY),
         Row(37, 0, 3, "semel.broker.handlers.create_partitions:create_partitions"),
         Row(43, 0, 2, "semel.broker.handlers.replicas:elect_leaders", "one replica: ELECTION_NOT_NEEDED"),

@@ -46,8 +46,8 @@ _INTERNAL: dict[str, tuple[str, str, dict[str, str]]] = {
 class TopicError(Exception):
     """A refused change of topics, with the error code for the client."""
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, code: ErrorCode, message: str | None) -> None:
+        super().__init__(message or code.name)
         self.code = code
         self.message = message
 
@@ -301,7 +301,7 @@ def name_problem(name: str) -> str | None:
     if not name:
         return "the empty string is not allowed"
     if name in (".", ".."):
-        return "'.' or '..' is not allowed"
+        return f"'{name}' is not allowed"
     if len(name) > MAX_NAME_LENGTH:
         return f"the length of '{name}' is longer than the max allowed length {MAX_NAME_LENGTH}"
     if not _LEGAL_NAME.match(name):

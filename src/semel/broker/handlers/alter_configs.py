@@ -72,10 +72,10 @@ def _check_names(configs: Sequence[whole.AlterableConfig | incremental.Alterable
     names = Counter(config.name for config in configs)
     doubled = sorted(name for name, count in names.items() if count > 1)
     if doubled:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(doubled)}")
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     null = sorted(config.name for config in configs if config.value is None)
     if null:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(null)}")
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(null)}")
 
 
 def _replace(
@@ -92,7 +92,6 @@ def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: in
     if change.config_operation == SET:
         texts[change.name] = change.value or ""
     elif change.config_operation == DELETE:
-        _row(resource_type, change.name)
         texts.pop(change.name, None)
     elif change.config_operation in _OPERATION_NAMES:
         texts[change.name] = _changed_list(broker, resource_type, texts, change)

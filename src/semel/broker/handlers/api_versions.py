@@ -25,6 +25,7 @@ import re
 # Feature -> (lowest, highest level that the code can do).
 FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
 FEATURES_EPOCH = 1
+_NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is only final where its APIs are served
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
@@ -41,7 +42,7 @@ def api_versions(broker: Broker, context: RequestContext, request: ApiVersionsRe
         finalized_features=[
             FinalizedFeatureKey(name, broker.settings[name], broker.settings[name])
             for name in FEATURES
-            if broker.settings[name] > 0
+            if broker.settings[name] > 0 and _NEEDED_FOR[name] in TABLE
         ],
     )
 

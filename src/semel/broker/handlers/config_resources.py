@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.broker.settings import SettingError, parse_dynamic
+from semel.broker.settings import TABLE, SettingError, parse_dynamic
 from semel.broker.topics import TopicError, check_configs, check_name
 from semel.protocol.errors import ErrorCode
 
@@ -19,7 +19,7 @@ def find_topic(broker: Broker, name: str) -> Topic:
     check_name(name)
     topic = broker.topics.get(name)
     if topic is None:
-        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     return topic
 
 
@@ -57,6 +57,9 @@ def replace_settings(
             broker.topics.set_configs(topic, texts)
         return
     for_cluster = is_whole_cluster(broker, name)
+    fixed = sorted(setting for setting in texts if setting in TABLE and not TABLE[setting].dynamic)
+    if fixed:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
     try:
         parse_dynamic(texts)
         if not validate_only:

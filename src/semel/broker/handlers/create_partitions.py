@@ -25,7 +25,7 @@ def create_partitions(
     broker: Broker, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     counts = Counter(asked.name for asked in request.topics)
-    results = []
+    results: dict[str, CreatePartitionsTopicResult] = {}
     for asked in request.topics:
         try:
             if counts[asked.name] > 1:
@@ -33,16 +33,16 @@ def create_partitions(
             topic = _check(broker, asked)
             if not request.validate_only:
                 broker.topics.add_partitions(topic, asked.count)
-            results.append(CreatePartitionsTopicResult(asked.name))
+            results[asked.name] = CreatePartitionsTopicResult(asked.name)
         except TopicError as error:
-            results.append(CreatePartitionsTopicResult(asked.name, error.code, error.message))
-    return CreatePartitionsResponse(results=results)
+            results[asked.name] = CreatePartitionsTopicResult(asked.name, error.code, error.message)
+    return CreatePartitionsResponse(results=list(results.values()))
 
 
 def _check(broker: Broker, asked: CreatePartitionsTopic) -> Topic:
     topic = broker.topics.get(asked.name)
     if topic is None:
-        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     if topic.is_internal:
         raise TopicError(
             ErrorCode.INVALID_REQUEST, f"{topic.name} keeps its partitions: ids are spread over them by their hash."
@@ -69,7 +69,8 @@ def _check_assignments(broker: Broker, asked: CreatePartitionsTopic, added: int)
     if len(assignments) != added:
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Attempted to add {added} additional partition(s), but {len(assignments)} assignment(s) were specified.",
+            f"Attempted to add {added} additional partition(s), but only {len(assignments)} assignment(s) were "
+            "specified.",
         )
     for assignment in assignments:
         check_assignment(broker, assignment.broker_ids)

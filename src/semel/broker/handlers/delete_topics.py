@@ -31,19 +31,21 @@ def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopics
         refused = [DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked]
         return DeleteTopicsResponse(responses=refused)
     counts = Counter((state.name, state.topic_id) for state in asked)
-    results: list[DeletableTopicResult] = []
+    results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     doomed: dict[str, Topic] = {}
     for state in asked:
+        key = (state.name, state.topic_id)
         try:
-            if counts[state.name, state.topic_id] > 1:
-                raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name or id.")
+            if counts[key] > 1:
+                what = "id" if state.name is None else "name"
+                raise TopicError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {what}.")
             topic = _find(broker, state)
             doomed[topic.name] = topic
-            results.append(DeletableTopicResult(topic.name, topic.id))
+            results[key] = DeletableTopicResult(topic.name, topic.id)
         except TopicError as error:
-            results.append(DeletableTopicResult(state.name, state.topic_id, error.code, error.message))
+            results[key] = DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
     broker.topics.delete(list(doomed.values()))
-    return DeleteTopicsResponse(responses=results)
+    return DeleteTopicsResponse(responses=list(results.values()))
 
 
 def _find(broker: Broker, state: DeleteTopicState) -> Topic:

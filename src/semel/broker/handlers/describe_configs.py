@@ -32,9 +32,7 @@ def describe_configs(
 def _describe(
     broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
-    result = DescribeConfigsResult(
-        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
-    )
+    result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
     try:
         result.configs = [_result(entry, request) for entry in _entries(broker, resource)]
     except TopicError as error:

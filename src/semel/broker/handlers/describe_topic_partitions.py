@@ -26,10 +26,13 @@ def describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse:
     names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
     first = 0
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
+        return DescribeTopicPartitionsResponse(topics=refused)
     if request.cursor is not None:
         names = [name for name in names if name >= request.cursor.topic_name]
         if names and names[0] == request.cursor.topic_name:
-            first = max(request.cursor.partition_index, 0)
+            first = request.cursor.partition_index
     room = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
     response = DescribeTopicPartitionsResponse()
     for name in names:
@@ -52,7 +55,9 @@ def describe_topic_partitions(
 
 def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
     code = ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return DescribeTopicPartitionsResponseTopic(code, name, is_internal=name in INTERNAL_TOPICS)
+    return DescribeTopicPartitionsResponseTopic(
+        code, name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
+    )
 
 
 def _describe(broker: Broker, topic: Topic, first: int, room: int) -> DescribeTopicPartitionsResponseTopic:

@@ -108,7 +108,9 @@ class Fetch:
 
     def _read_partition(self, key: Key, ask: FetchPartition, partition: Partition | None) -> PartitionData:
         if partition is None:
-            return _failed(ask, self._unknown(key))
+            unknown = _failed(ask, self._unknown(key))
+            unknown.aborted_transactions = []
+            return unknown
         code = epoch_error(partition.log, ask.current_leader_epoch)
         if code is not ErrorCode.NONE:
             self.has_error = True
@@ -117,10 +119,7 @@ class Fetch:
             return self._read_log(ask, partition)
         except StorageError as error:
             self.has_error = True
-            data = _failed(ask, error.code)
-            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                data.log_start_offset = partition.log.start_offset
-            return data
+            return _failed(ask, error.code)
 
     def _read_log(self, ask: FetchPartition, partition: Partition) -> PartitionData:
         log = partition.log

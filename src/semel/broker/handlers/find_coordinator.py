@@ -38,4 +38,4 @@ def _find(broker: Broker, context: RequestContext, key: str, key_type: int) -> C
         return Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")
     broker.topics.internal(journal)
     host, port = broker.address_for(context)
-    return Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, None)
+    return Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")

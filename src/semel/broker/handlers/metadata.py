@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 
+_FIRST_BY_ID = 12
+
+
 def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    if context.version < _FIRST_BY_ID and any(asked.name is None for asked in request.topics or ()):
+        refused = [
+            MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
+            for asked in request.topics or ()
+        ]
+        return MetadataResponse(topics=refused)
     host, port = broker.address_for(context)
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
     response = MetadataResponse(

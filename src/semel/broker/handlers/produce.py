@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, TRANSACTIONAL_BIT, read_header
+from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.protocol.messages.produce import (
-    BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -78,7 +77,7 @@ def _append_all(
                 partition = topic.partitions[part.index]
                 done = partition.log.append(part.records, now_ms=now_ms, guard=guard)  # type: ignore[arg-type]
             except StorageError as error:
-                _fill_error(result, error)
+                _fill_error(result, _as_kafka_says(error, part))
                 continue
             result.base_offset = done.base_offset
             result.log_append_time_ms = done.append_time_ms
@@ -158,13 +157,21 @@ def _close_on_error(context: RequestContext, response: ProduceResponse) -> None:
                 return
 
 
+def _as_kafka_says(error: StorageError, part: PartitionProduceData) -> StorageError:
+    """A record set without one whole batch is not a corrupt batch to Kafka, but none at all."""
+    records = part.records
+    if error.code is ErrorCode.CORRUPT_MESSAGE and isinstance(records, memoryview):
+        size = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD if len(records) > LOG_OVERHEAD else 0
+        if len(records) < HEADER_SIZE or size > len(records):
+            return StorageError(ErrorCode.INVALID_RECORD, error.message)
+    return error
+
+
 def _fill_error(result: PartitionProduceResponse, error: BaseException | None) -> None:
     code = error.code if isinstance(error, StorageError) else ErrorCode.KAFKA_STORAGE_ERROR
     result.error_code = code
     result.error_message = error.message if isinstance(error, StorageError) else str(error)
     result.base_offset = result.log_append_time_ms = result.log_start_offset = -1
-    if code is ErrorCode.INVALID_RECORD or code is ErrorCode.INVALID_TIMESTAMP:
-        result.record_errors = [BatchIndexAndErrorMessage(0, result.error_message)]
 
 
 # -- topics ------------------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def elect_leaders(broker: Broker, context: RequestContext, request: ElectLeaders
 
 
 def _elect(broker: Broker, topic: str, index: int) -> PartitionResult:
+    if broker.topics.get(topic) is None:
+        return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
     if broker.topics.partition(topic, index) is None:
         return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}")
     return PartitionResult(index, ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
@@ -68,9 +70,9 @@ def alter_partition_reassignments(
 def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> ReassignablePartitionResponse:
     try:
         if broker.topics.partition(topic, ask.partition_index) is None:
-            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
         if ask.replicas is None:
-            raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
+            raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
         check_assignment(broker, ask.replicas)
     except TopicError as error:
         return ReassignablePartitionResponse(ask.partition_index, error.code, error.message)

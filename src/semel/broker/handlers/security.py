@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.context import RequestContext
 
-_NO_AUTHORIZER = "No Authorizer is configured."
+_NO_AUTHORIZER = "No Authorizer is configured on the broker"
 
 
 def sasl_handshake(broker: Broker, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
@@ -54,14 +54,13 @@ def delete_acls(broker: Broker, context: RequestContext, request: DeleteAclsRequ
 def describe_client_quotas(
     broker: Broker, context: RequestContext, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
-    return DescribeClientQuotasResponse(error_message=None)
+    return DescribeClientQuotasResponse()
 
 
 def describe_user_scram_credentials(
     broker: Broker, context: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     return DescribeUserScramCredentialsResponse(
-        error_message=None,
         results=[
             DescribeUserScramCredentialsResult(
                 user.name,
