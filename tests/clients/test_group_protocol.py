@@ -9,34 +9,37 @@ from typing import Any
 import pytest
 
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from semel.protocol.messages.delete_groups import DeleteGroupsRequest
-from semel.protocol.messages.describe_groups import DescribeGroupsRequest
-from semel.protocol.messages.find_coordinator import FindCoordinatorRequest
-from semel.protocol.messages.heartbeat import HeartbeatRequest
-from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from semel.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from semel.protocol.messages.list_groups import ListGroupsRequest
-from semel.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
+from semel.protocol.messages.delete_groups import DELETE_GROUPS, DeleteGroupsRequest
+from semel.protocol.messages.describe_groups import DESCRIBE_GROUPS, DescribeGroupsRequest
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
+from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
+from semel.protocol.messages.join_group import JOIN_GROUP, JoinGroupRequest, JoinGroupRequestProtocol
+from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
+from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
 from semel.protocol.messages.offset_commit import (
+    OFFSET_COMMIT,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
 from semel.protocol.messages.offset_delete import (
+    OFFSET_DELETE,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
 from semel.protocol.messages.offset_fetch import (
+    OFFSET_FETCH,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from semel.protocol.messages.sync_group import SYNC_GROUP, SyncGroupRequest, SyncGroupRequestAssignment
 from tests.support.broker import Cluster
-from tests.support.wire import Wire
+from tests.support.direct import DirectClient
 
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
 
@@ -44,11 +47,11 @@ SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
 class Groups:
     """A group of its own for one test, and words for what its members do."""
 
-    def __init__(self, cluster: Cluster, wire: Wire) -> None:
-        self.cluster, self.wire = cluster, wire
+    def __init__(self, cluster: Cluster, client: DirectClient) -> None:
+        self.cluster, self.client = cluster, client
         self.group, self.topic = cluster.unique("group"), cluster.unique("topic")
         topic = CreatableTopic(name=self.topic, num_partitions=2, replication_factor=1)
-        created = wire.call(19, CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
+        created = client.call(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
         self.topic_id = created.topics[0].topic_id
         self._wait_until_ready()
 
@@ -56,10 +59,14 @@ class Groups:
         """Kafka makes its internal topic with the first question for a coordinator, and new topics take a moment."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            found = self.wire.call(10, FindCoordinatorRequest(coordinator_keys=[self.group]), 4).coordinators[0]
-            known = self.wire.call(3, MetadataRequest(topics=[MetadataRequestTopic(name=self.topic)]), 12).topics[0]
+            found = self.client.call(
+                FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=[self.group]), 4
+            ).coordinators[0]
+            known = self.client.call(
+                METADATA, MetadataRequest(topics=[MetadataRequestTopic(name=self.topic)]), 12
+            ).topics[0]
             if found.error_code == 0 and known.error_code == 0 and len(known.partitions) == 2:
-                listed = self.wire.call(15, DescribeGroupsRequest([self.group]), 5).groups[0]
+                listed = self.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([self.group]), 5).groups[0]
                 if listed.error_code == 0:
                     return
             time.sleep(0.05)
@@ -78,11 +85,11 @@ class Groups:
         }
         return JoinGroupRequest(**{**fields, **changes})
 
-    def join(self, member_id: str = "", *, version: int = 9, wire: Wire | None = None, **changes: Any) -> Any:
+    def join(self, member_id: str = "", *, version: int = 9, client: DirectClient | None = None, **changes: Any) -> Any:
         """Joins; takes the second step where a member id is required."""
-        answer = (wire or self.wire).call(11, self.join_request(member_id, **changes), version)
+        answer = (client or self.client).call(JOIN_GROUP, self.join_request(member_id, **changes), version)
         if answer.error_code == E.MEMBER_ID_REQUIRED:
-            answer = (wire or self.wire).call(11, self.join_request(answer.member_id, **changes), version)
+            answer = (client or self.client).call(JOIN_GROUP, self.join_request(answer.member_id, **changes), version)
         return answer
 
     def sync(self, joined: Any, shares: dict[str, bytes] | None = None, **changes: Any) -> Any:
@@ -91,7 +98,7 @@ class Groups:
         request = SyncGroupRequest(
             self.group, changes.pop("generation", joined.generation_id), joined.member_id, **{**fields, **changes}
         )
-        return self.wire.call(14, request, 5)
+        return self.client.call(SYNC_GROUP, request, 5)
 
     def member(self, **changes: Any) -> Any:
         """The only member of a stable group."""
@@ -103,10 +110,10 @@ class Groups:
     def beat(self, joined: Any, instance: str | None = None, **changes: Any) -> int:
         fields = {"generation_id": joined.generation_id, "member_id": joined.member_id}
         request = HeartbeatRequest(group_id=self.group, group_instance_id=instance, **{**fields, **changes})
-        return int(self.wire.call(12, request, 4).error_code)
+        return int(self.client.call(HEARTBEAT, request, 4).error_code)
 
     def leave(self, *members: MemberIdentity) -> list[int]:
-        answer = self.wire.call(13, LeaveGroupRequest(self.group, members=list(members)), 5)
+        answer = self.client.call(LEAVE_GROUP, LeaveGroupRequest(self.group, members=list(members)), 5)
         assert answer.error_code == 0
         return [member.error_code for member in answer.members]
 
@@ -116,29 +123,29 @@ class Groups:
         if version >= 10:
             topic = OffsetCommitRequestTopic(topic_id=self.topic_id, partitions=[part])
         request = OffsetCommitRequest(group_id=group or self.group, topics=[topic], **who)
-        return int(self.wire.call(8, request, version).topics[0].partitions[0].error_code)
+        return int(self.client.call(OFFSET_COMMIT, request, version).topics[0].partitions[0].error_code)
 
     def fetch(self, group: str | None = None) -> dict[int, int]:
         asked = [OffsetFetchRequestGroup(group or self.group, topics=None)]
-        answer = self.wire.call(9, OffsetFetchRequest(groups=asked), 9).groups[0]
+        answer = self.client.call(OFFSET_FETCH, OffsetFetchRequest(groups=asked), 9).groups[0]
         return {part.partition_index: part.committed_offset for topic in answer.topics for part in topic.partitions}
 
     def state(self) -> str:
-        return str(self.wire.call(15, DescribeGroupsRequest([self.group]), 5).groups[0].group_state)
+        return str(self.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([self.group]), 5).groups[0].group_state)
 
 
 @pytest.fixture
 def groups(cluster: Cluster) -> Iterator[Groups]:
-    with Wire(cluster.bootstrap) as wire:
-        yield Groups(cluster, wire)
+    with DirectClient(cluster.bootstrap) as client:
+        yield Groups(cluster, client)
 
 
 # -- joining -----------------------------------------------------------------------------------------------------------
 def test_member_id_is_handed_out_then_used(groups: Groups) -> None:
-    first = groups.wire.call(11, groups.join_request(), 9)
+    first = groups.client.call(JOIN_GROUP, groups.join_request(), 9)
     assert (first.error_code, first.generation_id, first.protocol_name) == (E.MEMBER_ID_REQUIRED, -1, None)
-    assert first.member_id.startswith("wire-")
-    joined = groups.wire.call(11, groups.join_request(first.member_id), 9)
+    assert first.member_id.startswith("raw-")
+    joined = groups.client.call(JOIN_GROUP, groups.join_request(first.member_id), 9)
     assert (joined.error_code, joined.generation_id, joined.leader) == (0, 1, first.member_id)
     assert (joined.protocol_type, joined.protocol_name, joined.skip_assignment) == ("consumer", "range", False)
     assert [(member.member_id, member.metadata) for member in joined.members] == [(first.member_id, SUBSCRIPTION)]
@@ -162,61 +169,61 @@ def test_every_version_joins(groups: Groups, version: int) -> None:
     ],
 )
 def test_first_join_that_cannot_be_is_refused(groups: Groups, changes: dict[str, Any], code: E) -> None:
-    answer = groups.wire.call(11, groups.join_request(**changes), 9)
+    answer = groups.client.call(JOIN_GROUP, groups.join_request(**changes), 9)
     assert (answer.error_code, answer.member_id) == (code, changes.get("member_id", ""))
-    assert groups.wire.call(11, groups.join_request(**changes), 5).protocol_name == ""
+    assert groups.client.call(JOIN_GROUP, groups.join_request(**changes), 5).protocol_name == ""
 
 
 @pytest.mark.parametrize("changes", [{"protocols": ["other"]}, {"protocol_type": "connect"}])
 def test_join_that_does_not_fit_the_group_is_refused(groups: Groups, changes: dict[str, Any]) -> None:
     groups.member()
-    answer = groups.wire.call(11, groups.join_request(**changes), 9)
+    answer = groups.client.call(JOIN_GROUP, groups.join_request(**changes), 9)
     assert (answer.error_code, answer.member_id) == (E.INCONSISTENT_GROUP_PROTOCOL, "")
     assert groups.state() == "Stable"
 
 
 def test_second_member_makes_the_first_join_again(groups: Groups) -> None:
     first = groups.member()
-    with Wire(groups.cluster.bootstrap, "other") as other:
-        handed_out = other.call(11, groups.join_request(), 9).member_id
-        other.send(11, groups.join_request(handed_out), 9)
+    with DirectClient(groups.cluster.bootstrap) as other:
+        handed_out = other.call(JOIN_GROUP, groups.join_request(), 9).member_id
+        other.send(JOIN_GROUP, groups.join_request(handed_out), 9)
         _until(lambda: groups.beat(first) == E.REBALANCE_IN_PROGRESS)
         assert groups.state() == "PreparingRebalance"
         assert groups.sync(first).error_code == E.REBALANCE_IN_PROGRESS
-        again, second = groups.join(first.member_id), other.receive()
+        again, second = groups.join(first.member_id), other.receive(JOIN_GROUP, 9)
         assert {again.generation_id, second.generation_id} == {2}
         assert (again.leader, len(again.members), second.members) == (first.member_id, 2, [])
         assert groups.state() == "CompletingRebalance"
         assert groups.beat(again) == E.NONE
         assert groups.commit(1, generation_id_or_member_epoch=2, member_id=first.member_id) == E.REBALANCE_IN_PROGRESS
         other.send(
-            14,
+            SYNC_GROUP,
             SyncGroupRequest(
                 groups.group, 2, second.member_id, protocol_type="consumer", protocol_name=second.protocol_name
             ),
             5,
         )
         assert groups.sync(again, {second.member_id: b"two"}).assignment == b""
-        assert other.receive().assignment == b"two"
+        assert other.receive(SYNC_GROUP, 5).assignment == b"two"
     assert groups.state() == "Stable"
 
 
 def test_follower_that_joins_unchanged_keeps_its_generation_and_a_changed_one_does_not(groups: Groups) -> None:
     first = groups.member()
-    with Wire(groups.cluster.bootstrap, "other") as other:
-        handed_out = other.call(11, groups.join_request(), 9).member_id
-        other.send(11, groups.join_request(handed_out), 9)
+    with DirectClient(groups.cluster.bootstrap) as other:
+        handed_out = other.call(JOIN_GROUP, groups.join_request(), 9).member_id
+        other.send(JOIN_GROUP, groups.join_request(handed_out), 9)
         _until(lambda: groups.beat(first) == E.REBALANCE_IN_PROGRESS)
-        leader, follower = groups.join(first.member_id), other.receive()
+        leader, follower = groups.join(first.member_id), other.receive(JOIN_GROUP, 9)
         assert groups.sync(leader, {}).error_code == 0
         same = groups.join(follower.member_id)
         assert (same.error_code, same.generation_id, same.members) == (0, 2, [])
-        other.send(11, groups.join_request(follower.member_id, metadata=SUBSCRIPTION + b""), 9)
-        assert other.receive().generation_id == 2
-        other.send(11, groups.join_request(follower.member_id, metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"), 9)
+        other.send(JOIN_GROUP, groups.join_request(follower.member_id, metadata=SUBSCRIPTION + b""), 9)
+        assert other.receive(JOIN_GROUP, 9).generation_id == 2
+        other.send(JOIN_GROUP, groups.join_request(follower.member_id, metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"), 9)
         _until(lambda: groups.beat(leader) == E.REBALANCE_IN_PROGRESS)
         assert groups.join(leader.member_id).generation_id == 3
-        assert other.receive().generation_id == 3
+        assert other.receive(JOIN_GROUP, 9).generation_id == 3
 
 
 def test_leader_that_joins_again_starts_a_generation(groups: Groups) -> None:
@@ -245,10 +252,10 @@ def test_sync_and_heartbeat_are_refused_with_kafkas_codes(groups: Groups) -> Non
     assert groups.beat(joined, generation_id=5) == E.ILLEGAL_GENERATION
     assert groups.beat(joined, member_id="x") == E.UNKNOWN_MEMBER_ID
     assert groups.beat(joined, "i") == E.UNKNOWN_MEMBER_ID
-    assert groups.wire.call(12, HeartbeatRequest("", 1, "m"), 4).error_code == E.INVALID_GROUP_ID
-    assert groups.wire.call(12, HeartbeatRequest("not there", 1, "m"), 4).error_code == E.UNKNOWN_MEMBER_ID
-    assert groups.wire.call(14, SyncGroupRequest("not there", 1, "m"), 3).error_code == E.UNKNOWN_MEMBER_ID
-    assert groups.wire.call(14, SyncGroupRequest("", 1, "m"), 3).error_code == E.INVALID_GROUP_ID
+    assert groups.client.call(HEARTBEAT, HeartbeatRequest("", 1, "m"), 4).error_code == E.INVALID_GROUP_ID
+    assert groups.client.call(HEARTBEAT, HeartbeatRequest("not there", 1, "m"), 4).error_code == E.UNKNOWN_MEMBER_ID
+    assert groups.client.call(SYNC_GROUP, SyncGroupRequest("not there", 1, "m"), 3).error_code == E.UNKNOWN_MEMBER_ID
+    assert groups.client.call(SYNC_GROUP, SyncGroupRequest("", 1, "m"), 3).error_code == E.INVALID_GROUP_ID
 
 
 # -- leaving -----------------------------------------------------------------------------------------------------------
@@ -258,12 +265,12 @@ def test_members_leave_each_with_its_own_code(groups: Groups) -> None:
     assert codes == [E.UNKNOWN_MEMBER_ID, E.UNKNOWN_MEMBER_ID, 0]
     assert groups.state() == "Empty"
     assert groups.leave(MemberIdentity(joined.member_id)) == [E.UNKNOWN_MEMBER_ID]
-    assert groups.wire.call(13, LeaveGroupRequest("not there", "m"), 2).error_code == E.UNKNOWN_MEMBER_ID
-    assert groups.wire.call(13, LeaveGroupRequest("", members=[]), 5).error_code == E.INVALID_GROUP_ID
+    assert groups.client.call(LEAVE_GROUP, LeaveGroupRequest("not there", "m"), 2).error_code == E.UNKNOWN_MEMBER_ID
+    assert groups.client.call(LEAVE_GROUP, LeaveGroupRequest("", members=[]), 5).error_code == E.INVALID_GROUP_ID
 
 
 def test_handed_out_member_id_can_leave(groups: Groups) -> None:
-    handed_out = groups.wire.call(11, groups.join_request(), 9).member_id
+    handed_out = groups.client.call(JOIN_GROUP, groups.join_request(), 9).member_id
     assert groups.leave(MemberIdentity(handed_out)) == [0]
     assert groups.join(handed_out).error_code == E.UNKNOWN_MEMBER_ID
 
@@ -339,7 +346,9 @@ def test_simple_consumer_commits_to_an_empty_group_even_with_a_member_id(groups:
 
 def test_positions_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
     groups.commit(5)
-    old = groups.wire.call(9, OffsetFetchRequest(groups.group, [OffsetFetchRequestTopic(groups.topic, [0, 1, 7])]), 5)
+    old = groups.client.call(
+        OFFSET_FETCH, OffsetFetchRequest(groups.group, [OffsetFetchRequestTopic(groups.topic, [0, 1, 7])]), 5
+    )
     parts = [(p.partition_index, p.committed_offset, p.metadata, p.error_code) for p in old.topics[0].partitions]
     assert (parts, old.error_code) == ([(0, 5, "note", 0), (1, -1, "", 0), (7, -1, "", 0)], 0)
     asked = [
@@ -349,7 +358,7 @@ def test_positions_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
     request = OffsetFetchRequest(
         groups=[OffsetFetchRequestGroup(groups.group, topics=asked), OffsetFetchRequestGroup("not there", topics=None)]
     )
-    new = groups.wire.call(9, request, 10)
+    new = groups.client.call(OFFSET_FETCH, request, 10)
     found = {
         topic.topic_id: [(part.committed_offset, part.error_code) for part in topic.partitions]
         for topic in new.groups[0].topics
@@ -367,7 +376,7 @@ def test_positions_are_deleted_unless_they_are_read(groups: Groups) -> None:
             OffsetDeleteRequestTopic(groups.topic, [OffsetDeleteRequestPartition(0), OffsetDeleteRequestPartition(7)]),
             OffsetDeleteRequestTopic("not-there", [OffsetDeleteRequestPartition(0)]),
         ]
-        answer = groups.wire.call(47, OffsetDeleteRequest(groups.group, asked), 0)
+        answer = groups.client.call(OFFSET_DELETE, OffsetDeleteRequest(groups.group, asked), 0)
         assert answer.error_code == 0
         return {(topic.name, p.partition_index): p.error_code for topic in answer.topics for p in topic.partitions}
 
@@ -377,26 +386,26 @@ def test_positions_are_deleted_unless_they_are_read(groups: Groups) -> None:
     groups.leave(MemberIdentity(joined.member_id))
     assert delete() == {**expected, (groups.topic, 0): 0}
     assert groups.fetch() == {}
-    missing = groups.wire.call(47, OffsetDeleteRequest("not there", []), 0)
+    missing = groups.client.call(OFFSET_DELETE, OffsetDeleteRequest("not there", []), 0)
     assert missing.error_code == E.GROUP_ID_NOT_FOUND
 
 
 # -- administration ----------------------------------------------------------------------------------------------------
 def test_groups_are_described_and_listed(groups: Groups) -> None:
     joined = groups.member()
-    answer = groups.wire.call(15, DescribeGroupsRequest([groups.group, "not there"], True), 6)
+    answer = groups.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([groups.group, "not there"], True), 6)
     described = {group.group_id: group for group in answer.groups}
     group, missing = described[groups.group], described["not there"]
     assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
     assert group.authorized_operations == 3400
     (member,) = group.members
-    assert (member.member_id, member.client_id, member.client_host) == (joined.member_id, "wire", "/127.0.0.1")
+    assert (member.member_id, member.client_id, member.client_host) == (joined.member_id, "raw", "/127.0.0.1")
     assert (member.member_metadata, member.member_assignment) == (SUBSCRIPTION, b"share")
     assert (missing.error_code, missing.group_state) == (E.GROUP_ID_NOT_FOUND, "Dead")
     assert missing.error_message == "Group not there not found."
 
     def listed(**filters: list[str]) -> list[tuple[str, str, str]]:
-        answer = groups.wire.call(16, ListGroupsRequest(**filters), 5)
+        answer = groups.client.call(LIST_GROUPS, ListGroupsRequest(**filters), 5)
         return [(g.protocol_type, g.group_state, g.group_type) for g in answer.groups if g.group_id == groups.group]
 
     shown = [("consumer", "Stable", "classic")]
@@ -409,7 +418,7 @@ def test_only_empty_groups_are_deleted(groups: Groups) -> None:
     groups.commit(5, generation_id_or_member_epoch=1, member_id=joined.member_id)
 
     def delete() -> dict[str, int]:
-        answer = groups.wire.call(42, DeleteGroupsRequest([groups.group, "not there"]), 2)
+        answer = groups.client.call(DELETE_GROUPS, DeleteGroupsRequest([groups.group, "not there"]), 2)
         return {result.group_id: result.error_code for result in answer.results}
 
     assert delete() == {groups.group: E.NON_EMPTY_GROUP, "not there": E.GROUP_ID_NOT_FOUND}
