@@ -109,8 +109,8 @@ class _PlannedBatch(NamedTuple):
 class ColumnEncoder:
     """Columns, prepared once; `encode` turns any of their rows into batches.
 
-    `key` and `value` are binary or string columns, or None for all null; `headers` is a list (or map) of (key: string,
-    value: binary), or None; `timestamp` is a column of int64 milliseconds or of a timestamp type, or one for all.
+    `key` and `value` are binary or string columns, or None for all null; `headers` is a list of struct<key: string,
+    value: binary>, or None; `timestamp` is a column of int64 milliseconds or of a timestamp type, or one for all.
     """
 
     def __init__(self, value: Any, key: Any = None, headers: Any = None, timestamp: Any = 0) -> None:
@@ -280,6 +280,7 @@ class _Varints(NamedTuple):
 
 
 _ALL_CONTINUE = np.uint64(0x8080808080808080)
+_ZERO = np.zeros(1, np.uint64)
 _NULL_LENGTH = _Varints.of(np.array([-1], np.int64))
 
 
@@ -352,10 +353,10 @@ class _Packer:
         self._open(1 if leading_zero else 0)
 
     def _open(self, zeros: int = 0) -> None:
-        """An empty piece. Sizes are one number as long as they are the same for all records."""
-        self._low: UInt64s | np.uint64 = np.uint64(0)
-        self._high: UInt64s | np.uint64 = np.uint64(0)
-        self._sizes: Int64s | np.int64 = np.int64(zeros)
+        """An empty piece. What is the same for all records is an array of one number."""
+        self._low: UInt64s = np.zeros(1, np.uint64)
+        self._high: UInt64s = np.zeros(1, np.uint64)
+        self._sizes: Int64s = np.array([zeros], np.int64)
         self._largest_size = zeros
 
     def _close(self) -> None:
@@ -366,7 +367,7 @@ class _Packer:
     def add_zero(self) -> None:
         if self._largest_size + 1 > IN_PLACE_BYTES:
             self._close()
-        self._sizes = self._sizes + np.int64(1)
+        self._sizes = self._sizes + 1
         self._largest_size += 1
 
     def add(self, varints: _Varints) -> None:
@@ -388,11 +389,11 @@ class _Packer:
             self.columns.append(views)
 
 
-def _views(sizes: Int64s | np.int64, low: UInt64s | np.uint64, high: UInt64s | np.uint64) -> Views:
+def _views(sizes: Int64s, low: UInt64s, high: UInt64s) -> Views:
     """Views whose bytes stand in them: size, eight bytes of `low`, four of `high`."""
     half = np.uint64(32)
     first = sizes.astype(np.uint64) | (low << half)
-    words = np.empty((np.size(first), 2), np.uint64)
+    words = np.empty((len(first), 2), np.uint64)
     words[:, 0] = first
     words[:, 1] = (low >> half) | (high << half)
     return words.reshape(-1).view(np.complex128)
@@ -428,7 +429,7 @@ def _join(
     for number, column in enumerate(columns):
         matrix[:, number] = column
     matrix[starts, 0], head_bytes = _head_views(matrix[starts, 0].copy(), heads, leading_zero, len(buffers))
-    flat[-1:] = _views(np.array([leading_zero], np.int64), np.uint64(0), np.uint64(0))
+    flat[-1:] = _views(np.array([leading_zero], np.int64), _ZERO, _ZERO)
     pieces = pa.Array.from_buffers(
         pa.binary_view(), len(flat), [None, pa.py_buffer(flat), *buffers, pa.py_buffer(head_bytes)]
     )
@@ -505,6 +506,8 @@ def _timestamps(timestamp: Any) -> tuple[int, Int64s | None]:
         raise EncodeError(
             f"{timestamp.null_count} timestamps are null; fill them, for example with the time of sending"
         )
+    if not (pa.types.is_timestamp(timestamp.type) or pa.types.is_integer(timestamp.type)):
+        raise EncodeError(f"timestamps of type {timestamp.type}, expected int64 milliseconds or a timestamp type")
     divisor = 1
     if pa.types.is_timestamp(timestamp.type):
         if timestamp.type.unit == "s":
@@ -518,11 +521,14 @@ def _headers_column(headers: Any) -> _Column | None:
     """The headers of each record as the bytes that stand in it: their number, then names and values."""
     if isinstance(headers, pa.ChunkedArray):
         headers = pa.concat_arrays(headers.chunks) if headers.num_chunks else pa.array([], headers.type)
+    _check_headers_type(headers.type)
+    if headers.null_count == len(headers):
+        return None
     counts = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
     entries = headers.filter(headers.is_valid()).flatten() if headers.null_count else headers.flatten()
     if not len(entries):
         return None
-    names, values = entries.flatten()
+    names, values = (entries.field(entries.type.get_field_index(name)) for name in ("key", "value"))
     if entries.null_count or names.null_count:
         raise EncodeError(f"{max(entries.null_count, names.null_count)} headers have no name")
     pieces = _header_pieces(counts, names, values)
@@ -530,6 +536,14 @@ def _headers_column(headers: Any) -> _Column | None:
     offsets = np.frombuffer(pieces.buffers()[1], np.int32, len(pieces) + 1)[np.append(first, len(pieces))]
     array = pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(offsets), pieces.buffers()[2]])
     return _binary_column(array)
+
+
+def _check_headers_type(kind: Any) -> None:
+    if pa.types.is_null(kind):
+        return
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_struct(kind.value_type) or {"key", "value"} - {f.name for f in kind.value_type}:
+        raise EncodeError(f"headers of type {kind}, expected list<struct<key: string, value: binary>>")
 
 
 def _header_pieces(counts: Int64s, names: Any, values: Any) -> Any:
@@ -564,4 +578,4 @@ def _moved(views: Views, places: int) -> Views:
 
 def _varint_views(values: Int64s) -> Views:
     varints = _Varints.of(values)
-    return _views(varints.sizes, varints.words, np.uint64(0))
+    return _views(varints.sizes, varints.words, _ZERO)
