@@ -215,8 +215,9 @@ class RawClient:
         transactional: bool = True,
         version: int = 11,
     ) -> Appended:
+        now_ms = time.time_ns() // 1_000_000
         batch = encode_batch(
-            [Record(n, 1_700_000_000_000, None, value) for n, value in enumerate(values)],
+            [Record(n, now_ms, None, value) for n, value in enumerate(values)],
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=sequence,
