@@ -188,7 +188,7 @@ class ProducerStates:
         if verification is not None:
             if verification.supports_epoch_bump and sequence != 0 and (entry is None or not entry.batches):
                 raise _out_of_order(batch, "0, as nothing of this producer is known here")
-            if sequence > verification.lowest_sequence:
+            if verification.epoch == batch.epoch and sequence > verification.lowest_sequence:
                 raise _out_of_order(batch, f"{verification.lowest_sequence}, which still waits for its verification")
         if entry is None or entry.epoch == NO_PRODUCER_EPOCH:
             return
