@@ -1,0 +1,141 @@
+"""D3: a consumer that takes over waits for the pending positions (require_stable)."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.broker import Cluster, SemelBroker
+
+OLD, NEW = 3, 8
+
+
+def create_topic(bootstrap: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+
+
+def consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> Any:
+    return Consumer({"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": isolation, "log_level": 0})
+
+
+def owner_commits_old(bootstrap: str, group: str, topic: str) -> Any:
+    owner = consumer(bootstrap, group)
+    owner.commit(offsets=[TopicPartition(topic, 0, OLD)], asynchronous=False)
+    return owner
+
+
+def open_transaction(bootstrap: str, group: str, topic: str, owner: Any) -> Any:
+    """A producer whose transaction holds the position NEW and is not ended yet."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{group}-id", "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"output")
+    producer.send_offsets_to_transaction([TopicPartition(topic, 0, NEW)], owner.consumer_group_metadata(), 30)
+    return producer
+
+
+def committed(bootstrap: str, group: str, topic: str, isolation: str = "read_committed", timeout_s: float = 20) -> int:
+    """What a new consumer is told. KafkaException if it is not told in time."""
+    reader = consumer(bootstrap, group, isolation)
+    try:
+        (position,) = reader.committed([TopicPartition(topic, 0)], timeout_s)
+        assert position.error is None, position.error
+        return int(position.offset)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_heir_is_told_nothing_until_the_transaction_ends(cluster: Cluster, commit: bool) -> None:
+    group, topic = cluster.unique("d3-group"), cluster.unique("d3")
+    create_topic(cluster.bootstrap, topic)
+    owner = owner_commits_old(cluster.bootstrap, group, topic)
+    producer = open_transaction(cluster.bootstrap, group, topic, owner)
+    with pytest.raises(KafkaException):
+        committed(cluster.bootstrap, group, topic, timeout_s=1)
+    assert committed(cluster.bootstrap, group, topic, "read_uncommitted") == OLD
+    producer.commit_transaction(30) if commit else producer.abort_transaction(30)
+    assert committed(cluster.bootstrap, group, topic) == (NEW if commit else OLD)
+    owner.close()
+
+
+def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster) -> None:
+    group, topic = cluster.unique("d3-group"), cluster.unique("d3")
+    create_topic(cluster.bootstrap, topic)
+    plain = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number in range(20):
+        plain.produce(topic, b"%d" % number)
+    assert plain.flush(20) == 0
+    owner = owner_commits_old(cluster.bootstrap, group, topic)
+    producer = open_transaction(cluster.bootstrap, group, topic, owner)
+    owner.close()
+    heir = consumer(cluster.bootstrap, group)
+    heir.subscribe([topic])
+    deadline = time.monotonic() + 20
+    while not heir.assignment():
+        assert heir.poll(0.1) is None
+        assert time.monotonic() < deadline
+    assert heir.poll(1) is None, "the heir has the partition and waits"
+    producer.commit_transaction(30)
+    first = heir.poll(20)
+    assert first is not None
+    assert (first.error(), first.offset()) == (None, NEW)
+    heir.close()
+
+
+def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker: SemelBroker) -> None:
+    bootstrap = semel_broker.bootstrap
+    create_topic(bootstrap, "t")
+    owner = owner_commits_old(bootstrap, "g", "t")
+    producer = open_transaction(bootstrap, "g", "t", owner)
+    semel_broker.kill()
+    semel_broker.start()
+    with pytest.raises(KafkaException):
+        committed(bootstrap, "g", "t", timeout_s=1)
+    producer.commit_transaction(30)
+    assert committed(bootstrap, "g", "t") == NEW
+    owner.close()
+
+
+BEFORE_THE_DECISION = "prepare_commit.before_journal"
+
+
+@pytest.mark.parametrize(
+    ("point", "commit"),
+    [
+        (BEFORE_THE_DECISION, True),
+        ("prepare_commit.after_journal", True),
+        ("marker.before", True),
+        ("marker.after", True),
+        ("markers.durable", True),
+        ("complete_commit.before_journal", True),
+        ("complete_commit.after_journal", True),
+        ("prepare_abort.after_journal", False),
+        ("marker.after", False),
+        ("complete_abort.after_journal", False),
+    ],
+)
+def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:
+    with SemelBroker(tmp_path / "broker", env={"SEMEL_FAULTS": f"{point}:kill"}) as broker:
+        create_topic(broker.bootstrap, "t")
+        owner = owner_commits_old(broker.bootstrap, "g", "t")
+        producer = open_transaction(broker.bootstrap, "g", "t", owner)
+        end = producer.commit_transaction if commit else producer.abort_transaction
+        with contextlib.suppress(KafkaException):  # the answer may be lost, or may have been given before the end
+            end(1)
+        assert broker.process is not None
+        broker.process.wait_for_line(f"fault fired: {point}$", 10)
+        broker.process.wait(10)
+        broker.env = {}
+        broker.start()
+        if point == BEFORE_THE_DECISION:
+            end(30)  # nothing was decided: the transaction is open and its producer ends it
+        assert committed(broker.bootstrap, "g", "t") == (NEW if commit else OLD)
+        owner.close()
