@@ -83,7 +83,7 @@ def test_intended_a_zombie_does_not_abort_its_successors_transaction(kafka: Apac
     for name, bootstrap in (("kafka", kafka.bootstrap), ("semel", semel.bootstrap)):
         player = Player(bootstrap, f"zombie-{next(_runs)}")
         client, id_ = player.client, f"{player.run}-a"
-        zombie, owner = client.init(id_), client.init(id_)
+        zombie, owner = player.own(id_), player.own(id_)
         client.add_partitions(id_, owner.producer_id, owner.epoch, [player.partitions[0]])
         who = (zombie.producer_id, zombie.epoch)
         first = client.init(id_, expected=who).error.name
@@ -102,7 +102,7 @@ def test_intended_a_refused_write_from_the_future_has_no_consequences(kafka: Apa
     for name, bootstrap in (("kafka", kafka.bootstrap), ("semel", semel.bootstrap)):
         player = Player(bootstrap, f"future-{next(_runs)}")
         client, id_, place = player.client, f"{player.run}-a", player.partitions[0]
-        _, pid, epoch = client.init(id_)
+        _, pid, epoch = player.own(id_)
         codes = []
         for sequence in (0, 1):
             client.add_partitions(id_, pid, epoch, [place])

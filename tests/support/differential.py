@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from semel.protocol.errors import ErrorCode
-from tests.support.raw import NOT_READY, RawClient, patiently
+from tests.support.raw import NOT_READY, Owner, RawClient, patiently
 
 TopicPartition = tuple[str, int]
 UNKNOWN_TOPIC = "no-such-topic"
@@ -69,12 +69,13 @@ class Player:
 
     # --- what is done, and what was answered ---
 
+    def own(self, id_: str, **options: Any) -> Owner:
+        """InitProducerId, once the coordinator has loaded its journal."""
+        return patiently(lambda: self.client.init(id_, **options), until=lambda answer: answer.error not in NOT_READY)
+
     def init(self, id_: str, version: int, expected: Who | None, timeout_ms: int) -> Any:
         wire = self.wire(expected) if expected else (-1, -1)
-        answer = patiently(
-            lambda: self.client.init(id_, timeout_ms=timeout_ms, expected=wire, version=version),
-            until=lambda answer: answer.error not in NOT_READY,
-        )
+        answer = self.own(id_, timeout_ms=timeout_ms, expected=wire, version=version)
         if answer.error is ErrorCode.NONE:
             self.learn(id_, answer.producer_id, answer.epoch)
         return answer.error.name, self.number_of(answer.producer_id), answer.epoch
@@ -139,7 +140,7 @@ class Player:
         """Lets a transaction of this id run into its time-out, then its producer tries to commit and to recover."""
         if self.states.get(id_, ("", None))[0] == "Ongoing":
             return "not now"
-        first = self.client.init(id_, timeout_ms=1)
+        first = self.own(id_, timeout_ms=1)
         who = (first.producer_id, first.epoch)
         added = self.client.add_partitions(id_, *who, [self.partitions[0]])
         patiently(lambda: self.client.describe(id_), until=lambda txn: txn.transaction_state != "Ongoing")
