@@ -1,0 +1,151 @@
+"""What the commands that talk to a cluster share: where it is, how to reach it, and how to print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from semel.cli.errors import UsageError
+
+DEFAULT_BROKERS = "localhost:9092"
+
+
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("connection")
+    group.add_argument(
+        "-b",
+        "--brokers",
+        metavar="HOST:PORT,...",
+        default=os.environ.get("SEMEL_BROKERS") or DEFAULT_BROKERS,
+        help=f"brokers to ask (default: SEMEL_BROKERS, else {DEFAULT_BROKERS})",
+    )
+    group.add_argument(
+        "-X",
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="options",
+        help="an option of the client by Kafka's name, such as security.protocol=SASL_SSL; may be repeated",
+    )
+    group.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=10.0, help="give up after so long (default: 10)"
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-J", "--json", action="store_true", help="one JSON object for each line, for scripts")
+
+
+def client_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
+    """The options of a client: defaults, then the connection, then what -X says."""
+    if args.timeout <= 0:
+        raise UsageError(f"--timeout must be above 0, got {args.timeout}")
+    timeout_ms = max(1, int(args.timeout * 1000))
+    options: dict[str, Any] = {
+        "client_id": "semel-cli",
+        "bootstrap_servers": args.brokers,
+        "default_api_timeout_ms": timeout_ms,
+        **defaults,
+    }
+    for given in args.options:
+        name, equals, value = given.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"-X wants NAME=VALUE, got {given!r}")
+        options[name.strip().replace(".", "_")] = value
+    return options
+
+
+def pairs(given: Iterable[str], flag: str) -> dict[str, str]:
+    """NAME=VALUE arguments as a dict."""
+    found = {}
+    for entry in given:
+        name, equals, value = entry.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag} wants NAME=VALUE, got {entry!r}")
+        found[name] = value
+    return found
+
+
+def print_json(value: Any) -> None:
+    import msgspec
+
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns; '-' for what is not known."""
+    cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    for line in cells:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+class Progress:
+    """A count on the terminal while something long runs; silent where stderr is no terminal."""
+
+    EVERY_S = 0.5
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._shown = False
+        self._on = sys.stderr.isatty()
+        self._started_s = self._last_s = time.monotonic()
+
+    def show(self, count: int) -> None:
+        now_s = time.monotonic()
+        if not self._on or now_s - self._last_s < self.EVERY_S:
+            return
+        self._last_s, self._shown = now_s, True
+        rate = count / max(now_s - self._started_s, 1e-9)
+        print(f"\r{self._what}: {count:,} records, {rate:,.0f}/s ", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    shown = Progress(what)
+    try:
+        yield shown
+    finally:
+        shown.done()
+
+
+# -- records as JSON ---------------------------------------------------------------------------------------------------
+def record_to_json(record: Any) -> str:
+    """A record as one line. Bytes that are no UTF-8 go into a field with _base64 after its name."""
+    line: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+    for name in ("key", "value"):
+        _put(line, name, getattr(record, name))
+    if record.headers:
+        line["headers"] = [_header_to_json(name, value) for name, value in record.headers]
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _put(line: dict[str, Any], name: str, data: bytes | None) -> None:
+    import base64
+
+    try:
+        line[name] = None if data is None else data.decode()
+    except UnicodeDecodeError:
+        line[f"{name}_base64"] = base64.b64encode(data or b"").decode()
+
+
+def _header_to_json(name: str, value: bytes | None) -> list[Any]:
+    entry: dict[str, Any] = {}
+    _put(entry, "value", value)
+    return [name, entry["value"]] if "value" in entry else [name, {"base64": entry["value_base64"]}]

@@ -1,0 +1,209 @@
+"""`semel produce`: write records to a topic, from lines, JSON or whole files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from semel.cli.client_options import add_connection_options, client_options, pairs, print_json, progress
+from semel.cli.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from semel.client.producer import Producer
+
+HELP = """Writes records to a topic: one for each line of the given files, or of stdin (-, the default).
+It ends with code 0 only if the brokers have stored every record."""
+EXAMPLE = r"""
+echo hello | semel produce orders
+semel produce orders -K : -H source=shop lines.txt
+semel consume orders -J -e | semel produce copy -J
+semel produce images --whole photo.jpg --transactional-id uploads
+"""
+
+CHUNK_BYTES = 1 << 20
+KEPT_DELIVERIES = 50_000
+
+
+class Line(NamedTuple):
+    """A record to write."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("files", metavar="FILE", nargs="*", default=["-"], help="- is stdin (default)")
+    parser.add_argument("-K", "--key-delimiter", metavar="TEXT", help="what stands before it in a line is the key")
+    parser.add_argument("-k", "--key", metavar="KEY", help="the key of all records")
+    parser.add_argument("-D", "--delimiter", metavar="TEXT", default=r"\n", help=r"between records (default: \n)")
+    parser.add_argument("-H", "--header", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
+    parser.add_argument("-p", "--partition", type=int, metavar="N", help="default: by key, or any without one")
+    parser.add_argument("-Z", "--null", action="store_true", help="an empty value (or key) is null")
+    parser.add_argument("-c", "--count", type=int, metavar="N", help="stop after N records")
+    parser.add_argument(
+        "-z", "--compression", choices=("none", "gzip", "snappy", "lz4", "zstd"), default="none", metavar="CODEC"
+    )
+    parser.add_argument(
+        "-J",
+        "--json",
+        action="store_true",
+        help="lines are JSON as `semel consume -J` writes it: value, key, headers, partition, timestamp",
+    )
+    parser.add_argument("--whole", action="store_true", help="each file is one record")
+    parser.add_argument(
+        "--transactional-id", metavar="ID", help="write all records in one transaction: all become visible, or none"
+    )
+    parser.add_argument("--summary", action="store_true", help="at the end, one JSON line with the count on stdout")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from semel.client.producer import Producer
+
+    if args.key is not None and args.key_delimiter is not None:
+        raise UsageError("-k gives all records one key, -K each its own; choose one")
+    if args.json and (args.whole or args.key_delimiter is not None):
+        raise UsageError("-J reads keys from the JSON; it does not go with -K or --whole")
+    options = client_options(args, compression_type=args.compression, max_block_ms=max(1, int(args.timeout * 1000)))
+    if args.transactional_id:
+        options["transactional_id"] = args.transactional_id
+    with Producer(options) as producer:
+        if args.transactional_id:
+            producer.init_transactions()
+            with producer.transaction():
+                count = _send_all(producer, args)
+        else:
+            count = _send_all(producer, args)
+    if args.summary:
+        print_json({"topic": args.topic, "records": count})
+    return 0
+
+
+def _send_all(producer: Producer, args: argparse.Namespace) -> int:
+    """Sends, checking deliveries as they come, so that memory stays bounded."""
+    count, deliveries = 0, []
+    with progress(f"writing to {args.topic}") as shown:
+        for line in _lines(args):
+            partition = args.partition if line.partition is None else line.partition
+            deliveries.append(
+                producer.send(args.topic, line.value, line.key, partition, line.timestamp, line.headers or None)
+            )
+            count += 1
+            shown.show(count)
+            if len(deliveries) >= KEPT_DELIVERIES:
+                for delivery in deliveries[: KEPT_DELIVERIES // 2]:
+                    delivery.result()
+                del deliveries[: KEPT_DELIVERIES // 2]
+            if args.count is not None and count >= args.count:
+                break
+        producer.flush()
+        for delivery in deliveries:
+            delivery.result()
+    return count
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+def _lines(args: argparse.Namespace) -> Iterator[Line]:
+    headers = tuple((name, value.encode()) for name, value in pairs(args.header, "-H").items())
+    for data, where in _pieces(args):
+        if args.json:
+            line = json_line(data, where)
+            yield line._replace(headers=headers + line.headers)
+        else:
+            key, value = _split_key(data, args)
+            yield Line(value, key, headers=headers)
+
+
+def _split_key(data: bytes, args: argparse.Namespace) -> tuple[bytes | None, bytes | None]:
+    key: bytes | None = None if args.key is None else args.key.encode()
+    value: bytes | None = data
+    if args.key_delimiter is not None:
+        first, found, rest = data.partition(unescape(args.key_delimiter))
+        if found:
+            key, value = first, rest
+    if args.null:
+        key, value = key or None, value or None
+    return key, value
+
+
+def _pieces(args: argparse.Namespace) -> Iterator[tuple[bytes, str]]:
+    """The bytes of each record, and where they stand."""
+    delimiter = unescape(args.delimiter)
+    if not delimiter:
+        raise UsageError("-D must not be empty; --whole makes each file one record")
+    for name in args.files:
+        stream: IO[bytes] = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115 - closed below
+        try:
+            if args.whole:
+                yield stream.read(), name
+                continue
+            for number, piece in enumerate(split_stream(stream, delimiter), 1):
+                yield piece, f"{'stdin' if name == '-' else name}, record {number}"
+        finally:
+            if name != "-":
+                stream.close()
+
+
+def split_stream(stream: IO[bytes], delimiter: bytes) -> Iterator[bytes]:
+    """What stands between delimiters; one at the very end starts no record. Records leave as soon as they are whole."""
+    read = getattr(stream, "read1", stream.read)
+    rest = b""
+    while data := read(CHUNK_BYTES):
+        *whole, rest = (rest + data).split(delimiter)
+        yield from whole
+    if rest:
+        yield rest
+
+
+def json_line(data: bytes, where: str) -> Line:
+    """A record from JSON: an object with value (or payload), key, headers, partition and timestamp."""
+    import json
+
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        raise CommandError(f"{where}: this is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise CommandError(f"{where}: expected a JSON object with a value, got {type(fields).__name__}")
+    headers = fields.get("headers") or []
+    listed = list(headers.items()) if isinstance(headers, dict) else headers
+    try:
+        return Line(
+            _bytes_of(fields, "payload" if "payload" in fields else "value"),
+            _bytes_of(fields, "key"),
+            fields.get("partition") if fields.get("topic") is None else None,
+            fields.get("timestamp"),
+            tuple((str(name), _plain_bytes(value)) for name, value in listed),
+        )
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"{where}: {error}") from None
+
+
+def _bytes_of(fields: dict[str, Any], name: str) -> bytes | None:
+    if f"{name}_base64" in fields:
+        return _plain_bytes({"base64": fields[f"{name}_base64"]})
+    return _plain_bytes(fields.get(name))
+
+
+def _plain_bytes(value: Any) -> bytes | None:
+    import base64
+    import json
+
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and set(value) == {"base64"}:
+        return base64.b64decode(value["base64"], validate=True)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def unescape(text: str) -> bytes:
+    r"""\n, \t, \0 and \xHH as the bytes that they name."""
+    return text.encode("utf-8").decode("unicode_escape").encode("latin-1") if "\\" in text else text.encode()
