@@ -125,7 +125,7 @@ _GENERAL = (
         "min.insync.replicas",
         "int",
         1,
-        "Above 1, acks=all is answered with NOT_ENOUGH_REPLICAS: there is one node.",
+        "As in Kafka never more than a topic's replicas, so here 1.",
         1,
         INT32_MAX,
         dynamic=True,

@@ -82,7 +82,7 @@ class Partition:
 class Topic:
     """A topic. `id` is as the wire has it: 16 bytes."""
 
-    __slots__ = ("configs", "id", "is_internal", "min_insync_replicas", "name", "partitions")
+    __slots__ = ("configs", "id", "is_internal", "name", "partitions")
 
     def __init__(self, name: str, topic_id: bytes, configs: dict[str, str]) -> None:
         self.name = name
@@ -90,7 +90,6 @@ class Topic:
         self.configs = configs
         self.is_internal = name in INTERNAL_TOPICS
         self.partitions: list[Partition] = []
-        self.min_insync_replicas = 1
 
 
 class Topics:
@@ -161,7 +160,6 @@ class Topics:
     def _open_partitions(self, topic: Topic, count: int) -> None:
         """Gives a topic its partitions up to a number, from the folder where it has them."""
         config, topic_id = self.log_config(topic.configs), UUID(bytes=topic.id)
-        topic.min_insync_replicas = self._min_insync_replicas(topic)
         for index in range(len(topic.partitions), count):
             log = self._data_dir.logs.get((topic.name, index))
             if log is not None and log.topic_id != topic_id:
@@ -171,10 +169,6 @@ class Topics:
                 log = self._data_dir.create(topic.name, index, topic_id, config)
             log.config = config
             topic.partitions.append(Partition(topic, index, log))
-
-    def _min_insync_replicas(self, topic: Topic) -> int:
-        value = self.value_of(topic, "min.insync.replicas")
-        return value if isinstance(value, int) else 1
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
@@ -281,7 +275,6 @@ class Topics:
 
     def _apply_configs(self, topic: Topic) -> None:
         config = self.log_config(topic.configs)
-        topic.min_insync_replicas = self._min_insync_replicas(topic)
         for partition in topic.partitions:
             partition.log.config = config
 

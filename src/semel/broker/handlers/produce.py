@@ -73,7 +73,7 @@ def _append_all(
                 continue
             guard = guards.get((topic.id, part.index)) if guards else None
             try:
-                _check(context, topic, part, request.acks, guard)
+                _check(context, topic, part, guard)
                 partition = topic.partitions[part.index]
                 done = partition.log.append(part.records, now_ms=now_ms, guard=guard)  # type: ignore[arg-type]
             except StorageError as error:
@@ -88,17 +88,12 @@ def _append_all(
     return ProduceResponse(responses=topics), waiting
 
 
-def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, acks: int, guard: Any) -> None:
+def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, guard: Any) -> None:
     """What is refused before the log is asked."""
     if isinstance(guard, ErrorCode):
         raise StorageError(guard, "The coordinator did not let this batch into the transaction.")
     if topic.is_internal and context.client_id != "__admin_client":
         raise StorageError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {topic.name}")
-    if acks == _ACKS_ALL and topic.min_insync_replicas > 1:
-        raise StorageError(
-            ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"min.insync.replicas of topic {topic.name} is {topic.min_insync_replicas}, and there is one replica",
-        )
     records = part.records
     if not records:
         raise StorageError(
