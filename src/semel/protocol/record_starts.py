@@ -20,7 +20,7 @@ from semel.protocol.varints import read_varint
 from semel.protocol.vector_varints import SHORT_RECORD_SIZES, Bytes, Int64s, VarintReader
 
 LANE_RECORDS = 32  # records in a lane: more steps of fewer lanes, or fewer steps of more
-FEW_RECORDS = 1500  # not worth lanes: a walk costs a tenth of a microsecond per record
+FEW_RECORDS = 4096  # not worth lanes: a walk costs a tenth of a microsecond per record
 WIDEST_SEARCH_BYTES = 16 * 1024
 
 
@@ -62,14 +62,14 @@ def _walk_all(reader: VarintReader, bodies: Bodies, batches: range) -> Int64s:
 def _walk(reader: VarintReader, bodies: Bodies, batch: int) -> Int64s:
     """One batch from its start: the plain way, and the one that says what is wrong."""
     start, end, count = int(bodies.starts[batch]), int(bodies.ends[batch]), int(bodies.record_counts[batch])
-    data = reader.data[start:end].tobytes() + bytes(1)
+    data = reader.data[start:end].data
     starts, at, end = [], 0, end - start
     for _ in range(count):
         starts.append(at)
-        if at < end and not data[at] & 0x81:  # one byte, not negative
-            at += 1 + (data[at] >> 1)
-        elif at < end and not data[at] & 1 and data[at + 1] < 0x80:  # two
-            at += 2 + ((data[at] & 0x7F) >> 1 | data[at + 1] << 6)
+        if at + 2 <= end and not (low := data[at]) & 0x81:  # one byte, not negative
+            at += 1 + (low >> 1)
+        elif at + 2 <= end and not low & 1 and (high := data[at + 1]) < 0x80:  # two
+            at += 2 + ((low & 0x7F) >> 1 | high << 6)
         else:
             length, at = read_varint(data, at, end)
             at += length if length >= 0 else end + 1
@@ -138,8 +138,8 @@ def _guess_starts(reader: VarintReader, bodies: Bodies, around: Int64s, batches:
     result = np.full(len(around), -1, np.int64)
     average = int(((bodies.ends - bodies.starts) // np.maximum(bodies.record_counts, 1)).max())
     missing = np.arange(len(around))
-    for strict, width in ((True, average + average // 4), (True, 3 * average), (False, 3 * average)):
-        if not len(missing):
+    for strict, width in ((True, 2 * average), (True, 4 * average), (False, 4 * average)):
+        if len(missing) * 32 <= len(around):  # the lanes before them go on in their place
             break
         width = min(max(width, 64), WIDEST_SEARCH_BYTES, len(reader.data))
         result[missing] = _search(reader, bodies, around[missing], batches[missing], width, strict)
@@ -182,19 +182,11 @@ def _plausible(
     length, after = reader.read_loosely(candidates)
     follower = after + length
     keep = (after - candidates == sizes) & (length >= SMALLEST_RECORD - 1) & (follower <= bodies.ends[batch])
-    candidates, lane, batch, after, follower = (x[keep] for x in (candidates, lane, batch, after, follower))
-    ends, last = bodies.ends[batch], bodies.last_offset_deltas[batch]
-    own = _offset_delta(reader, after)
-    length, after = reader.read_loosely(follower)
-    other = _offset_delta(reader, after)
+    candidates, lane, batch, follower = candidates[keep], lane[keep], batch[keep], follower[keep]
+    _, offsets, _ = reader.read_front(np.concatenate([candidates, follower]), loosely=True)
+    own, other = offsets[: len(candidates)], offsets[len(candidates) :]
+    last = bodies.last_offset_deltas[batch]
     dense = last + 1 == bodies.record_counts[batch]  # not compacted
     rises = np.where(dense, other == own + 1, other > own) & (other <= last)
-    fits = (length >= SMALLEST_RECORD - 1) & (after + length <= ends)
-    good = (own >= 0) & (own <= last) & ((follower == ends) | (rises & fits))
+    good = (own >= 0) & (own <= last) & ((follower == bodies.ends[batch]) | rises)
     return candidates[good], lane[good]
-
-
-def _offset_delta(reader: VarintReader, after_length: Int64s) -> Int64s:
-    """The offset of a record, over the attributes and the timestamp."""
-    _, at = reader.read_loosely(after_length + 1, bits=64)
-    return reader.read_loosely(at)[0]

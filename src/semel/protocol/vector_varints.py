@@ -127,9 +127,10 @@ class VarintReader:
             values[wide] = -1
         return values, after
 
-    def read_front(self, starts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def read_front(self, starts: Int64s, loosely: bool = False) -> tuple[Int64s, Int64s, Int64s]:
         """(timestamp deltas, offset deltas, positions after them) of the records that start at the positions. Their
         lengths, attributes, timestamps and offsets mostly fit one word: it is looked up once."""
+        read = self.read_loosely if loosely else self.read
         words = self.words(starts)
         length_sizes = SHORT_SIZES.take(words.astype(np.uint16))
         words >>= (length_sizes + np.uint8(1)) << np.uint8(3)
@@ -143,8 +144,8 @@ class VarintReader:
         if len(short) and not short.min():
             long = np.flatnonzero(short == 0)
             at = starts[long] + self.sizes(starts[long]) + 1
-            timestamps[long], at = self.read(at, bits=64)
-            offsets[long], after[long] = self.read(at)
+            timestamps[long], at = read(at, 64)
+            offsets[long], after[long] = read(at, 32)
         return timestamps, offsets, after
 
     def _read(self, at: Int64s, bits: int) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_] | None]:

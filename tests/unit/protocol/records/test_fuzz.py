@@ -1,4 +1,4 @@
-"""Damaged batches and random bytes: both codecs agree and raise nothing but decode errors. A failure prints its seed."""
+"""Damaged batches, random bytes: both codecs agree and raise nothing but decode errors. A failure prints its seed."""
 
 from __future__ import annotations
 
