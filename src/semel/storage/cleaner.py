@@ -332,7 +332,7 @@ class _Keeper:
         keep_empty = is_last or self._is_last_of_producer(header)
         if drop_all:
             if keep_empty:
-                self._write(empty_batch(header), header, header.max_timestamp)
+                self._write(empty_batch(header), header, NO_TIMESTAMP)
             return
         self._filter(segment, position, header, horizon_ms, marker_unneeded, keep_empty)
 
@@ -366,7 +366,7 @@ class _Keeper:
             needs_horizon = horizon_ms is None and any(record.value is None for record in kept)
         if not kept:
             if keep_empty:
-                self._write(empty_batch(header), header, header.max_timestamp)
+                self._write(empty_batch(header), header, NO_TIMESTAMP)
             return
         if len(kept) == len(records) and not needs_horizon:
             self._write(data, header, header.max_timestamp)

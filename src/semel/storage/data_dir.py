@@ -23,6 +23,7 @@ from semel.storage.sync import SyncGroup
 _log = logging.getLogger("semel.storage")
 _DELETE_SUFFIX = "-delete"
 _LOCK = ".lock"
+_SYNC_ONE_BY_ONE_MAX = 32  # logs; more are synced together
 
 TopicPartition = tuple[str, int]
 
@@ -225,21 +226,26 @@ class DataDir:
 
     def close(self) -> None:
         """Clean shutdown: flushes and snapshots every log, writes the checkpoints and the clean-shutdown marker."""
-        clean = True
-        for log in self.logs.values():
-            try:
-                log.close()
-            except (OSError, StorageError) as error:
-                clean = False
-                _log.error("%s could not be closed cleanly and will be recovered: %s", log, error)
+        at_once = sum(log.is_unsaved for log in self.logs.values()) > _SYNC_ONE_BY_ONE_MAX
+        unclean = [log for log in self.logs.values() if not self._close_log(log, sync=not at_once)]
         try:
+            if at_once:
+                self.files.sync_all(str(self.path))
             self.sync_namespace()
             self.checkpoint()
-            if clean:
+            if not unclean:
                 checkpoints.write_clean_shutdown(self.files, self._file(checkpoints.CLEAN_SHUTDOWN))
         finally:
             _release_lock(self._lock)
             self._lock = []
+
+    def _close_log(self, log: PartitionLog, *, sync: bool) -> bool:
+        try:
+            log.close(sync=sync)
+        except (OSError, StorageError) as error:
+            _log.error("%s could not be closed cleanly and will be recovered: %s", log, error)
+            return False
+        return True
 
     def crash(self) -> None:
         """Drops everything without writing a byte, as kill -9 would: for tests in one process."""

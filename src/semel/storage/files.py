@@ -41,6 +41,14 @@ class Files:
         finally:
             os.close(fd)
 
+    def sync_all(self, folder: str) -> None:
+        """Syncs everything below a folder at once: for thousands of files much faster than one by one."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sync_file_system(fd)
+        finally:
+            os.close(fd)
+
     def truncate(self, fd: int, path: str, size: int) -> None:
         os.ftruncate(fd, size)
 
@@ -104,6 +112,15 @@ class JournaledFiles(Files):
             super().sync_dir(path)
         self._journal.note("sync_dir", path, str(mark))
 
+    def sync_all(self, folder: str) -> None:
+        sizes = [(path, os.path.getsize(path)) for path in _files_below(folder)]
+        if self._real_sync:
+            super().sync_all(folder)
+        for path, size in sizes:
+            self._journal.note("sync", path, str(size))
+        for place, _, _ in os.walk(folder):
+            self._journal.note("sync_dir", place, str(self._journal.mark()))
+
     def truncate(self, fd: int, path: str, size: int) -> None:
         if size < os.fstat(fd).st_size:
             self._journal.note("truncate", path, str(size))
@@ -130,6 +147,24 @@ class JournaledFiles(Files):
 def files_for(data_dir: str | Path) -> Files:
     """What the environment asks for: real files, or real files with the journal of a simulated power cut."""
     return JournaledFiles(data_dir) if os.environ.get(POWER_CUT_VARIABLE) == "1" else Files()
+
+
+def _files_below(folder: str) -> list[str]:
+    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+
+
+def _sync_file_system(fd: int) -> None:
+    """syncfs(2), which Python does not have. It reports write errors (Linux 5.8), os.sync() does not."""
+    import ctypes
+
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        os.sync()
+        return
+    if syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def write_fully(files: Files, fd: int, content: bytes | bytearray | memoryview, position: int) -> None:

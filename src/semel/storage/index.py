@@ -27,12 +27,13 @@ class IndexEntry(NamedTuple):
 class SparseIndex:
     """Entries of two ascending numbers in a file, the last ones still in memory."""
 
-    __slots__ = ("_cache", "_entry", "_handle", "_pending", "_written", "last")
+    __slots__ = ("_cache", "_entry", "_found_bytes", "_handle", "_pending", "_written", "last")
 
     def __init__(self, cache: FileCache, path: str, entry: struct.Struct, size_bytes: int) -> None:
         self._cache = cache
         self._handle = Handle(path)
         self._entry = entry
+        self._found_bytes = size_bytes
         self._written = size_bytes // entry.size  # entries in the file; a torn last one does not count
         self._pending: list[IndexEntry] = []
         self.last: IndexEntry | None = None  # known once something was appended or `load_last` ran
@@ -98,14 +99,10 @@ class SparseIndex:
     def reset(self) -> None:
         """Forgets every entry, on disk too."""
         self._pending = []
-        self._written = 0
         self.last = None
-        self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
-
-    def trim(self) -> None:
-        """Cuts a torn entry off the end of the file."""
-        size = self._written * self._entry.size
-        self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, size)
+        if self._found_bytes or self._written:
+            self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
+        self._found_bytes = self._written = 0
 
     def close(self) -> None:
         self._cache.close(self._handle)

@@ -852,17 +852,25 @@ class PartitionLog:
             raise error
         self._recovery_point = job.end_offset
 
-    def close(self) -> None:
-        """Clean shutdown of this log: flush, snapshot, file handles closed."""
+    def close(self, *, sync: bool = True) -> None:
+        """Clean shutdown of this log: snapshot, flush, file handles closed. Without `sync` the caller syncs."""
         if not self._loaded:
             return
         if self._unsaved:
             self._active.seal()
             self._write_snapshot()
-            self.flush()
-            self._unsaved = False
+            if sync:
+                self.flush()
+            self._dirty = self._unsaved = False
+            self._dirty_handles, self._dirty_folders = [], []
+            self._recovery_point = self._end
         self._close_files()
         self._loaded = False
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether `close` has something to write."""
+        return self._unsaved
 
     def _close_files(self) -> None:
         for segment in self._segments:

@@ -77,12 +77,12 @@ def open_log(folder: LogFolder) -> OpenedLog:
 def _tidy(folder: LogFolder) -> dict[str, os.stat_result]:
     """Finishes or takes back what an interrupted deletion or compaction left; the sizes of the files that remain."""
     names = _list(folder.path)
-    files = folder.cache.files
     for name in [name for name in names if name.endswith((DELETED, CLEANED, ".tmp"))]:
-        files.remove(os.path.join(folder.path, name))
-    swaps = sorted(name for name in names if name.endswith(LOG + SWAP))
-    if swaps or any(name.endswith(SWAP) for name in names):
-        _finish_swaps(folder, names, swaps)
+        folder.cache.files.remove(os.path.join(folder.path, name))
+        del names[name]
+    if not any(name.endswith(SWAP) for name in names):
+        return names
+    _finish_swaps(folder, names, sorted(name for name in names if name.endswith(LOG + SWAP)))
     return _list(folder.path)
 
 
@@ -232,7 +232,7 @@ def _recover_segment(folder: LogFolder, opened: OpenedLog, segment: Segment) -> 
     for position, header in segment.batches(0, found, verify=True):
         if not _continues(header, opened.end_offset, segment.base_offset, folder.end_limit):
             break
-        segment.note_batch(header.last_offset, header.max_timestamp, header.size, folder.index_interval_bytes)
+        segment.note_found(header, folder.index_interval_bytes)
         completed = _apply(opened.states, segment, position, header)
         if completed is not None and not completed.committed:
             segment.txn_index.append(_aborted(completed))
@@ -243,8 +243,11 @@ def _recover_segment(folder: LogFolder, opened: OpenedLog, segment: Segment) -> 
     if cut:
         _log.warning("cut %d bytes off %s: not a whole batch at %d", cut, segment.log.path, segment.size)
         segment.truncate(segment.size)
-    segment.seal()
-    opened.unsynced += segment.handles()
+    if segment is not opened.segments[-1]:
+        segment.seal()
+        opened.unsynced += segment.handles()
+    else:
+        opened.unsynced.append(segment.log)
     return cut
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from crc32c import crc32c
 
-from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader
+from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, NO_TIMESTAMP, BatchHeader
 from semel.storage.files import FileCache, Files, Handle
 from semel.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
 from semel.storage.txnindex import TransactionIndex
@@ -105,6 +105,11 @@ class Segment:
         self.bytes_since_index += size
         self.size += size
 
+    def note_found(self, header: BatchHeader, index_interval_bytes: int) -> None:
+        """Counts a batch that is there already. One that compaction emptied has no record with its timestamp."""
+        timestamp_ms = header.max_timestamp if header.record_count else NO_TIMESTAMP
+        self.note_batch(header.last_offset, timestamp_ms, header.size, index_interval_bytes)
+
     def _index_time(self) -> None:
         last = self.time_index.load_last()
         if self.max_timestamp_ms > (last.first if last else -1):
@@ -169,7 +174,7 @@ class Segment:
         self.time_index.reset()
         self.bytes_since_index = 0
         for _, header in self.batches(0, size):
-            self.note_batch(header.last_offset, header.max_timestamp, header.size, index_interval_bytes)
+            self.note_found(header, index_interval_bytes)
         self.seal()
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:

@@ -142,6 +142,7 @@ def test_unclean_recovery_rebuilds_the_same_indexes_as_appending(folder: Folder,
             path.unlink()
     recovered = opened(copied)
     assert facts(recovered) == known
+    recovered.flush()
     copied.data_dir.crash()
     after = snapshot_of(copied)
     for name, content in before.items():
