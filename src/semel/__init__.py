@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
     from semel.patterns.process import process as process
+    from semel.spark.api import sink as sink
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Producer": "semel.client.producer",
     "process": "semel.patterns.process",
+    "sink": "semel.spark.api",
 }
 
 

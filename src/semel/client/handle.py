@@ -124,7 +124,7 @@ class PartitionWriter:
         if header.producer_id != self.handle.producer_id or header.producer_epoch != self.handle.epoch:
             raise FatalError(
                 f"{topic}-{partition} has a batch of producer {header.producer_id} epoch {header.producer_epoch} at "
-                f"offset {offset}, where this transaction ({self.handle.producer_id}, {self.handle.epoch}) was told it wrote"
+                f"offset {offset}, where this transaction was told it had written"
             )
         return Opening(header.base_timestamp == mark, offset, header.base_timestamp)
 
@@ -135,6 +135,18 @@ class PartitionWriter:
         place = (topic, partition)
         self._batches.setdefault(place, [])
         self._add(place, self._encode(place, table))
+
+    def write_encoded(
+        self, topic: str, partition: int, data: bytes | bytearray | memoryview, record_count: int
+    ) -> None:
+        """Puts an encoded record batch behind what was written before; producer and sequence are stamped on."""
+        place = (topic, partition)
+        self._check_admitted(place)
+        self._batches.setdefault(place, [])
+        batch = self._sender.accumulator.new_batch(topic, partition)
+        batch.data, batch.count = memoryview(bytearray(data)), record_count
+        batch.size_bytes, batch.compression = len(data), self.handle.settings.compression
+        self._add(place, [batch])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until the broker has everything; raises the first failure."""
@@ -176,10 +188,7 @@ class PartitionWriter:
         from semel.client.tables import TableEncoder, checked_table
 
         settings, (topic, partition) = self.handle.settings, place
-        if self.handle.generation == 1 and place not in self.handle.partitions:
-            raise IllegalStateError(
-                f"{topic}-{partition} is not in this transaction; the owner must name it in begin() (TV1)"
-            )
+        self._check_admitted(place)
         checked = checked_table(table)
         if "partition" in checked.column_names:
             checked = checked.drop_columns(["partition"])
@@ -199,6 +208,12 @@ class PartitionWriter:
             batch.size_bytes, batch.compression = len(encoded.data), settings.compression
             batches.append(batch)
         return batches
+
+    def _check_admitted(self, place: Place) -> None:
+        if self.handle.generation == 1 and place not in self.handle.partitions:
+            raise IllegalStateError(
+                f"{place[0]}-{place[1]} is not in this transaction; the owner must name it in begin() (TV1)"
+            )
 
     def _add(self, place: Place, batches: list[Batch]) -> None:
         accumulator = self._sender.accumulator

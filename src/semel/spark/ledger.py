@@ -113,7 +113,7 @@ def _first(batch: Batch, adopt: bool) -> Decision:
 def _same_query(last: Entry, batch: Batch) -> Decision:
     if last.batch_id == batch.batch_id and last.ends == batch.ends and _starts_agree(last.starts, batch.starts):
         return Decision(Verdict.ALREADY_WRITTEN)
-    if batch.batch_id == last.batch_id + 1 and continues(last.ends, batch.starts):
+    if batch.batch_id > last.batch_id and continues(last.ends, batch.starts):
         return Decision(Verdict.WRITE)
     return Decision(
         Verdict.REFUSE,

@@ -1,6 +1,6 @@
 """`format("semel")`: topics as DataFrames, streaming and batch, with the options and columns of Spark's Kafka source.
 
-The driver plans ranges of offsets, tasks fetch them and yield Arrow batches. read_committed is the default: a batch ends
+The driver plans ranges of offsets, tasks fetch them as Arrow batches. read_committed is the default: a batch ends
 at the last stable offset, so every record in its range is decided.
 """
 

@@ -1,0 +1,71 @@
+"""What users call: `semel.sink`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from semel.spark.sink import Sink
+from semel.spark.sink_options import SinkOptions
+
+
+def sink(
+    brokers: str,
+    *,
+    application_id: str,
+    topic: str | None = None,
+    topics: Iterable[str] = (),
+    dead_letter_topic: str | None = None,
+    bad_column: str | None = None,
+    partitioner: str = "murmur2",
+    guarantee: str = "exactly_once",
+    transaction_timeout_ms: int = 600_000,
+    max_attempts: int = 3,
+    adopt_checkpoint: bool = False,
+    compression: str = "none",
+    max_request_size: int = 1024 * 1024,
+    source_cluster_is_other: bool = False,
+    on_batch: Callable[[Any], None] | None = None,
+    client: Mapping[str, Any] | None = None,
+) -> Sink:
+    """A function for `foreachBatch` that writes every micro-batch in one transaction.
+
+    It owns the application id from the moment it is made: call it before `start()`, once for every start.
+
+    brokers                 host:port,host:port
+    application_id          names the transactional id, the consumer group that shows the lag, and the ledger topic
+    topic                   where rows go that have no topic of their own
+    topics                  further topics that a column `topic` may name
+    dead_letter_topic       where rows go that cannot be written, in the same transaction; without it they fail the batch
+    bad_column              a column that marks bad rows: true, or a text that says why
+    partitioner             murmur2 (where any Kafka producer would put the key), hash (Spark's own), none (no shuffle)
+    guarantee               exactly_once, at_least_once, at_most_once
+    transaction_timeout_ms  must exceed the longest batch; the broker's transaction.max.timeout.ms is its limit
+    max_attempts            how often a batch is tried before the query fails
+    adopt_checkpoint        True: an existing checkpoint goes on although the ledger is empty
+    compression             none, gzip, snappy, lz4, zstd
+    max_request_size        the largest record, in bytes
+    source_cluster_is_other True: the sources are topics of another cluster, so no positions are stored here
+    on_batch                called with a report after each batch: rows, attempts, times
+    client                  further client options by Kafka's names: security.protocol, sasl.username, ...
+    """
+    return Sink(
+        SinkOptions(
+            bootstrap_servers=brokers,
+            application_id=application_id,
+            topic=topic,
+            extra_topics=tuple(topics),
+            dead_letter_topic=dead_letter_topic,
+            bad_column=bad_column,
+            partitioner=partitioner,
+            guarantee=guarantee,
+            transaction_timeout_ms=transaction_timeout_ms,
+            max_attempts=max_attempts,
+            adopt_checkpoint=adopt_checkpoint,
+            compression=compression,
+            max_request_size=max_request_size,
+            source_cluster_is_other=source_cluster_is_other,
+            on_batch=on_batch,
+            client=dict(client or {}),
+        )
+    )

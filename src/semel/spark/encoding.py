@@ -1,0 +1,243 @@
+"""Rows to record batches, before the shuffle: what the first half of a write job does in every task.
+
+Each row gets its target. All rows of a target that a task has seen are encoded together, whole columns at a time,
+and leave as a few binary rows: (target, count, bytes of a record batch). So the shuffle moves a handful of large rows
+and not the records, and no record crosses the JVM again. Producer id and sequence are stamped on later, by the task
+that writes.
+
+Memory: COLLECT_BYTES of input, and as much again while it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.spark.targets import Targets
+
+COLLECT_BYTES = 16 * 1024 * 1024
+BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
+REASON_HEADER = "semel.dead-letter.reason"
+TOPIC_HEADER = "semel.dead-letter.topic"
+
+MURMUR2, SPREAD = "murmur2", "none"
+
+
+class BadRowError(ValueError):
+    """A row that cannot be written, and no dead-letter topic to put it."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How rows become records of which partition. Picklable."""
+
+    targets: Targets
+    topic: str | None  # the default, for rows without a topic of their own
+    dead_letter: str | None
+    partitioner: str
+    batch_id: int
+    timestamp_ms: int
+    max_record_bytes: int
+    batch_bytes: int
+    compression: int
+    allowed: frozenset[str] = field(default_factory=frozenset)
+
+
+class Encoder:
+    """One task's rows, batch by batch."""
+
+    def __init__(self, routing: Routing, task: int) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        self._np, self._pa = np, pa
+        self._routing = routing
+        self._task = task
+        self._rounds = 0
+
+    def blobs(self, batches: Iterator[Any]) -> Iterator[tuple[int, int, int, memoryview]]:
+        """(target, record count, 1 if dead letters, record batch) of all rows."""
+        for table in self._collected(batches):
+            yield from self._encode(table)
+
+    def _collected(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Larger tables out of Spark's Arrow batches, which hold 10,000 rows at most."""
+        held: list[Any] = []
+        size = 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size >= COLLECT_BYTES:
+                yield self._pa.Table.from_batches(held)
+                held, size = [], 0
+        if held:
+            yield self._pa.Table.from_batches(held)
+
+    def _encode(self, table: Any) -> Iterator[tuple[int, int, int, memoryview]]:
+        from semel.protocol.columns_encode import ColumnEncoder
+
+        if not table.num_rows:
+            return
+        targets, dead = self._targets(table)
+        if dead is not None:
+            table = self._with_reasons(table, dead)
+        encoder = ColumnEncoder(
+            _column(table, "value"),
+            _column(table, "key"),
+            _column(table, "headers"),
+            _column(table, "timestamp") if "timestamp" in table.column_names else self._routing.timestamp_ms,
+        )
+        order = self._np.argsort(targets, kind="stable")
+        counts = self._np.bincount(targets, minlength=self._routing.targets.count)
+        used = self._np.flatnonzero(counts)
+        groups = encoder.encode_groups(
+            order,
+            counts[used].tolist(),
+            [0] * len(used),
+            transactional=False,
+            compression=self._routing.compression,
+            max_batch_bytes=self._routing.batch_bytes,
+        )
+        dead_topic = self._dead_range()
+        for target, group in zip(used.tolist(), groups, strict=True):
+            is_dead = int(target in dead_topic)
+            for batch in group:
+                yield target, batch.record_count, is_dead, batch.buffer
+
+    # --- which way ---
+
+    def _targets(self, table: Any) -> tuple[Any, Any]:
+        """(target of each row, reason why it is a dead letter or None where it is not) as arrays."""
+        np, routing = self._np, self._routing
+        topics, reasons = self._topics(table)
+        firsts = np.array([t.first for t in routing.targets.topics] or [0], np.int64)
+        sizes = np.array([t.partitions for t in routing.targets.topics] or [1], np.int64)
+        known = np.maximum(topics, 0)
+        partitions = self._partitions(table, sizes[known])
+        outside = (partitions < 0) | (partitions >= sizes[known])
+        reasons = self._mark(reasons, outside & (topics >= 0), "partition out of range")
+        reasons = self._mark(reasons, self._too_large(table), "record larger than max.request.size")
+        if "bad" in table.column_names:
+            reasons = self._marked_bad(reasons, table.column("bad"))
+        targets = firsts[known] + np.where(outside, 0, partitions)
+        if reasons is None:
+            return targets, None
+        return self._to_dead_letters(table, targets, reasons), reasons
+
+    def _topics(self, table: Any) -> tuple[Any, Any]:
+        """Each row's topic as an index, and reasons for rows whose topic is not known."""
+        np, routing = self._np, self._routing
+        default = routing.targets.index(routing.topic)
+        if "topic" not in table.column_names:
+            return np.full(table.num_rows, default, np.int64), None
+        column = table.column("topic").combine_chunks().dictionary_encode()
+        names = column.dictionary.to_pylist()
+        found = np.array(
+            [routing.targets.index(n) if n in routing.allowed else -1 for n in names] + [default], np.int64
+        )
+        indices = column.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
+        topics = found[indices]
+        return topics, self._mark(None, topics < 0, "unknown topic")
+
+    def _partitions(self, table: Any, sizes: Any) -> Any:
+        """The partition inside the topic: given, by key, or shared out."""
+        np = self._np
+        chosen = self._spread(table.num_rows, sizes)
+        if "key" in table.column_names and self._routing.partitioner == MURMUR2:
+            chosen = self._by_key(table.column("key"), sizes, chosen)
+        if "partition" in table.column_names:
+            given = table.column("partition").combine_chunks()
+            has = given.is_valid().to_numpy(zero_copy_only=False)
+            chosen = np.where(has, given.fill_null(0).to_numpy(zero_copy_only=False), chosen)
+        return chosen.astype(np.int64)
+
+    def _by_key(self, keys: Any, sizes: Any, otherwise: Any) -> Any:
+        from semel.protocol.partitioning import murmur2_column
+
+        has = keys.is_valid().to_numpy()
+        hashes = murmur2_column(keys).astype(self._np.int64) & 0x7FFFFFFF
+        return self._np.where(has, hashes % sizes, otherwise)
+
+    def _spread(self, rows: int, sizes: Any) -> Any:
+        """Rows without a key. By the task and the round, never by chance: a task that runs again does the same again.
+
+        With the partitioner `none` the round does not count: a task keeps to the one partition that it owns.
+        """
+        self._rounds += self._routing.partitioner != SPREAD
+        return self._np.full(rows, self._task + self._routing.batch_id + self._rounds, self._np.int64) % sizes
+
+    # --- rows that cannot be written ---
+
+    def _too_large(self, table: Any) -> Any:
+        np = self._np
+        size = np.zeros(table.num_rows, np.int64)
+        import pyarrow.compute as pc
+
+        for name in ("key", "value"):
+            if name in table.column_names:
+                lengths = pc.binary_length(table.column(name)).fill_null(0)
+                size += lengths.to_numpy().astype(np.int64)
+        return size > self._routing.max_record_bytes
+
+    def _mark(self, reasons: Any, rows: Any, reason: str) -> Any:
+        if not rows.any():
+            return reasons
+        if reasons is None:
+            reasons = self._np.full(len(rows), None, object)
+        reasons[rows & (reasons == None)] = reason  # noqa: E711 (an array)
+        return reasons
+
+    def _marked_bad(self, reasons: Any, column: Any) -> Any:
+        """A column that says so: true, or a text that says why."""
+        values = column.to_numpy(zero_copy_only=False)
+        for reason in {v for v in values.tolist() if v}:
+            text = "marked as bad" if reason is True else str(reason)
+            reasons = self._mark(reasons, values == reason, text)
+        return reasons
+
+    def _to_dead_letters(self, table: Any, targets: Any, reasons: Any) -> Any:
+        bad = reasons != None  # noqa: E711 (an array)
+        dead = self._routing.targets.index(self._routing.dead_letter)
+        if dead < 0:
+            row = int(self._np.flatnonzero(bad)[0])
+            shown = {name: table.column(name)[row].as_py() for name in table.column_names if name != "headers"}
+            raise BadRowError(
+                f"{int(bad.sum())} rows cannot be written; the first: {reasons[row]}: {str(shown)[:300]}. Correct "
+                "them in the query, or give the sink a dead_letter_topic"
+            )
+        topic = self._routing.targets.topics[dead]
+        partition = (self._task + self._routing.batch_id) % topic.partitions
+        return self._np.where(bad, topic.first + partition, targets)
+
+    def _dead_range(self) -> range:
+        dead = self._routing.targets.index(self._routing.dead_letter)
+        if dead < 0:
+            return range(0)
+        topic = self._routing.targets.topics[dead]
+        return range(topic.first, topic.first + topic.partitions)
+
+    def _with_reasons(self, table: Any, reasons: Any) -> Any:
+        """Dead letters say in their headers why they are dead and where they were going. Slow, and rare."""
+        pa = self._pa
+        topics = table.column("topic").to_pylist() if "topic" in table.column_names else [None] * table.num_rows
+        old = table.column("headers").to_pylist() if "headers" in table.column_names else [None] * table.num_rows
+        headers = [
+            had if reason is None else [*(had or []), *_reason_headers(str(reason), topic or self._routing.topic)]
+            for had, reason, topic in zip(old, reasons.tolist(), topics, strict=True)
+        ]
+        kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+        if "headers" in table.column_names:
+            table = table.drop_columns(["headers"])
+        return table.append_column("headers", pa.array(headers, kind))
+
+
+def _reason_headers(reason: str, topic: str | None) -> list[dict[str, Any]]:
+    return [
+        {"key": REASON_HEADER, "value": reason.encode()},
+        {"key": TOPIC_HEADER, "value": (topic or "").encode()},
+    ]
+
+
+def _column(table: Any, name: str) -> Any:
+    return table.column(name) if name in table.column_names else None

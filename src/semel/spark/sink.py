@@ -1,0 +1,305 @@
+"""The sink: a function for foreachBatch that writes each micro-batch in one transaction.
+
+    sink = semel.sink("localhost:9092", application_id="payments", topic="out")
+    df.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
+
+The order of things, each step in a place of its own: own the transactional id and read the ledger (`open`), decide
+whether the batch may be written (`ledger.decide`), write it by a Spark job (`encoding`, `writing`), audit the counts,
+commit data, ledger entry and positions together (`_commit`). Anything else aborts and runs the batch again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from semel.client.consumer_types import OffsetAndMetadata
+from semel.client.coordinator import EndUnknownError
+from semel.client.errors import FencedError, KafkaError
+from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.protocol.errors import ErrorCode
+from semel.spark import faults
+from semel.spark.checkpoint import Run
+from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, topic_of
+from semel.spark.ledger_topic import create, last_entry
+from semel.spark.offsets import Offsets, parse
+from semel.spark.sink_options import SinkOptions
+from semel.spark.targets import Targets
+from semel.spark.write_job import Cancelled, Report, write_job
+
+log = logging.getLogger("semel.spark")
+KEPT_REPORTS = 100
+
+
+class SinkError(RuntimeError):
+    """The batch was not written, and the query must stop. The message says what to do."""
+
+
+class RefusedError(SinkError):
+    """The ledger says that this batch must not be written."""
+
+
+class FencedSinkError(SinkError):
+    """Another driver owns the application id."""
+
+
+class TimedOutTransactionError(SinkError):
+    """The batch took longer than transaction.timeout.ms."""
+
+
+class AuditError(SinkError):
+    """The log does not hold what the tasks reported."""
+
+
+class BatchReport(NamedTuple):
+    """What became of one batch."""
+
+    batch_id: int
+    verdict: str
+    rows: int
+    dead_letters: int
+    attempts: int
+    write_ms: float
+    commit_ms: float
+
+
+class Sink:
+    """One run of one query. Make a new one for every start."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        self._owner = TransactionOwner(options.producer_settings())
+        self._began_s = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        """Owns the id before the query starts: fences every earlier run, finishes what it left, reads the ledger."""
+        create(self._owner.cluster, self.options.application_id)
+        self._owner.own()
+        self._targets = Targets.of(self._owner.cluster, self.options.topics())
+        self._last = last_entry(self._owner.cluster, self.options.application_id)
+
+    def __call__(self, df: Any, batch_id: int) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise SinkError("this sink is writing a batch of another query; make one sink per query")
+        try:
+            self._batch(df, batch_id)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        self._owner.close()
+
+    # --- one batch ---
+
+    def _batch(self, df: Any, batch_id: int) -> None:
+        batch = self._same_run(df.sparkSession).batch(batch_id)
+        decision = decide(self._last, batch, adopt=self.options.adopt_checkpoint)
+        if decision.verdict is Verdict.REFUSE:
+            raise RefusedError(f"application {self.options.application_id!r}: {decision.reason}")
+        if decision.verdict is Verdict.ALREADY_WRITTEN:
+            df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
+            self._tell(BatchReport(batch_id, decision.verdict.value, 0, 0, 0, 0.0, 0.0))
+            return
+        self._write_until_done(df, batch)
+
+    def _same_run(self, session: Any) -> Run:
+        run = Run(session)
+        if self._run is None:
+            self._run = run
+        elif self._run.run_id != run.run_id:
+            raise SinkError(
+                f"this sink belongs to run {self._run.run_id} of query {self._run.query_id}, and is called by run "
+                f"{run.run_id} of query {run.query_id}; call semel.sink(...) again for every start"
+            )
+        return self._run
+
+    def _write_until_done(self, df: Any, batch: Batch) -> None:
+        """Aborts and runs the batch again after anything that is not final, a bounded number of times."""
+        for attempt in range(1, self.options.max_attempts + 1):
+            try:
+                self._attempt(df, batch, attempt)
+                return
+            except (SinkError, Cancelled):
+                raise
+            except FencedError as error:
+                self._fenced(error)
+            except Exception as error:
+                if attempt == self.options.max_attempts:
+                    self._abort()
+                    raise
+                log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
+                if self._settle(batch):
+                    return
+
+    def _attempt(self, df: Any, batch: Batch, attempt: int) -> None:
+        started_s = self._began_s = time.monotonic()
+        faults.reach("sink.before_begin")
+        ledger = (topic_of(self.options.application_id), 0)
+        handle = self._owner.begin([*self._targets.places(), ledger])
+        faults.reach("sink.after_begin")
+        reports = self._write(df, batch, handle)
+        faults.reach("sink.after_write")
+        written_s = time.monotonic()
+        self._audit(reports)
+        faults.reach("sink.after_audit")
+        entry = self._entry(batch, reports, attempt)
+        if entry.rows == 0 and batch.starts == batch.ends:
+            self._abort()  # nothing to say and nothing moved
+        else:
+            self._commit(handle, batch, entry)
+        committed_s = time.monotonic()
+        faults.reach("sink.after_commit")
+        self._tell(
+            BatchReport(
+                batch.batch_id,
+                Verdict.WRITE.value,
+                entry.rows,
+                entry.dead_letters,
+                attempt,
+                (written_s - started_s) * 1000,
+                (committed_s - written_s) * 1000,
+            )
+        )
+
+    def _write(self, df: Any, batch: Batch, handle: TransactionHandle) -> list[Report]:
+        try:
+            return write_job(df, self.options, self._targets, batch.batch_id, handle)
+        except Cancelled:
+            self._abort()
+            raise
+
+    def _audit(self, reports: list[Report]) -> None:
+        """The log must hold exactly what the winners reported: catches rows of a dead attempt in a partition that the
+        winner had no rows for, which no handshake can see."""
+        if not self.options.precautions.count_audit:
+            return
+        reported = {self._targets.place(r.target): r.sequence for r in reports}
+        found = self._owner.last_sequences(self._targets.places())
+        if found != reported:
+            wrong = {place for place in {*found, *reported} if found.get(place) != reported.get(place)}
+            raise UnevenError(
+                f"tasks reported other counts than the log holds: last sequences reported and found: "
+                f"{ {place: (reported.get(place), found.get(place)) for place in sorted(wrong)[:5]} }"
+            )
+
+    def _entry(self, batch: Batch, reports: list[Report], attempt: int) -> Entry:
+        written = [Written(*self._targets.place(r.target), r.rows, r.first, r.last) for r in reports]
+        assert self._run is not None
+        return Entry(
+            sequence=0 if self._last is None else self._last.sequence + 1,
+            query_id=batch.query_id,
+            run_id=self._run.run_id,
+            batch_id=batch.batch_id,
+            starts=batch.starts,
+            ends=batch.ends,
+            written=sorted(written, key=lambda w: (w.topic, w.partition)),
+            rows=sum(r.rows for r in reports),
+            dead_letters=sum(r.dead for r in reports),
+            attempts=attempt,
+            committed_at_ms=int(time.time() * 1000),
+        )
+
+    def _commit(self, handle: TransactionHandle, batch: Batch, entry: Entry) -> None:
+        """The ledger entry, the positions and the end: one transaction with the data."""
+        self._write_entry(handle, entry)
+        faults.reach("sink.after_ledger")
+        positions = _group_positions(batch, self.options.position_topics)
+        if positions:
+            self._owner.send_offsets(positions, self.options.application_id)
+        faults.reach("sink.after_positions")
+        try:
+            self._owner.end(commit=True)
+        except EndUnknownError:
+            self._owner.renew()
+            self._last = last_entry(self._owner.cluster, self.options.application_id)
+            if self._last is None or self._last.sequence != entry.sequence:
+                raise
+        self._last = entry
+
+    def _write_entry(self, handle: TransactionHandle, entry: Entry) -> None:
+        import pyarrow as pa
+
+        row = pa.table({"key": pa.array([entry.key], pa.binary()), "value": pa.array([entry.encode()], pa.binary())})
+        with handle.writer() as writer:
+            writer.write(topic_of(self.options.application_id), 0, row)
+            writer.finish()
+
+    # --- when it did not work ---
+
+    def _settle(self, batch: Batch) -> bool:
+        """After a failure: abort what is open under a new epoch, and see whether the batch is written after all."""
+        try:
+            self._owner.renew()
+        except FencedError as error:
+            self._fenced(error)
+        self._last = last_entry(self._owner.cluster, self.options.application_id)
+        return decide(self._last, batch).verdict is Verdict.ALREADY_WRITTEN
+
+    def _fenced(self, error: FencedError) -> None:
+        """Another owner, an id that expired, or our own transaction that took too long: told apart for the user."""
+        if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            self._owner.own()
+            self._last = last_entry(self._owner.cluster, self.options.application_id)
+            return
+        took_s = time.monotonic() - self._began_s
+        limit_ms = self.options.transaction_timeout_ms
+        if took_s * 1000 >= limit_ms:
+            raise TimedOutTransactionError(
+                f"the batch took {took_s:.0f} s, longer than transaction.timeout.ms ({limit_ms} ms), so the "
+                "coordinator aborted it. Nothing of it is visible. Raise transaction_timeout_ms (the broker's limit is "
+                "transaction.max.timeout.ms), or make batches smaller with maxOffsetsPerTrigger; then start again"
+            ) from error
+        raise FencedSinkError(
+            f"application id {self.options.application_id!r} was taken over by another driver: {error}. If that is "
+            "the one that should run, this one is right to stop; two queries need two application ids"
+        ) from error
+
+    def _abort(self) -> None:
+        """As well as it can be done: a transaction that stays open is aborted by the next owner or the time-out."""
+        try:
+            self._owner.end(commit=False)
+        except KafkaError as error:
+            log.warning("the transaction could not be aborted now: %s", error)
+
+    def _tell(self, report: BatchReport) -> None:
+        self.reports.append(report)
+        log.info(
+            "batch %d %s: %d rows, %d dead letters, attempt %d, write %.0f ms, commit %.0f ms",
+            report.batch_id,
+            report.verdict,
+            report.rows,
+            report.dead_letters,
+            report.attempts,
+            report.write_ms,
+            report.commit_ms,
+        )
+        if self.options.on_batch is not None:
+            self.options.on_batch(report)
+
+
+class UnevenError(RuntimeError):
+    """The count audit failed: the batch is aborted and runs again."""
+
+
+def _group_positions(batch: Batch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
+    """Source positions for the group, for lag tools. The same topic in two sources: the lower position."""
+    merged: Offsets = {}
+    for line in batch.ends:
+        for topic, parts in (parse(line or "") or {}).items():
+            for partition, offset in parts.items():
+                known = merged.setdefault(topic, {}).get(partition, offset)
+                merged[topic][partition] = min(known, offset)
+    return {
+        (topic, partition): OffsetAndMetadata(offset)
+        for topic, parts in merged.items()
+        if allowed(topic)
+        for partition, offset in parts.items()
+    }

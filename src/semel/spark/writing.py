@@ -1,0 +1,210 @@
+"""Record batches to partitions, after the shuffle: what the second half of a write job does in every task.
+
+A task opens each partition with a small batch that carries its mark, reads the mark back, and writes on only if it is
+its own. Spark may run a task twice at once (speculation, an executor that was given up but lives); of all attempts
+exactly one gets a partition. Another one waits to be killed: if it failed, four such copies would fail a healthy job.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from semel.client.handle import PartitionWriter, TransactionHandle
+from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
+from semel.spark.targets import Targets
+
+REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
+STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
+LOOK_AGAIN_S = 0.5
+
+Blob = tuple[int, int, int, memoryview]
+
+
+class OwnerStalledError(RuntimeError):
+    """Another attempt opened the partition first and then stopped writing."""
+
+
+class Precautions(NamedTuple):
+    """What can be switched off to show that it is needed. Never in production."""
+
+    handshake: bool = True
+    count_audit: bool = True
+
+
+class BlobWriter:
+    """Writes blobs into a transaction and remembers what went where."""
+
+    def __init__(self, writer: PartitionWriter, targets: Targets, mark: int, handshake: bool) -> None:
+        self._writer = writer
+        self._targets = targets
+        self._mark = mark
+        self._handshake = handshake
+        self._dead: dict[int, int] = {}
+        self._opened: set[int] = set()
+
+    def write(self, blob: Blob) -> None:
+        target, count, is_dead, data = blob
+        topic, partition = self._targets.place(target)
+        self._dead[target] = self._dead.get(target, 0) + count * is_dead
+        if target in self._opened or not self._handshake:
+            self._opened.add(target)
+            self._writer.write_encoded(topic, partition, data, count)
+        else:
+            self._opened.add(target)
+            self._open(topic, partition, data)
+
+    def _open(self, topic: str, partition: int, data: memoryview) -> None:
+        from semel.protocol.columns_decode import decode_record_set
+
+        table = decode_record_set(data, headers=True).table
+        opening = self._writer.open(topic, partition, _rows(table, 0, 1), self._mark)
+        if not opening.is_owner:
+            self._wait_to_be_killed(topic, partition)
+        if table.num_rows > 1:
+            self._writer.write(topic, partition, _rows(table, 1, table.num_rows))
+
+    def _wait_to_be_killed(self, topic: str, partition: int) -> None:
+        """Spark kills the attempt that it does not need. Raises only if the one that it needs makes no progress."""
+        last, since_s = None, time.monotonic()
+        while time.monotonic() - since_s < STALLED_S:
+            time.sleep(LOOK_AGAIN_S)
+            sequence = self._writer.last_sequence(topic, partition)
+            if sequence != last:
+                last, since_s = sequence, time.monotonic()
+        raise OwnerStalledError(
+            f"another attempt at this task opened {topic}-{partition} first and has written nothing for "
+            f"{STALLED_S:.0f} s; the batch will be aborted and run again"
+        )
+
+    def report(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """Rows of REPORT_COLUMNS."""
+        numbers = {self._targets.place(target): target for target in self._dead}
+        for written in self._writer.finish():
+            target = numbers[written.topic, written.partition]
+            yield (
+                target,
+                written.record_count,
+                self._dead[target],
+                written.first_offset,
+                written.last_offset,
+                written.last_sequence,
+                self._mark,
+            )
+
+
+def _rows(table: Any, start: int, stop: int) -> Any:
+    """Some rows of a decoded table as a table to write."""
+    return table.slice(start, stop - start).select(["key", "value", "headers", "timestamp"])
+
+
+def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: rows in, blobs out."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        task, _ = task_identity()
+        yield from _as_batches(Encoder(routing, task).blobs(batches))
+
+    return run
+
+
+def write_task(handle: TransactionHandle, targets: Targets, precautions: Precautions) -> Callable[..., Iterator[Any]]:
+    """For mapInArrow: blobs in, one report row per partition out."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        yield from _write(handle, targets, precautions, _from_batches(batches))
+
+    return run
+
+
+def direct_task(handle: TransactionHandle, routing: Routing, precautions: Precautions) -> Callable[..., Iterator[Any]]:
+    """For mapInArrow where no shuffle is needed: rows in, one report row per partition out."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        task, _ = task_identity()
+        yield from _write(handle, routing.targets, precautions, Encoder(routing, task).blobs(batches))
+
+    return run
+
+
+def _write(
+    handle: TransactionHandle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]
+) -> Iterator[Any]:
+    _, mark = task_identity()
+    with handle.writer() as writer:
+        out = BlobWriter(writer, targets, mark, precautions.handshake)
+        for blob in blobs:
+            out.write(blob)
+        yield from _report_batches(list(out.report()))
+
+
+def task_identity() -> tuple[int, int]:
+    """(number of the task in its stage, id of this attempt, unique in the Spark application)"""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "this function runs in a Spark task"
+    return context.partitionId(), context.taskAttemptId() + 1  # 0 could be anybody's base timestamp
+
+
+def _as_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    schema = pa.schema([("target", pa.int32()), ("count", pa.int32()), ("dead", pa.int32()), ("data", pa.binary())])
+    for target, count, dead, data in blobs:
+        columns = [pa.array([target], pa.int32()), pa.array([count], pa.int32()), pa.array([dead], pa.int32())]
+        offsets = pa.py_buffer(bytes(4) + len(data).to_bytes(4, "little"))
+        blob = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
+        yield pa.RecordBatch.from_arrays([*columns, blob], schema=schema)
+
+
+def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
+    for batch in batches:
+        targets, counts, dead = (batch.column(i).to_pylist() for i in range(3))
+        data = batch.column(3)
+        for i, (target, count, is_dead) in enumerate(zip(targets, counts, dead, strict=True)):
+            yield target, count, is_dead, memoryview(data[i].as_buffer())
+
+
+def _report_batches(rows: list[tuple[int, ...]]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64()]
+    names = ["target", "count", "dead", "first", "last", "sequence", "mark"]
+    columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
+    yield pa.RecordBatch.from_arrays(columns, names=names)
+
+
+_settled = False
+
+
+def settle_worker() -> None:
+    """Once per worker: PySpark's daemon collects garbage after every task, which costs more than a small batch. What
+    the imports left behind never becomes garbage, so it need not be looked at again."""
+    global _settled
+    if not _settled:
+        import pyarrow  # noqa: F401
+
+        import semel.protocol.columns_decode
+        import semel.protocol.columns_encode  # noqa: F401
+
+        gc.collect()
+        gc.freeze()
+        _settled = True
+
+
+__all__ = [
+    "BLOB_COLUMNS",
+    "REPORT_COLUMNS",
+    "OwnerStalledError",
+    "Precautions",
+    "direct_task",
+    "encode_task",
+    "settle_worker",
+    "write_task",
+]
