@@ -196,9 +196,14 @@ class Processor:
         mode.take(batch, _first_offsets(batch))
         self._collected += len(batch)
         self.stats.records_in += len(batch)
+        if not mode.is_working:
+            self._settled(mode)  # at_most_once: each batch is a unit of work
 
     def _settle(self, mode: Mode) -> None:
         mode.settle()
+        self._settled(mode)
+
+    def _settled(self, mode: Mode) -> None:
         self._collected = 0
         self._has_worked = True
         self._backoff.reset()
