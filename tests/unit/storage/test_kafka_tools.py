@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.storage import LogConfig, PartitionLog
+from semel.storage import PartitionLog
 from semel.storage.cleaner import clean, plan, swap
 from tests.support.kafka import ApacheKafka, java_tool
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction
@@ -91,21 +93,20 @@ def test_dump_log_segments_reads_a_recovered_and_a_compacted_log(folder: Folder,
     text = dump(*files_of(folder, ".log"), deep=True)
     data = re.findall(r"^\| offset: (\d+) (?!.*endTxnMarker)", text, re.MULTILINE)
     assert [int(offset) for offset in data] == offsets
-    for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
-        for path in folder.partition_path.glob("*" + suffix):
-            if path.stat().st_size:
-                dump(path)
+    derived = [
+        p for p in folder.partition_path.iterdir() if p.suffix in (".index", ".timeindex", ".txnindex", ".snapshot")
+    ]
+    dump(*sorted(path for path in derived if path.stat().st_size))
 
 
 def test_apache_kafka_serves_a_copy_of_the_folder(folder: Folder, kafka_installation: Path, tmp_path: Path) -> None:
-    confluent_kafka = pytest.importorskip("confluent_kafka")
     log = written_log(folder)
     expected = {record.offset: record.value for record in all_records(log)}
     aborted = {offset for offset, value in expected.items() if value.startswith(b"t") and int(value[1:]) % 2 == 1}
     folder.data_dir.close()
     with ApacheKafka(tmp_path / "kafka") as kafka:
-        admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap})
-        topic = confluent_kafka.admin.NewTopic("t", 1, config={"retention.ms": "-1"})
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        topic = NewTopic("t", 1, config={"retention.ms": "-1"})
         for future in admin.create_topics([topic]).values():
             future.result(30)
         kafka.stop()
@@ -121,14 +122,12 @@ def test_apache_kafka_serves_a_copy_of_the_folder(folder: Folder, kafka_installa
             ("read_uncommitted", expected),
             ("read_committed", {offset: value for offset, value in expected.items() if offset not in aborted}),
         ):
-            assert consumed(confluent_kafka, kafka.bootstrap, isolation, len(wanted)) == wanted
+            assert consumed(kafka.bootstrap, isolation, len(wanted)) == wanted
 
 
-def consumed(confluent_kafka, bootstrap: str, isolation: str, count: int) -> dict[int, bytes]:
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": isolation, "isolation.level": isolation}
-    )
-    consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
+def consumed(bootstrap: str, isolation: str, count: int) -> dict[int, bytes]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": isolation, "isolation.level": isolation})
+    consumer.assign([TopicPartition("t", 0, 0)])
     found: dict[int, bytes] = {}
     while len(found) < count:
         message = consumer.poll(20)
@@ -137,8 +136,3 @@ def consumed(confluent_kafka, bootstrap: str, isolation: str, count: int) -> dic
         found[message.offset()] = message.value()
     consumer.close()
     return found
-
-
-def test_settings_are_known_to_kafka(folder: Folder) -> None:
-    """The names that `LogConfig` reads are topic settings of Kafka's, with its defaults."""
-    assert LogConfig().to_settings()["segment.bytes"] == "1073741824"
