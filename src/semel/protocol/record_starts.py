@@ -17,7 +17,7 @@ import numpy.typing as npt
 from semel.protocol.batch import SMALLEST_RECORD
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.varints import read_varint
-from semel.protocol.vector_varints import SHORT_RECORD_SIZES, Bytes, Int64s, VarintReader
+from semel.protocol.vector_varints import SHORT_RECORD_SIZES, SHORT_SIZES, Bytes, Int64s, VarintReader
 
 LANE_RECORDS = 32  # records in a lane: more steps of fewer lanes, or fewer steps of more
 FEW_RECORDS = 4096  # not worth lanes: a walk costs a tenth of a microsecond per record
@@ -186,7 +186,10 @@ def _plausible(
     _, offsets, _ = reader.read_front(np.concatenate([candidates, follower]), loosely=True)
     own, other = offsets[: len(candidates)], offsets[len(candidates) :]
     last = bodies.last_offset_deltas[batch]
-    dense = last + 1 == bodies.record_counts[batch]  # not compacted
-    rises = np.where(dense, other == own + 1, other > own) & (other <= last)
+    usual_gap = (last + 1) // bodies.record_counts[batch]  # 1, or more in a compacted batch
+    rises = (other > own) & (other - own <= np.where(usual_gap == 1, 1, 8 * usual_gap)) & (other <= last)
+    length_bytes = SHORT_SIZES.take(reader.pairs(follower))
+    length_bytes[length_bytes == 0] = 3
+    rises &= reader.byte(follower + length_bytes) == 0  # the follower's attributes
     good = (own >= 0) & (own <= last) & ((follower == bodies.ends[batch]) | rises)
     return candidates[good], lane[good]

@@ -1,0 +1,92 @@
+"""Finding records in long batches: the lanes are used, and a wrong guess is noticed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from semel.protocol import record_starts
+from semel.protocol.record_starts import Bodies, find_record_starts
+from semel.protocol.rows import Record, encode_batch
+from semel.protocol.vector_varints import VarintReader
+from tests.unit.protocol.records.samples import NOW, random_records
+
+
+def bodies_of(batches: list[list[Record]]) -> tuple[VarintReader, Bodies, list[int]]:
+    """Batches one after the other, and where their records start by the lengths that were written."""
+    data, starts, ends, expected = b"", [], [], []
+    for records in batches:
+        starts.append(len(data) + 61)
+        for record in records:
+            alone = encode_batch([record], base_offset=records[0].offset, base_timestamp=records[0].timestamp)
+            expected.append((len(alone) - 61, starts[-1]))
+        data += encode_batch(records)
+        ends.append(len(data))
+    positions, at, before = [], 0, -1
+    for size, batch_start in expected:
+        at = batch_start if batch_start != before else at
+        before = batch_start
+        positions.append(at)
+        at += size
+    bodies = Bodies(
+        np.array(starts),
+        np.array(ends),
+        np.array([len(records) for records in batches]),
+        np.array([records[-1].offset - records[0].offset for records in batches]),
+    )
+    return VarintReader(np.frombuffer(data, np.uint8)), bodies, positions
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batches that were walked record by record."""
+    walked: list[int] = []
+    walk = record_starts._walk
+
+    def count(reader: VarintReader, bodies: Bodies, batch: int) -> np.ndarray:
+        walked.append(batch)
+        return walk(reader, bodies, batch)
+
+    monkeypatch.setattr(record_starts, "_walk", count)
+    return walked
+
+
+@pytest.mark.parametrize("value_bytes", [0, 10, 100, 700])
+def test_long_batches_are_followed_in_lanes(walks: list[int], value_bytes: int) -> None:
+    rng = random.Random(value_bytes)
+    batches = [random_records(rng, count, value_bytes=value_bytes) for count in (3000, 1, 40, 2000)]
+    reader, bodies, expected = bodies_of(batches)
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == []
+
+
+def test_records_with_headers_and_with_gaps_are_followed_in_lanes(walks: list[int]) -> None:
+    records = random_records(random.Random(1), 6000, headers=True)
+    reader, bodies, expected = bodies_of([[r._replace(offset=r.offset * 3) for r in records]])
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == []
+
+
+def test_lengths_of_three_bytes_are_followed_in_lanes(walks: list[int]) -> None:
+    records = [Record(i, NOW, None, b"v" * (9000 if i % 50 == 0 else 20)) for i in range(6000)]
+    reader, bodies, expected = bodies_of([records])
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == []
+
+
+def test_a_wrong_guess_is_noticed_and_the_batch_walked(walks: list[int]) -> None:
+    """Values that hold records with rising offsets: lanes start inside them."""
+    inner = bytes(encode_batch([Record(i, NOW, None, b"v" * 30) for i in range(40)])[61:])
+    misleading = [Record(i, NOW, None, inner) for i in range(3000)]
+    plain = random_records(random.Random(2), 3000)
+    reader, bodies, expected = bodies_of([plain, misleading, plain])
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == [1]
+
+
+def test_small_sets_are_walked(walks: list[int]) -> None:
+    reader, bodies, expected = bodies_of([random_records(random.Random(3), 50) for _ in range(3)])
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == [0, 1, 2]
