@@ -8,6 +8,7 @@ Any failure closes it and fails all that was pending, each error saying whether 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import ssl
@@ -30,6 +31,8 @@ from semel.protocol.schema import Struct
 Request = TypeVar("Request", bound=Struct)
 Response = TypeVar("Response", bound=Struct)
 
+log = logging.getLogger("semel.client")
+
 MAX_BUFFERS_PER_WRITE = 64
 SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
 SOFTWARE = ("semel", "0.1.0")
@@ -49,6 +52,7 @@ class Connection:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._tls_wants_write = False
         self._wire = Wire(settings.client_id)
+        self._unreported: list[Pending] = []
 
     def __repr__(self) -> str:
         return f"Connection({self.address}{', closed' if self.closed else ''}, {len(self._wire.pending)} pending)"
@@ -175,29 +179,48 @@ class Connection:
     def wait(self, pending: Pending) -> None:
         """Blocks until the request has an answer or an error; its own deadline bounds the wait."""
         while not pending.done:
-            poll([self], max(0.0, pending.deadline_s - time.monotonic()))
-            if pending.done:
-                return
-            self.check_deadlines()
+            self._wait_for_io(max(0.0, pending.deadline_s - time.monotonic()))
+            self._unreported += self._advance()
+            self._close_if_late()
             if not pending.done and self.closed:
                 pending.error = self._failed("the connection was closed")
+        if pending in self._unreported:
+            self._unreported.remove(pending)  # its caller knows; the others are told by `progress`
+
+    def _wait_for_io(self, timeout_s: float) -> None:
+        if not self.closed:
+            poller = select.poll()
+            poller.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.wants_write else 0))
+            poller.poll(min(timeout_s, 3600.0) * 1000)
 
     # --- progress ---
 
     def progress(self) -> list[Pending]:
         """Reads and writes what is possible without waiting; the requests that got their answer or an error."""
-        if self.closed:
-            return []
-        self._write()
-        return self._read()
+        return self._advance() + self.take_unreported()
+
+    def take_unreported(self) -> list[Pending]:
+        """Requests that are done and were not reported yet: they failed with the connection, or got their answer while
+        somebody waited for another one."""
+        done, self._unreported = self._unreported, []
+        return done
+
+    def _advance(self) -> list[Pending]:
+        if not self.closed:
+            self._write()
+        return [] if self.closed else self._read()
 
     def check_deadlines(self) -> list[Pending]:
-        """Closes the connection if the oldest request waited too long; the requests that failed by it."""
+        """Closes the connection if the oldest request waited too long; what is done and was not reported."""
+        self._close_if_late()
+        return self.take_unreported()
+
+    def _close_if_late(self) -> None:
         pending = self._wire.pending
         if not pending or pending[0].deadline_s > time.monotonic():
-            return []
+            return
         late = pending[0]
-        return self._fail_all(
+        self._fail_all(
             RequestTimedOutError(
                 f"{self.address} did not answer {late.api.name} within its time-out; "
                 "is the broker overloaded, stopped or cut off?",
@@ -236,7 +259,8 @@ class Connection:
                 space = self._wire.space()
                 count = self._socket.recv_into(space)
                 if not count:
-                    return done + self._fail_all(self._failed(self._closed_by_broker()))
+                    self._fail_all(self._failed(self._closed_by_broker()))
+                    break
                 done.extend(self._wire.filled(count))
                 if count < len(space) and not self._tls:
                     break
@@ -245,9 +269,9 @@ class Connection:
         except ssl.SSLWantWriteError:
             self._tls_wants_write = True
         except OSError as error:
-            done += self._fail_all(self._failed(f"cannot read: {error}"))
+            self._fail_all(self._failed(f"cannot read: {error}"))
         except ConnectionFailedError as error:
-            done += self._fail_all(self._failed(str(error)))
+            self._fail_all(self._failed(str(error)))
         return done
 
     def _closed_by_broker(self) -> str:
@@ -262,31 +286,34 @@ class Connection:
     def _failed(self, cause: str) -> ConnectionFailedError:
         return ConnectionFailedError(f"connection to {self.address}: {cause}", ErrorCode.NETWORK_EXCEPTION)
 
-    def _fail_all(self, error: KafkaError) -> list[Pending]:
+    def _fail_all(self, error: KafkaError) -> None:
         self.closed = True
+        log.debug("%s", error)
         failed = list(self._wire.pending)
+        self._unreported += failed
         self._wire.pending.clear()
         self._wire.outgoing.clear()
         for pending in failed:
             pending.error = _copied(error)
         with contextlib.suppress(OSError):  # nothing more can be done for it
             self._socket.close()
-        return failed
 
 
 def poll(connections: Iterable[Connection], timeout_s: float, wakeup: int | None = None) -> list[Pending]:
     """Waits until one of the connections can go on, or `wakeup` (a file descriptor) is readable; what got done."""
-    open_ones = {connection.fileno(): connection for connection in connections if not connection.closed}
+    watched = list(connections)
+    early = [pending for connection in watched for pending in connection.take_unreported()]
+    open_ones = {connection.fileno(): connection for connection in watched if not connection.closed}
     poller = select.poll()
     for fd, connection in open_ones.items():
         poller.register(fd, select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
     if wakeup is not None:
         poller.register(wakeup, select.POLLIN)
     done: list[Pending] = []
-    for fd, _ in poller.poll(min(timeout_s, 3600.0) * 1000):
+    for fd, _ in poller.poll(0 if early else min(timeout_s, 3600.0) * 1000):
         if fd in open_ones:
             done += open_ones[fd].progress()
-    return done
+    return done + early
 
 
 def _copied(error: KafkaError) -> KafkaError:

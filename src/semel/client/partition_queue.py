@@ -4,6 +4,9 @@ Up to five batches are unacknowledged at a time. When one of them fails, the que
 the others that are on their way, then sends all that are left again, in order and with their old stamps. So order
 holds through retries, and the broker can tell which ones it has already.
 
+A broker that has never seen a producer takes any sequence for its first. So the first batch goes alone: if it is
+refused, a second one must not have taken its place.
+
 The epoch is raised (idempotent producers) only when the broker has refused the first unacknowledged batch for a gap
 before it. Sequences have no holes, so it cannot hold a later one either: all may be stamped anew, from 0. A batch
 whose fate is unknown is never stamped anew.
@@ -41,6 +44,7 @@ class PartitionQueue:
 
     __slots__ = (
         "_identity",
+        "_known",
         "_next_sequence",
         "draining",
         "gap",
@@ -71,6 +75,7 @@ class PartitionQueue:
         self.retry_at_s = 0.0
         self._identity: Identity = NO_IDENTITY
         self._next_sequence = 0
+        self._known = False  # the broker has acknowledged a batch of this producer id
 
     def __repr__(self) -> str:
         return f"PartitionQueue({self.topic}-{self.partition}, {len(self.unacked)} unacked, {len(self.queued)} queued)"
@@ -105,6 +110,7 @@ class PartitionQueue:
         self._adopt(identity)
 
     def _adopt(self, identity: Identity) -> None:
+        self._known = self._known and identity.producer_id == self._identity.producer_id
         self._identity = identity
         self._next_sequence = 0
 
@@ -116,7 +122,11 @@ class PartitionQueue:
             return True
         if self.gap or len(self.unacked) >= max_unacked or not self.queued or self.queued[0].data is None:
             return False
-        return self._identity == identity or not self.unacked  # else they finish under their own epoch first
+        if not self.unacked:
+            return True
+        if self._identity != identity:
+            return False  # those finish under their own epoch first
+        return self._known or self.transactional or identity == NO_IDENTITY
 
     def next_bytes(self) -> int:
         """The size of the next batch, 0 if there is none."""
@@ -149,6 +159,7 @@ class PartitionQueue:
         self.unacked.remove(batch)
         self.retries = 0
         self.retry_at_s = 0.0
+        self._known = True
         if batch.identity == self._identity:
             self.gap = False  # a later sequence was taken, so the one in doubt had been stored
         self._end_drain()

@@ -105,6 +105,7 @@ class Sender:
         self._max_in_flight = settings.max_in_flight_requests_per_connection
         self._max_unacked = min(MAX_UNACKED, self._max_in_flight) if settings.is_idempotent else self._max_in_flight
         self._setbacks = 0  # in a row, of the gate
+        self._used: set[Connection] = set()  # those that produce requests were sent on
         self._finished: list[Batch] = []  # whose callbacks are due
 
     def wake(self) -> None:
@@ -131,13 +132,15 @@ class Sender:
         seen = self._encode_heads()
         blocked_until_s = self._send_ready()
         self._run_callbacks()
-        connections = self.cluster.connections(LANE)
+        connections = list(self._used)
         wait_s = min(max_wait_s, self._wait_s(connections, blocked_until_s, seen))
         done = poll(connections, wait_s, self._wake_out)
         self._asleep = False
         self._drain_wakeups()
         for connection in connections:
             done += connection.check_deadlines()
+            if connection.closed:
+                self._used.discard(connection)
         self._settle(done)
         self._run_callbacks()
 
@@ -323,8 +326,10 @@ class Sender:
             context=sendings,
             answer=self.settings.acks_number != 0,
         )
-        if pending.error is not None:
-            self._settle([pending])
+        self._used.add(connection)
+        if connection.closed:  # with it, everything that was on its way there
+            failed = connection.take_unreported()
+            self._settle(failed if pending in failed else [*failed, pending])
         elif self.settings.acks_number == 0:
             with self.accumulator.changed:
                 for queue, batch in sendings:
@@ -335,6 +340,8 @@ class Sender:
     def _settle(self, done: list[Pending]) -> None:
         errors: list[KafkaError] = []
         for pending in done:
+            if pending.api is not PRODUCE:
+                continue
             answers, failure = _answers(pending)
             with self.accumulator.changed:
                 for queue, batch in pending.context:

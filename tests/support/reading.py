@@ -1,0 +1,81 @@
+"""What is in a topic, read by confluent-kafka: a client that shares no code with the one under test."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+
+class Seen(NamedTuple):
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def create_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) -> str:
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    topic = NewTopic(name, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
+    for future in admin.create_topics([topic]).values():
+        future.result(30)
+    return name
+
+
+def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed", timeout_s: float = 30) -> list[Seen]:
+    """All records up to the end of each partition at this moment (the last stable offset, if committed)."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "independent-reader",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            "log_level": 0,
+        }
+    )
+    try:
+        metadata = consumer.list_topics(topic, timeout_s)
+        partitions = list(metadata.topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        return _read_to_the_end(consumer, len(partitions), time.monotonic() + timeout_s)
+    finally:
+        consumer.close()
+
+
+def _read_to_the_end(consumer: Consumer, partitions: int, deadline_s: float) -> list[Seen]:
+    seen: list[Seen] = []
+    ended: set[int] = set()
+    while len(ended) < partitions:
+        assert time.monotonic() < deadline_s, f"the end was not reached in time; {len(seen)} records so far"
+        for message in consumer.consume(1000, 0.2):
+            if message.error():
+                ended.add(message.partition())
+                continue
+            seen.append(
+                Seen(
+                    message.partition(),
+                    message.offset(),
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                    message.headers() or [],
+                )
+            )
+    return sorted(seen)
+
+
+def committed_offset(bootstrap: str, group: str, topic: str, partition: int = 0) -> int:
+    """A group's position; negative if it has none."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=20)
+        assert found.error is None, found.error
+        return int(found.offset)
+    finally:
+        consumer.close()
