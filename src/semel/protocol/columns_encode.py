@@ -35,7 +35,17 @@ from semel.protocol.batch import (
 )
 from semel.protocol.compression import compress
 from semel.protocol.errors import EncodeError
-from semel.protocol.vector_varints import WIDEST_WORD, Int64s, UInt64s, varint_sizes, varint_words, zigzag
+from semel.protocol.vector_varints import (
+    SHORT_LIMIT,
+    SHORT_WORDS,
+    WIDEST_WORD,
+    Int64s,
+    UInt64s,
+    length_sizes,
+    varint_sizes,
+    varint_words,
+    zigzag,
+)
 
 Views = npt.NDArray[np.complex128]  # 16 bytes that numpy moves as one
 IN_PLACE_BYTES = 12  # the largest piece that stands in its view
@@ -93,7 +103,7 @@ class _Column(NamedTuple):
 
     def field_bytes(self) -> Int64s:
         """Bytes that each value takes in a record, its length included."""
-        sizes: Int64s = varint_sizes(zigzag(self.lengths)) + np.maximum(self.lengths, 0)
+        sizes: Int64s = length_sizes(self.lengths) + np.maximum(self.lengths, 0)
         return sizes
 
 
@@ -267,6 +277,11 @@ class _Varints(NamedTuple):
 
     @classmethod
     def of(cls, values: Int64s) -> _Varints:
+        highest = int(values.max())
+        if highest < SHORT_LIMIT and int(values.min()) >= -1:
+            sizes = (values > 63).astype(np.int64)
+            sizes += 1
+            return cls(SHORT_WORDS.take(values), None, sizes, 2 if highest > 63 else 1)
         numbers = zigzag(values)
         sizes = varint_sizes(numbers)
         largest = int(sizes.max())
@@ -279,6 +294,7 @@ class _Varints(NamedTuple):
         return cls(words, (high & np.uint64(0x7F)) | (tenth << np.uint64(7)) | (tenth << np.uint64(8)), sizes, largest)
 
 
+_WORD_BITS = np.uint64(64)
 _ALL_CONTINUE = np.uint64(0x8080808080808080)
 _ZERO = np.zeros(1, np.uint64)
 _NULL_LENGTH = _Varints.of(np.array([-1], np.int64))
@@ -373,13 +389,15 @@ class _Packer:
     def add(self, varints: _Varints) -> None:
         if self._largest_size + varints.largest_size > IN_PLACE_BYTES:
             self._close()
-        words, bits = varints.words, (self._sizes << 3).astype(np.uint64)
+        words, bits = varints.words, (self._sizes << 3).view(np.uint64)
         self._low = self._low | (words << bits)  # numpy shifts by 64 and more to 0
         if self._largest_size + varints.largest_size > 8:
-            over = np.uint64(64)
-            self._high = self._high | (words >> (over - bits)) | (words << (bits - over))
+            high = words >> (_WORD_BITS - bits)
+            if self._largest_size > 8:
+                high |= words << (bits - _WORD_BITS)
             if varints.high_words is not None:
-                self._high = self._high | (varints.high_words << bits)
+                high |= varints.high_words << bits
+            self._high = self._high | high
         self._sizes = self._sizes + varints.sizes
         self._largest_size += varints.largest_size
 
@@ -392,7 +410,7 @@ class _Packer:
 def _views(sizes: Int64s, low: UInt64s, high: UInt64s) -> Views:
     """Views whose bytes stand in them: size, eight bytes of `low`, four of `high`."""
     half = np.uint64(32)
-    first = sizes.astype(np.uint64) | (low << half)
+    first = sizes.view(np.uint64) | (low << half)
     words = np.empty((len(first), 2), np.uint64)
     words[:, 0] = first
     words[:, 1] = (low >> half) | (high << half)
@@ -570,10 +588,9 @@ def _moved(views: Views, places: int) -> Views:
     """The same views for a list of buffers in which theirs come `places` later."""
     if not places:
         return views
-    words = views.view(np.uint64).reshape(-1, 2).copy()
-    far = (words[:, 0] & np.uint64(0xFFFFFFFF)) > IN_PLACE_BYTES
-    words[:, 1] += far * np.uint64(places)
-    return words.reshape(-1).view(np.complex128)
+    fields = views.view(np.int32).reshape(-1, 4).copy()
+    fields[:, 2] += (fields[:, 0] > IN_PLACE_BYTES) * np.int32(places)
+    return fields.reshape(-1).view(np.complex128)
 
 
 def _varint_views(values: Int64s) -> Views:

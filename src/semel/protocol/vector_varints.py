@@ -28,6 +28,17 @@ def zigzag(values: Int64s) -> UInt64s:
     return result
 
 
+def length_sizes(lengths: Int64s) -> Int64s:
+    """Bytes that each number takes; for numbers from -1 up to 32 bits, as lengths are."""
+    longest = int(lengths.max()) if len(lengths) else 0
+    sizes = (lengths > 63).astype(np.int64)
+    sizes += 1
+    for bits in (13, 20, 27):
+        if longest >> bits:
+            sizes += lengths >= 1 << bits
+    return sizes
+
+
 def varint_sizes(zigzagged: UInt64s) -> Int64s:
     """Bytes that each number takes."""
     sizes = np.ones(len(zigzagged), np.int64)
@@ -50,6 +61,10 @@ def varint_words(zigzagged: UInt64s) -> UInt64s:
         words |= (shifted != 0).astype(np.uint64) << np.uint64(8 * byte - 1)  # the byte before goes on
         byte += 1
     return words
+
+
+SHORT_LIMIT = 8192  # numbers from -1 up to here have their words in a table, -1 at its end
+SHORT_WORDS: UInt64s = varint_words(zigzag(np.append(np.arange(SHORT_LIMIT), -1)))
 
 
 # --- reading
