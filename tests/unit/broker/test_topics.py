@@ -1,0 +1,158 @@
+"""The registry of topics: durable, and one with the data folder after every crash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel.broker.settings import Settings
+from semel.broker.store import FILE_NAME, Store
+from semel.broker.topics import TopicError, Topics, name_problem
+from semel.protocol.errors import ErrorCode
+from semel.protocol.rows import Record, encode_batch
+from semel.storage import DataDir, SyncGroup
+
+
+class World:
+    """Store, data folder and registry, as a broker opens them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data_dir = DataDir.open(folder, sync=SyncGroup("os"))
+        self.store = Store(folder)
+        self.topics = Topics(self.store, self.data_dir, Settings())
+        self.topics.load()
+
+    def crash(self) -> None:
+        self.data_dir.crash()
+
+
+def in_loop(body: Callable[[], None]) -> None:
+    async def go() -> None:
+        body()
+
+    asyncio.run(go())
+
+
+def append(world: World, topic: str, partition: int = 0) -> None:
+    log = world.topics.find_log(topic, partition)
+    assert log is not None
+    log.append(encode_batch([Record(0, 1, None, b"v")]), now_ms=1)
+
+
+def test_topics_survive_a_crash(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("orders", 3, {"retention.ms": "5"})
+        append(world, "orders", 2)
+        world.topics.add_partitions(topic, 4)
+        world.topics.set_configs(topic, {"retention.ms": "6"})
+        world.crash()
+        again = World(tmp_path).topics
+        found = again.get("orders")
+        assert found is not None
+        assert (found.id, len(found.partitions), found.configs) == (topic.id, 4, {"retention.ms": "6"})
+        assert again.by_id(topic.id) is found
+        assert found.partitions[2].log.end_offset == 1
+        assert found.partitions[3].log.config.retention_ms == 6
+
+    in_loop(go)
+
+
+def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("gone", 2)
+        append(world, "gone")
+        world.topics.delete([topic])
+        assert world.topics.get("gone") is None
+        world.crash()
+        world = World(tmp_path)
+        assert world.topics.get("gone") is None
+        assert not [key for key in world.data_dir.logs if key[0] == "gone"]
+        new = world.topics.create("gone", 1)
+        assert new.id != topic.id
+        assert new.partitions[0].log.end_offset == 0
+
+    in_loop(go)
+
+
+def test_folders_of_a_creation_that_was_never_acknowledged_go(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("kept", 1)
+        before = (tmp_path / FILE_NAME).read_bytes()
+        world.topics.create("half", 2)
+        world.crash()
+        (tmp_path / FILE_NAME).write_bytes(before)  # as if the power went before the store was written
+        again = World(tmp_path)
+        assert [topic.name for topic in again.topics] == ["kept"]
+        assert list(again.data_dir.logs) == [("kept", 0)]
+
+    in_loop(go)
+
+
+def test_without_a_store_the_folders_are_taken_over(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("precious", 2)
+        append(world, "precious", 1)
+        world.crash()
+        (tmp_path / FILE_NAME).unlink()
+        found = World(tmp_path).topics.get("precious")
+        assert found is not None
+        assert found.id == topic.id
+        assert [part.log.end_offset for part in found.partitions] == [0, 1]
+
+    in_loop(go)
+
+
+def test_internal_topics_are_created_compacted_on_first_use(tmp_path: Path) -> None:
+    def go() -> None:
+        topics = World(tmp_path).topics
+        offsets = topics.internal("__consumer_offsets")
+        assert offsets is topics.internal("__consumer_offsets")
+        assert offsets.is_internal
+        assert len(offsets.partitions) == 50
+        assert offsets.partitions[0].log.config.compact
+
+    in_loop(go)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("orders-1.v_2", None),
+        ("x" * 249, None),
+        ("", "the empty string"),
+        (".", "'.' is not allowed"),
+        ("..", "'..' is not allowed"),
+        ("x" * 250, "longer than the max allowed length 249"),
+        ("a b", "characters other than"),
+        ("a/b", "characters other than"),
+        ("ä", "characters other than"),
+        ("a\n", "characters other than"),
+    ],
+)
+def test_names(name: str, problem: str | None) -> None:
+    found = name_problem(name)
+    assert found is None if problem is None else problem in (found or "")
+
+
+def test_refused_topics_leave_nothing_behind(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        for name, count, configs, code in (
+            ("a b", 1, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+            ("a", 0, {}, ErrorCode.INVALID_PARTITIONS),
+            ("a", 1, {"nope": "1"}, ErrorCode.INVALID_CONFIG),
+        ):
+            with pytest.raises(TopicError) as refused:
+                world.topics.create(name, count, configs)
+            assert refused.value.code is code
+        assert not world.data_dir.logs
+        assert len(world.topics) == 0
+
+    in_loop(go)
