@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from semel.protocol.errors import ErrorCode
 from semel.storage import checkpoints
-from semel.storage.config import LogConfig
+from semel.storage.config import INT64_MAX, LogConfig
 from semel.storage.errors import DataDirLockedError, StorageError
 from semel.storage.files import FileCache, Files, files_for
 from semel.storage.log import LogSurroundings, PartitionLog
@@ -23,7 +23,8 @@ from semel.storage.sync import SyncGroup
 _log = logging.getLogger("semel.storage")
 _DELETE_SUFFIX = "-delete"
 _LOCK = ".lock"
-_SYNC_ONE_BY_ONE_MAX = 32  # logs; more are synced together
+_SYNC_ONE_BY_ONE_MAX = 8  # logs; more are synced together
+_WAKE_AT_ONCE = 200
 
 TopicPartition = tuple[str, int]
 
@@ -42,6 +43,7 @@ class DataDir:
         self.was_clean = False  # the last run ended with close(); otherwise the logs were recovered
         self._lock = lock
         self._shared = shared
+        shared.on_start_raised = self._checkpoint_starts
         self._sync = sync
         self._fresh: list[PartitionLog] = []  # created, their folders not yet synced
         self._namespace_dirty = False
@@ -132,6 +134,7 @@ class DataDir:
             message = f"cannot create the folder of {topic}-{partition}: {error}"
             raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, message) from error
         log = PartitionLog(folder, topic, partition, topic_id, config, self._shared, clean=True)
+        log.is_new_in(str(self.path))
         self.logs[key] = log
         self._fresh.append(log)
         self._namespace_dirty = True
@@ -154,25 +157,35 @@ class DataDir:
         self._namespace_dirty = True
 
     def sync_namespace(self) -> None:
-        """fsyncs created and deleted partition folders (before CreateTopics or DeleteTopics is answered)."""
-        for log in self._fresh:
-            path = os.path.join(log.folder, checkpoints.PARTITION_METADATA)
-            fd = self.files.open(path)
-            try:
-                self.files.sync_file(fd, path)
-            finally:
-                os.close(fd)
-            self.files.sync_dir(log.folder)
+        """Makes created and deleted partition folders durable, before CreateTopics or DeleteTopics is answered."""
+        if self._namespace_dirty and self._sync.waits_for_disk:
+            if len(self._fresh) > _SYNC_ONE_BY_ONE_MAX:
+                self.files.sync_all(str(self.path))
+            else:
+                for log in self._fresh:
+                    self._sync_metadata(log)
+                self.files.sync_dir(str(self.path))
         self._fresh = []
-        if self._namespace_dirty:
-            self.files.sync_dir(str(self.path))
-            self._namespace_dirty = False
+        self._namespace_dirty = False
+
+    def _sync_metadata(self, log: PartitionLog) -> None:
+        path = os.path.join(log.folder, checkpoints.PARTITION_METADATA)
+        fd = self.files.open(path)
+        try:
+            self.files.sync_file(fd, path)
+        finally:
+            os.close(fd)
+        self.files.sync_dir(log.folder)
 
     # Upkeep
 
     def maintain(self, now_ms: int) -> None:
-        """Retention, expiry of producers, removal of deleted files, checkpoints: call it every few seconds."""
-        for log in list(self.logs.values()):
+        """Retention, expiry of producers, removal of deleted files, checkpoints: call it every few seconds.
+
+        Logs that nobody touched since the start are read for it a few at a time.
+        """
+        sleeping = [log for log in self.logs.values() if not log.is_loaded]
+        for log in [log for log in self.logs.values() if log.is_loaded] + sleeping[:_WAKE_AT_ONCE]:
             self.maintain_log(log, now_ms)
         self.remove_garbage(now_ms)
         self.checkpoint()
@@ -182,6 +195,8 @@ class DataDir:
         try:
             log.apply_retention(now_ms)
             log.expire_producers(now_ms)
+            if log.config.flush_ms != INT64_MAX:
+                log.sync_soon()
         except (OSError, StorageError) as error:
             _log.warning("upkeep of %s failed: %s", log, error)
 
@@ -201,12 +216,15 @@ class DataDir:
         """Writes the checkpoints that changed: recovery points, start offsets, high watermarks, cleaned offsets."""
         logs = self.logs.items()
         self._write_checkpoint(checkpoints.RECOVERY_POINTS, {key: log.recovery_point for key, log in logs}, sync)
-        starts = {key: log.known_start_offset for key, log in logs if log.known_start_offset}
-        self._write_checkpoint(checkpoints.START_OFFSETS, starts, sync)
+        self._checkpoint_starts(sync=sync)
         marks = {key: log.recovery_point if not log.is_loaded else log.high_watermark for key, log in logs}
         self._write_checkpoint(checkpoints.HIGH_WATERMARKS, marks, sync)
         cleaned = {key: log.cleaned_offset for key, log in logs if log.cleaned_offset}
         self._write_checkpoint(checkpoints.CLEANER_OFFSETS, cleaned, sync)
+
+    def _checkpoint_starts(self, *, sync: bool = True) -> None:
+        starts = {key: log.known_start_offset for key, log in self.logs.items() if log.known_start_offset}
+        self._write_checkpoint(checkpoints.START_OFFSETS, starts, sync)
 
     def _write_checkpoint(self, name: str, offsets: dict[TopicPartition, int], sync: bool) -> None:
         if self._checkpointed.get(name) != offsets:

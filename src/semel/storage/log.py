@@ -112,6 +112,7 @@ class LogSurroundings:
     sync: Syncer
     now_ms: Callable[[], int]
     garbage: list[tuple[int, str]] = field(default_factory=list)  # (when it is due, file to remove)
+    on_start_raised: Callable[[], None] = lambda: None  # records were deleted: remember where the log starts now
 
 
 class PartitionLog:
@@ -140,6 +141,7 @@ class PartitionLog:
         "_shared",
         "_start",
         "_states",
+        "_unflushed",
         "_unsaved",
         "_waits_for_disk",
         "cleaned_offset",
@@ -182,6 +184,7 @@ class PartitionLog:
         self._end_limit: int | None = None
         self._loaded = False
         self._generation = 0
+        self._unflushed = 0  # records since the last sync
         self._unsaved = False  # there is something that a clean stop has to write
         self._dirty = False
         self._dirty_handles: list[Handle] = []
@@ -287,7 +290,8 @@ class PartitionLog:
         )
         try:
             opened = open_log(folder)
-            if opened.unsynced and (self._waits_for_disk or self._end_limit is not None):
+            news = opened.cut_bytes or opened.end_offset > self._recovery_point or self._end_limit is not None
+            if opened.unsynced and news and (self._waits_for_disk or self._end_limit is not None):
                 self._sync_now(opened.unsynced)
         except OSError as error:
             raise self._failed(error) from error
@@ -422,7 +426,7 @@ class PartitionLog:
             raise StorageError(ErrorCode.CORRUPT_MESSAGE, f"{len(data)} bytes are not a sequence of whole batches")
         for at, header in headers:
             if header.size > self._config.max_message_bytes:
-                validation.check_client_batch(data[at : at + header.size], self._config, now_ms)
+                validation.refuse_size(header.size, self._config)
             timestamp_ms = now_ms if self._config.log_append_time else header.max_timestamp
             batch = None
             if header.has_producer_id:
@@ -540,7 +544,16 @@ class PartitionLog:
         self._unsaved = True
         if not self._waits_for_disk:
             self._advance(self._end, segment.base_offset, segment.size)
+            self._unflushed += last_offset - base_offset + 1
+            if self._unflushed >= self._config.flush_messages:
+                self.sync_soon()
         elif not self._dirty:
+            self._dirty = True
+            self._shared.sync.mark_dirty(self)
+
+    def sync_soon(self) -> None:
+        """fsync=os: has what was written synced in the background, as flush.messages and flush.ms ask for."""
+        if self._unflushed and not self._dirty:
             self._dirty = True
             self._shared.sync.mark_dirty(self)
 
@@ -594,18 +607,32 @@ class PartitionLog:
             self._dirty_folders.append(self.folder)
         self._shared.sync.mark_dirty(self)
 
+    def is_new_in(self, parent: str) -> None:
+        """The log was just created: its folder's name and its topic id must be durable with the first batch."""
+        metadata = os.path.join(self.folder, checkpoints.PARTITION_METADATA)
+        self._dirty_handles.append(Handle(metadata, doomed=True))
+        self._dirty_folders += [self.folder, parent]
+
     # Syncing (see sync.py)
 
     def begin_sync(self) -> SyncJob:
         """Everything that was written up to now, for a thread that syncs it. The files stay open until `end_sync`."""
-        handles = [*self._dirty_handles, self._active.log] if self._dirty else self._dirty_handles
         active = self._active
-        job = SyncJob(self, handles, self._dirty_folders, self._end, active.base_offset, active.size, self._generation)
+        handles = [*self._dirty_handles, active.log] if self._dirty else self._dirty_handles
+        folders = self._dirty_folders
         self._dirty = False
+        self._unflushed = 0
         self._dirty_handles, self._dirty_folders = [], []
-        for handle in handles:
-            self._shared.cache.pin(handle)
-        return job
+        pinned: list[Handle] = []
+        try:
+            for handle in handles:
+                self._shared.cache.pin(handle)
+                pinned.append(handle)
+        except OSError as error:
+            for handle in pinned:
+                self._shared.cache.unpin(handle)
+            raise self._failed(error) from error
+        return SyncJob(self, handles, folders, self._end, active.base_offset, active.size, self._generation)
 
     def run_sync(self, job: SyncJob) -> OSError | None:
         """The part for another thread: it touches nothing but the pinned files."""
@@ -665,12 +692,20 @@ class PartitionLog:
         committed_only = up_to == "last_stable"
         found = None
         if offset < limit[0]:
-            found = reading.read(self._segments, self._bases, self._hints, offset, max_bytes, limit, min_one_batch)
+            found = self._slice(offset, max_bytes, limit, min_one_batch)
         if found is None:
             return ReadResult(b"", self._high_watermark, stable, self._start, [] if committed_only else None)
         records, next_offset = found
         aborted = self.aborted_in(offset, next_offset) if committed_only else None
         return ReadResult(records, self._high_watermark, stable, self._start, aborted)
+
+    def _slice(
+        self, offset: int, max_bytes: int, limit: reading.Limit, min_one_batch: bool
+    ) -> tuple[memoryview, int] | None:
+        try:
+            return reading.read(self._segments, self._bases, self._hints, offset, max_bytes, limit, min_one_batch)
+        except OSError as error:
+            raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, f"cannot read {self} at {offset}: {error}") from error
 
     def _limit(self, up_to: Isolation, stable: int) -> reading.Limit:
         """Offset, segment and position where a read must stop."""
@@ -770,6 +805,7 @@ class PartitionLog:
             )
         if target > self._start:
             self._raise_start(target)
+            self._shared.on_start_raised()
         return self._start
 
     def apply_retention(self, now_ms: int) -> int:

@@ -263,9 +263,14 @@ class _Restorer:
         return len(content) - len(survives)
 
     def _nameless_bytes(self, folder: _Folder) -> int:
-        """Files whose names were never synced are lost as a whole."""
-        lost = [node for name, node in folder.seen.items() if isinstance(node, _File) and name not in folder.synced]
-        return sum((self._root / file.place).stat().st_size for file in lost if (self._root / file.place).exists())
+        """Files and folders whose names were never synced are lost as a whole."""
+        return sum(self._bytes_in(node) for name, node in folder.seen.items() if name not in folder.synced)
+
+    def _bytes_in(self, node: _File | _Folder) -> int:
+        if isinstance(node, _Folder):
+            return sum(map(self._bytes_in, node.seen.values()))
+        path = self._root / node.place
+        return path.stat().st_size if path.exists() else 0
 
 
 def _strangers(folder: _Folder, place: Path) -> list[Path]:

@@ -50,6 +50,7 @@ class SyncGroup:
     def wait(self, log: PartitionLog, offset: int) -> asyncio.Future[None]:
         """Done once the log's high watermark reached `offset` (last offset + 1 of what is to be acknowledged).
 
+        Call it right after the append, before anything is awaited: after a failed sync offsets are given out anew.
         Fails with StorageError(KAFKA_STORAGE_ERROR) if the fsync failed: then nothing may be acknowledged.
         Needs a running loop. Cheap check before: `log.high_watermark >= offset`.
         """
@@ -88,7 +89,7 @@ class SyncGroup:
         logs = list(islice(self._dirty, _LOGS_PER_ROUND))
         for log in logs:
             del self._dirty[log]
-        jobs = [log.begin_sync() for log in logs if log.is_loaded]
+        jobs = [job for log in logs if log.is_loaded and (job := self._begin(log)) is not None]
         if not jobs:
             self._round_over()
             return
@@ -99,13 +100,22 @@ class SyncGroup:
         running = [self._loop.run_in_executor(self._pool, _sync_all, part) for part in parts]
         asyncio.gather(*running).add_done_callback(self._finish_round)
 
+    def _begin(self, log: PartitionLog) -> SyncJob | None:
+        try:
+            return log.begin_sync()
+        except StorageError as failure:  # no file handles left, or the file is gone
+            self._wake(log, failure)
+            return None
+
     def _finish_round(self, outcomes: asyncio.Future[list[_Outcome]]) -> None:
         self.rounds += 1
         for outcome in outcomes.result():
             for job, error in outcome:
                 self.synced_logs += 1
-                failure = job.log.end_sync(job, error)
-                self._wake(job.log, failure)
+                try:
+                    self._wake(job.log, job.log.end_sync(job, error))
+                except Exception:  # somebody's callback: it must not stop the syncing of all other logs
+                    _log.exception("after the sync of %s", job.log)
         self._round_over()
 
     def _round_over(self) -> None:

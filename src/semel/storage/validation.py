@@ -28,14 +28,18 @@ def refuse(code: ErrorCode, message: str) -> NoReturn:
     raise StorageError(code, message)
 
 
+def refuse_size(size_bytes: int, config: LogConfig) -> NoReturn:
+    refuse(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"the batch takes {size_bytes} bytes, but max.message.bytes of the topic is {config.max_message_bytes}",
+    )
+
+
 def check_client_batch(data: memoryview, config: LogConfig, now_ms: int) -> None:
     """Raises for the first thing that is wrong with what should be exactly one batch of a client."""
     header = _check_shape(data)
     if header.size > config.max_message_bytes:
-        refuse(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch takes {header.size} bytes, but max.message.bytes of the topic is {config.max_message_bytes}",
-        )
+        refuse_size(header.size, config)
     if crc32c(data[CRC_START : header.size]) != header.crc:
         refuse(ErrorCode.CORRUPT_MESSAGE, f"the batch does not have the CRC {header.crc:#010x} that its header says")
     _check_counts(header)

@@ -157,6 +157,7 @@ def test_damaged_checkpoints_only_cost_time(folder: Folder, content: bytes) -> N
 
 def test_ten_thousand_partitions_open_quickly_and_cost_little(tmp_path: Path) -> None:
     root = tmp_path / "data"
+    open_before = len(os.listdir("/proc/self/fd"))
     data_dir = DataDir.open(root, sync=SyncGroup("os"))
     for number in range(10_000):
         data_dir.create(f"topic-{number // 10}", number % 10, TOPIC_ID, LogConfig())
@@ -175,7 +176,7 @@ def test_ten_thousand_partitions_open_quickly_and_cost_little(tmp_path: Path) ->
     assert len(data_dir.logs) == 10_000
     assert closed_bytes / 10_000 < 4_000
     assert loaded_bytes / 10_000 < 15_000
-    assert len(os.listdir("/proc/self/fd")) < 100
+    assert len(os.listdir("/proc/self/fd")) <= open_before + 2
     data_dir.crash()
     # 2 s is the promise on a quiet machine without tracing (see the benchmarks); this only catches a slip
     assert elapsed_s < 10

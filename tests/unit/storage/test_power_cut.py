@@ -110,6 +110,17 @@ def test_fsync_os_loses_what_was_not_synced(tmp_path: Path) -> None:
     assert log.end_offset == 0
 
 
+def test_the_first_batch_of_a_new_partition_makes_the_partition_durable(tmp_path: Path) -> None:
+    """Nobody called sync_namespace: still nothing that was acknowledged may vanish with its folder."""
+    folder = commit_folder(tmp_path / "data")
+    append(folder.log(), values=[b"first"])
+    folder.log().flush()
+    folder.data_dir.files.outage = True  # type: ignore[attr-defined]
+    log, _ = restart_after_cut(folder)
+    assert [record.value for record in all_records(log)] == [b"first"]
+    folder.data_dir.crash()
+
+
 def test_a_transaction_is_decided_or_open_after_a_power_cut_but_never_half(tmp_path: Path) -> None:
     async def scenario(folder: Folder, luck: random.Random) -> list[bytes]:
         log = folder.log(segment_bytes=900)
