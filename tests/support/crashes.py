@@ -1,0 +1,134 @@
+"""A transaction that goes on whatever happens to the broker, and a broker that dies exactly where it is told to.
+
+The transaction's client knows the protocol's rules for a lost answer and follows them: it sends the same request again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from semel.protocol.errors import ErrorCode
+from semel.storage.powercut import cut_power
+from tests.support.broker import SemelBroker
+from tests.support.raw import Owner, RawClient, patiently
+
+T = TypeVar("T")
+POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
+COME_AGAIN = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+TOPICS = ("left", "right")
+SOURCE = "source"
+GROUP = "group"
+
+
+class MortalBroker:
+    """A broker process with at most one armed fault. With `power`, its death takes everything that was not synced."""
+
+    def __init__(self, folder: Path, *options: str, power: bool = False, seed: int = 1) -> None:
+        self._luck = random.Random(seed) if power else None
+        self.broker = SemelBroker(folder, *options, env=dict(POWER_CUT) if power else {})
+        self.deaths = 0
+
+    def __enter__(self) -> MortalBroker:
+        self.broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.broker.close()
+
+    @property
+    def bootstrap(self) -> str:
+        return self.broker.bootstrap
+
+    def arm(self, fault: str) -> None:
+        """Starts the broker anew with a fault, such as `marker.before:kill:2`."""
+        self.broker.kill()
+        self.broker.env = {**self.broker.env, "SEMEL_FAULTS": fault}
+        self.broker.start()
+
+    def die_and_return(self, point: str) -> None:
+        """Waits until the armed fault has killed the broker, then starts it again without one."""
+        process = self.broker.process
+        assert process is not None
+        process.wait_for_line(f"^fault fired: {point}$", 20)
+        assert process.wait(20) == -9, "the fault kills the broker"
+        self.deaths += 1
+        if self._luck is not None:
+            cut_power(self.broker.directory, self._luck)
+        self.broker.env = {name: value for name, value in self.broker.env.items() if name != "SEMEL_FAULTS"}
+        self.broker.start()
+
+
+@dataclass
+class Persistent:
+    """A producer that follows the rules. One transaction writes to two topics and commits a position."""
+
+    broker: MortalBroker
+    is_v2: bool
+    point: str = ""  # the fault that is armed
+    client: RawClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = RawClient(self.broker.bootstrap)
+
+    def run(self, id_: str, value: bytes, position: int, *, commit: bool) -> Owner:
+        """One whole transaction, over the broker's dead body if need be."""
+        owner = self._patiently(lambda: self.client.init(id_, version=5 if self.is_v2 else 4), lambda o: o.error)
+        assert owner.error is ErrorCode.NONE
+        who = (id_, owner.producer_id, owner.epoch)
+        places = [(topic, 0) for topic in TOPICS]
+        if not self.is_v2:
+            self._all(lambda: self.client.add_partitions(*who, places))
+        for place in places:
+            appended = self._patiently(
+                lambda place=place: self.client.produce(*who, place, [value], version=12 if self.is_v2 else 11),
+                lambda answer: answer.error,
+            )
+            assert appended.error is ErrorCode.NONE
+        if not self.is_v2:
+            assert self._patiently(lambda: self.client.add_offsets(*who, GROUP), lambda e: e) is ErrorCode.NONE
+        offsets = {(SOURCE, 0): position}
+        self._all(lambda: self.client.commit_offsets(*who, GROUP, offsets, version=5 if self.is_v2 else 3))
+        ended = self._patiently(
+            lambda: self.client.end(*who, commit=commit, version=5 if self.is_v2 else 3), lambda o: o.error
+        )
+        assert ended.error is ErrorCode.NONE, f"{self.point}: the end is {ended.error.name}"
+        if self.point and not self.broker.deaths:
+            self._survive()
+        return ended
+
+    def _all(self, ask: Callable[[], dict[tuple[str, int], ErrorCode]]) -> None:
+        codes = self._patiently(ask, lambda answer: max(answer.values()))
+        assert set(codes.values()) == {ErrorCode.NONE}, codes
+
+    def _patiently(self, ask: Callable[[], T], code: Callable[[T], ErrorCode]) -> T:
+        """Asks until there is an answer that is not "come again"; a broker that dies meanwhile is started again."""
+
+        def once() -> T | None:
+            try:
+                answer = ask()
+            except (EOFError, OSError):
+                self._survive()
+                return None
+            return None if code(answer) in COME_AGAIN else answer
+
+        answer = patiently(once, until=lambda answer: answer is not None)
+        assert answer is not None
+        return answer
+
+    def _survive(self) -> None:
+        assert self.point, "the broker died and nobody told it to"
+        self.client.close()
+        self.broker.die_and_return(self.point)
+        self.client = RawClient(self.broker.bootstrap)
