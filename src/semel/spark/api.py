@@ -36,7 +36,7 @@ def sink(
     application_id          names the transactional id, the consumer group that shows the lag, and the ledger topic
     topic                   where rows go that have no topic of their own
     topics                  further topics that a column `topic` may name
-    dead_letter_topic       where rows go that cannot be written, in the same transaction; without it they fail the batch
+    dead_letter_topic       where rows go that cannot be written, in the same transaction; else they fail the batch
     bad_column              a column that marks bad rows: true, or a text that says why
     partitioner             murmur2 (where any Kafka producer would put the key), hash (Spark's own), none (no shuffle)
     guarantee               exactly_once, at_least_once, at_most_once

@@ -1,0 +1,123 @@
+"""Rows to record batches of the right partitions, and bad rows to the dead-letter topic."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pyarrow as pa
+import pytest
+
+from semel.protocol.columns_decode import decode_record_set
+from semel.protocol.partitioning import partition_for_key
+from semel.spark.encoding import REASON_HEADER, TOPIC_HEADER, BadRowError, Encoder, Routing
+from semel.spark.targets import Targets
+
+TARGETS = Targets({"out": 4, "other": 2, "dead": 1})
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def encode(table: pa.Table, task: int = 0, **changes):
+    """{(topic, partition): rows} and the number of dead letters."""
+    routing = Routing(
+        **{
+            "targets": TARGETS,
+            "topic": "out",
+            "dead_letter": "dead",
+            "partitioner": "murmur2",
+            "batch_id": 0,
+            "timestamp_ms": 1234,
+            "max_record_bytes": 1000,
+            "batch_bytes": 400_000,
+            "compression": 0,
+            "allowed": frozenset({"out", "other"}),
+            **changes,
+        }
+    )
+    found, dead = defaultdict(list), 0
+    for target, count, is_dead, data in Encoder(routing, task).blobs(iter(table.to_batches())):
+        decoded = decode_record_set(data, headers=True).table
+        assert decoded.num_rows == count
+        found[TARGETS.place(target)] += decoded.to_pylist()
+        dead += count * is_dead
+    return found, dead
+
+
+def keyed(rows: int) -> pa.Table:
+    keys = [b"k%d" % n for n in range(rows)]
+    return pa.table({"key": pa.array(keys), "value": pa.array([b"v%d" % n for n in range(rows)])})
+
+
+def test_every_row_lands_where_any_kafka_producer_would_put_it_in_order():
+    found, dead = encode(keyed(1000))
+    assert dead == 0
+    assert sum(map(len, found.values())) == 1000
+    for (topic, partition), rows in found.items():
+        assert topic == "out"
+        assert all(partition_for_key(row["key"], 4) == partition for row in rows)
+        assert [int(row["value"][1:]) for row in rows] == sorted(int(row["value"][1:]) for row in rows)
+        assert {row["timestamp"] for row in rows} == {1234}
+
+
+def test_rows_without_a_key_go_the_same_way_when_the_task_runs_again():
+    table = pa.table({"key": pa.array([None] * 50, pa.binary()), "value": pa.array([b"x"] * 50)})
+    once, again, other = encode(table, task=1)[0], encode(table, task=1)[0], encode(table, task=2)[0]
+    assert once == again
+    assert set(once) != set(other)
+
+
+def test_topic_and_partition_columns_are_obeyed_and_nulls_mean_the_default():
+    table = pa.table(
+        {
+            "value": pa.array([b"a", b"b", b"c"]),
+            "topic": pa.array(["other", None, "out"]),
+            "partition": pa.array([1, 3, None], pa.int32()),
+        }
+    )
+    found, _ = encode(table)
+    assert [row["value"] for row in found["other", 1]] == [b"a"]
+    assert b"b" in [row["value"] for row in found["out", 3]]
+    assert sum(len(rows) for (topic, _), rows in found.items() if topic == "out") == 2
+
+
+def test_rows_that_cannot_be_written_become_dead_letters_that_say_why():
+    table = pa.table(
+        {
+            "value": pa.array([b"good", b"x" * 2000, b"lost", b"far", b"bad"]),
+            "topic": pa.array(["out", "out", "nowhere", "out", "out"]),
+            "partition": pa.array([0, 0, 0, 99, 0], pa.int32()),
+            "headers": pa.array([None, [{"key": "h", "value": b"1"}], None, None, None], HEADERS),
+            "bad": pa.array([None, None, None, None, "not JSON"]),
+        }
+    )
+    found, dead = encode(table)
+    assert dead == 4
+    assert [row["value"] for row in found["out", 0]] == [b"good"]
+    assert found["out", 0][0]["headers"] is None
+    reasons = {row["value"][:4]: {h["key"]: h["value"] for h in row["headers"]} for row in found["dead", 0]}
+    assert reasons[b"xxxx"] == {
+        "h": b"1",
+        REASON_HEADER: b"record larger than max.request.size",
+        TOPIC_HEADER: b"out",
+    }
+    assert reasons[b"lost"] == {REASON_HEADER: b"unknown topic", TOPIC_HEADER: b"nowhere"}
+    assert reasons[b"far"] == {REASON_HEADER: b"partition out of range", TOPIC_HEADER: b"out"}
+    assert reasons[b"bad"] == {REASON_HEADER: b"not JSON", TOPIC_HEADER: b"out"}
+
+
+def test_without_a_dead_letter_topic_a_bad_row_fails_with_the_row_and_the_remedy():
+    table = pa.table({"value": pa.array([b"ok", b"x" * 2000])})
+    with pytest.raises(BadRowError, match=r"larger than max\.request\.size.*dead_letter_topic"):
+        encode(table, dead_letter=None)
+
+
+def test_a_boolean_column_marks_bad_rows_too():
+    table = pa.table({"value": pa.array([b"a", b"b"]), "bad": pa.array([False, True])})
+    found, dead = encode(table)
+    assert dead == 1
+    assert [row["value"] for row in found["dead", 0]] == [b"b"]
+
+
+def test_a_task_without_shuffle_keeps_to_one_partition():
+    table = pa.table({"value": pa.array([b"x"] * 100)})
+    for task in range(4):
+        assert list(encode(table, task=task, partitioner="none", batch_id=3)[0]) == [("out", (task + 3) % 4)]

@@ -1,0 +1,94 @@
+"""The rule that says whether a micro-batch may be written, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode
+
+
+def at(offset: int) -> list[str | None]:
+    return [f'{{"t":{{"0":{offset}}}}}']
+
+
+def entry(batch_id: int, start: int, end: int, query: str = "q", sequence: int = 7) -> Entry:
+    return Entry(sequence=sequence, query_id=query, run_id="r", batch_id=batch_id, starts=at(start), ends=at(end))
+
+
+def verdict(last: Entry | None, batch: Batch, **options: bool) -> Verdict:
+    return decide(last, batch, **options).verdict
+
+
+def test_the_first_batch_of_a_new_query_is_written():
+    assert verdict(None, Batch("q", 0, at(0), at(10))) is Verdict.WRITE
+
+
+def test_a_later_batch_with_an_empty_ledger_is_adopted_only_by_name():
+    batch = Batch("q", 5, at(50), at(60))
+    assert verdict(None, batch) is Verdict.REFUSE
+    assert "adopt_checkpoint" in decide(None, batch).reason
+    assert verdict(None, batch, adopt=True) is Verdict.WRITE
+
+
+def test_the_same_batch_again_is_already_written():
+    assert verdict(entry(4, 40, 50), Batch("q", 4, at(40), at(50))) is Verdict.ALREADY_WRITTEN
+
+
+def test_batch_0_of_a_source_that_does_not_say_its_start_is_known_by_its_end():
+    assert verdict(entry(0, 0, 50), Batch("q", 0, [None], at(50))) is Verdict.ALREADY_WRITTEN
+
+
+def test_the_next_batch_is_written_also_after_batches_that_wrote_nothing():
+    assert verdict(entry(4, 40, 50), Batch("q", 5, at(50), at(60))) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), Batch("q", 8, at(50), at(60))) is Verdict.WRITE
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch("q", 4, at(40), at(55)),  # another limit per batch after a crash: the same number covers another range
+        Batch("q", 3, at(30), at(40)),  # an older checkpoint
+        Batch("q", 5, at(40), at(60)),  # overlaps
+        Batch("q", 5, at(55), at(60)),  # leaves a gap
+        Batch("other", 5, at(50), at(60)),  # two queries, one application id
+        Batch("other", 0, at(0), at(60)),  # a new checkpoint that starts over
+        Batch("q", 5, [*at(50), *at(1)], [*at(60), *at(2)]),  # a source more
+    ],
+)
+def test_anything_else_is_refused_with_both_ranges_and_the_way_out(batch):
+    decision = decide(entry(4, 40, 50), batch)
+    assert decision.verdict is Verdict.REFUSE
+    assert '{"t":{"0":50}}' in decision.reason
+    assert "startingOffsets=committed" in decision.reason
+
+
+def test_a_new_checkpoint_that_continues_where_the_ledger_ends_is_written():
+    assert verdict(entry(4, 40, 50), Batch("new", 0, at(50), at(60))) is Verdict.WRITE
+
+
+def test_partitions_that_are_new_since_then_do_not_break_the_chain():
+    start, end = ['{"t":{"0":50,"1":0}}'], ['{"t":{"0":60,"1":5}}']
+    assert verdict(entry(4, 40, 50), Batch("new", 0, start, end)) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), Batch("q", 5, start, end)) is Verdict.WRITE
+
+
+def test_a_partition_that_vanished_does():
+    last = Entry(sequence=1, query_id="q", run_id="r", batch_id=4, starts=at(0), ends=['{"t":{"0":50,"1":9}}'])
+    assert verdict(last, Batch("q", 5, at(50), at(60))) is Verdict.REFUSE
+
+
+def test_sources_that_are_not_kafka_are_compared_as_text():
+    last = Entry(sequence=1, query_id="q", run_id="r", batch_id=0, starts=["3"], ends=["4"])
+    assert verdict(last, Batch("q", 1, ["4"], ["5"])) is Verdict.WRITE
+    assert verdict(last, Batch("q", 1, ["3"], ["5"])) is Verdict.REFUSE
+
+
+def test_entries_survive_their_encoding_and_keys_go_round():
+    one = entry(4, 40, 50, sequence=KEPT_BATCHES + 3)
+    assert decode(one.encode()) == one
+    assert one.key == b"3"
+
+
+def test_an_entry_of_another_format_is_refused_by_name():
+    with pytest.raises(LedgerError, match="format 2"):
+        decode(entry(0, 0, 1).encode().replace(b'"format":1', b'"format":2'))

@@ -1,0 +1,87 @@
+"""Options of the source and the sink: right ones are read, wrong ones are refused with the name and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.spark.options import Bound, OptionError, SourceOptions
+from semel.spark.sink_options import SinkOptions
+
+BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a, b"}
+
+
+def parse(streaming=True, **changes):
+    return SourceOptions.parse({**BASE, **changes}, streaming)
+
+
+def test_names_are_those_of_sparks_own_source_in_any_case():
+    options = parse(
+        STARTINGOFFSETS="earliest", maxOffsetsPerTrigger="10", includeHeaders="TRUE", failOnDataLoss="false"
+    )
+    assert options.topics == ("a", "b")
+    assert options.starting == Bound(word="earliest")
+    assert (options.max_offsets, options.include_headers, options.fail_on_data_loss) == (10, True, False)
+    assert options.client == {"bootstrap.servers": "h:1"}
+
+
+def test_defaults_differ_between_stream_and_batch_and_reading_is_committed():
+    assert parse().starting.word == "latest"
+    assert parse(streaming=False).starting.word == "earliest"
+    assert parse().read_committed
+    assert not parse(**{"kafka.isolation.level": "read_uncommitted"}).read_committed
+
+
+def test_positions_and_times():
+    assert parse(startingOffsets='{"a": {"0": 5, "1": -2}}').starting.offsets == {"a": {0: 5, 1: -2}}
+    assert parse(startingTimestamp="5").starting.timestamp_ms == 5
+    assert parse(startingOffsetsByTimestamp='{"a": {"0": 7}}').starting.timestamps_ms == {"a": {0: 7}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger"),
+        ({"assign": "{}"}, "exactly one of subscribe"),
+        ({"startingOffsets": "begin"}, "expected committed, earliest, latest"),
+        ({"startingOffsets": "{broken"}, "not JSON"),
+        ({"endingOffsets": "earliest"}, "endingOffsets is 'earliest'"),
+        ({"maxOffsetsPerTrigger": "0"}, "above 0"),
+        ({"minPartitions": "many"}, "whole number"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"kafka.isolation.level": "snapshot"}, "read_committed or read_uncommitted"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(changes, message):
+    with pytest.raises(OptionError, match=message):
+        parse(**changes)
+
+
+def test_missing_brokers_and_topics_are_named():
+    with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers is missing"):
+        SourceOptions.parse({"subscribe": "a"}, True)
+    with pytest.raises(OptionError, match="given: none"):
+        SourceOptions.parse({"kafka.bootstrap.servers": "h:1"}, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"application_id": "a b"}, "letters, digits"),
+        ({"partitioner": "murmur"}, "did you mean 'murmur2'"),
+        ({"guarantee": "exactly-once"}, "did you mean 'exactly_once'"),
+        ({"compression": "brotli"}, "compression is 'brotli'"),
+        ({"topic": None}, "no topic"),
+        ({"max_attempts": 0}, "at least 1"),
+    ],
+)
+def test_wrong_sink_options_are_refused_by_name(changes, message):
+    with pytest.raises(OptionError, match=message):
+        SinkOptions(**{"bootstrap_servers": "h:1", "application_id": "app", "topic": "t", **changes})
+
+
+def test_client_options_reach_the_client_and_are_checked_there():
+    options = SinkOptions("h:1", "app", "t", client={"client.id": "me"})
+    assert options.producer_settings().client_id == "me"
+    with pytest.raises(OptionError, match=r"no option 'client\.idd'"):
+        SinkOptions("h:1", "app", "t", client={"client.idd": "me"}).producer_settings()
