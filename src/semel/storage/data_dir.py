@@ -109,7 +109,14 @@ class DataDir:
             )
         if not self.was_clean:
             for log in self.logs.values():
-                log.load()
+                self._recover_log(log)
+
+    def _recover_log(self, log: PartitionLog) -> None:
+        """One broken partition must not keep the others from starting; it is tried again when it is used."""
+        try:
+            log.load()
+        except StorageError as error:
+            _log.error("%s could not be recovered yet: %s", log, error)
 
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)

@@ -128,6 +128,7 @@ class PartitionLog:
         "_dirty_handles",
         "_end",
         "_end_limit",
+        "_ended",
         "_epochs",
         "_generation",
         "_high_watermark",
@@ -182,6 +183,7 @@ class PartitionLog:
         self._recovery_point = recovery_point
         self._start = start_offset
         self._end_limit: int | None = None
+        self._ended: StorageError | None = None  # closed or deleted: never to be opened again by this object
         self._loaded = False
         self._generation = 0
         self._unflushed = 0  # records since the last sync
@@ -278,6 +280,8 @@ class PartitionLog:
 
     def _load(self) -> None:
         """Reads the folder. After a failed write or sync: keeps only what is surely on the disk, or stays offline."""
+        if self._ended is not None:
+            raise self._ended
         folder = LogFolder(
             path=self.folder,
             cache=self._shared.cache,
@@ -306,8 +310,7 @@ class PartitionLog:
         self._unsaved = bool(opened.unsynced)
         self.offline = None
         self._hints.clear()
-        if self._waits_for_disk:
-            self._recovery_point = self._end
+        self._recovery_point = self._end if self._waits_for_disk else min(self._recovery_point, self._end)
         self._show_up_to(self._end, self._active.base_offset, self._active.size)
 
     def _sync_now(self, handles: list[Handle]) -> None:
@@ -620,8 +623,8 @@ class PartitionLog:
         active = self._active
         handles = [*self._dirty_handles, active.log] if self._dirty else self._dirty_handles
         folders = self._dirty_folders
-        self._dirty = False
-        self._unflushed = 0
+        if self._dirty:
+            self._dirty, self._unflushed = False, 0
         self._dirty_handles, self._dirty_folders = [], []
         pinned: list[Handle] = []
         try:
@@ -890,9 +893,7 @@ class PartitionLog:
 
     def close(self, *, sync: bool = True) -> None:
         """Clean shutdown of this log: snapshot, flush, file handles closed. Without `sync` the caller syncs."""
-        if not self._loaded:
-            return
-        if self._unsaved:
+        if self._loaded and self._unsaved:
             self._active.seal()
             self._write_snapshot()
             if sync:
@@ -900,8 +901,7 @@ class PartitionLog:
             self._dirty = self._unsaved = False
             self._dirty_handles, self._dirty_folders = [], []
             self._recovery_point = self._end
-        self._close_files()
-        self._loaded = False
+        self._end_with(ErrorCode.KAFKA_STORAGE_ERROR, "is closed, the broker is stopping")
 
     @property
     def is_unsaved(self) -> bool:
@@ -913,10 +913,16 @@ class PartitionLog:
             segment.close()
 
     def abandon(self) -> None:
-        """Closes the files and nothing more: the partition is being deleted."""
+        """Closes the files and nothing more: the partition is deleted."""
+        self._end_with(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "was deleted")
+
+    def _end_with(self, code: ErrorCode, what: str) -> None:
+        """Late requests must not open the folder again: it may belong to a new partition of the same name."""
         if self._loaded:
             self._close_files()
         self._loaded = False
+        self._generation += 1
+        self._ended = StorageError(code, f"{self.topic}-{self.partition} {what}")
 
 
 def _info(entry: ProducerEntry) -> ProducerInfo:

@@ -55,14 +55,17 @@ class SyncGroup:
         Needs a running loop. Cheap check before: `log.high_watermark >= offset`.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if log.offline is not None:
-            future.set_exception(log.offline)
-        elif log.high_watermark >= offset or _ANSWERS_EARLY:
-            future.set_result(None)
-        elif offset > log.end_offset:
-            future.set_exception(_lost(log, offset))
-        else:
-            self._waiting.setdefault(log, []).append((offset, future))
+        try:
+            if log.offline is not None:
+                future.set_exception(log.offline)
+            elif log.high_watermark >= offset or _ANSWERS_EARLY:
+                future.set_result(None)
+            elif offset > log.end_offset:
+                future.set_exception(_lost(log, offset))
+            else:
+                self._waiting.setdefault(log, []).append((offset, future))
+        except StorageError as error:  # closed or deleted meanwhile
+            future.set_exception(error)
         return future
 
     def mark_dirty(self, log: PartitionLog) -> None:

@@ -304,3 +304,111 @@ def test_few_open_files_serve_many_logs(tmp_path: Path) -> None:
         data_dir.close()
 
     asyncio.run(scenario())
+
+
+def test_a_late_request_does_not_reopen_a_closed_or_deleted_log(slow: Folder) -> None:
+    async def scenario() -> None:
+        deleted, closed = slow.log("deleted"), slow.log("closed")
+        for log in (deleted, closed):
+            await acknowledge(slow, log, append(log))
+        slow.data_dir.delete("deleted", 0)
+        successor = slow.log("deleted")
+        assert successor.end_offset == 0
+        with pytest.raises(StorageError) as refused:
+            append(deleted)
+        assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        with pytest.raises(StorageError):
+            await slow.data_dir._sync.wait(deleted, 5)
+        await slow.data_dir._sync.close()
+        slow.data_dir.close()
+        with pytest.raises(StorageError) as refused:
+            closed.read(0, 100)
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+    asyncio.run(scenario())
+
+
+def test_a_callback_that_fails_does_not_stop_the_syncing(slow: Folder) -> None:
+    async def scenario() -> None:
+        bad, good = slow.log("bad"), slow.log("good")
+
+        def fail(_: PartitionLog) -> None:
+            raise RuntimeError("simulated")
+
+        bad.on_advance = fail
+        append(bad)
+        for _ in range(3):
+            await asyncio.wait_for(acknowledge(slow, good, append(good)), 10)
+        assert bad.high_watermark == 1
+        await slow.data_dir._sync.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_file_handles_left_is_a_storage_error_not_a_standstill(slow: Folder, disk: FaultyFiles) -> None:
+    async def scenario() -> None:
+        log, other = slow.log(), slow.log("other")
+        result = append(log)
+        log._shared.cache.close(log.segments[-1].log)
+        real_open = disk.open
+
+        def no_handles(path: str, *, create: bool = True) -> int:
+            if path.startswith(log.folder):
+                disk.fired += 1
+                raise OSError(errno.EMFILE, "simulated")
+            return real_open(path, create=create)
+
+        disk.open = no_handles  # type: ignore[method-assign]
+        with pytest.raises(StorageError) as refused:
+            await asyncio.wait_for(acknowledge(slow, log, result), 10)
+        assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert disk.fired
+        await asyncio.wait_for(acknowledge(slow, other, append(other)), 10)
+        disk.open = real_open  # type: ignore[method-assign]
+        await asyncio.wait_for(acknowledge(slow, log, append(log)), 10)
+        await slow.data_dir._sync.close()
+
+    asyncio.run(scenario())
+
+
+def test_flush_messages_syncs_in_the_background_under_fsync_os(tmp_path: Path, disk: FaultyFiles) -> None:
+    async def scenario() -> None:
+        folder = Folder(tmp_path / "data", fsync="os", files=lambda: disk)
+        log = folder.log(flush_messages=3)
+        append(log)
+        append(log)
+        await folder.data_dir._sync.close()
+        before = disk.file_syncs
+        append(log)
+        await folder.data_dir._sync.close()
+        assert disk.file_syncs > before
+        folder.data_dir.crash()
+
+    asyncio.run(scenario())
+
+
+def test_one_broken_partition_does_not_keep_the_others_from_starting(slow: Folder, disk: FaultyFiles) -> None:
+    for topic in ("broken", "sound"):
+        append(slow.log(topic))
+        slow.log(topic).flush()
+    slow.data_dir.crash()
+    folder = slow.path / "broken-0"
+    folder.chmod(0o000)
+    real_scandir_fails = not _can_list(folder)
+    if not real_scandir_fails:  # root may read everything: break it another way
+        folder.chmod(0o755)
+        segment = folder / f"{0:020d}.log"
+        segment.unlink()
+        segment.symlink_to(folder / "nowhere" / "at" / "all")
+    slow.data_dir = slow._open()
+    assert slow.log("sound").end_offset == 1
+    slow.data_dir.crash()
+    folder.chmod(0o755)
+
+
+def _can_list(folder: Path) -> bool:
+    try:
+        list(folder.iterdir())
+    except PermissionError:
+        return False
+    return True
