@@ -68,9 +68,9 @@ class IdempotentGate(PlainGate):
 
 
 class FixedGate(PlainGate):
-    """Writes into a transaction that another process owns: the identity is given and never changes."""
+    """Writes with an identity that is given and never changes: that of a transaction which another process owns."""
 
-    def __init__(self, transactional_id: str, identity: Identity, produce_version: tuple[int, int]) -> None:
+    def __init__(self, transactional_id: str | None, identity: Identity, produce_version: tuple[int, int]) -> None:
         self.transactional_id = transactional_id
         self._identity = identity
         self._produce_version = produce_version

@@ -27,12 +27,12 @@ from semel.client.accumulator import Place
 from semel.client.batches import Batch, Identity
 from semel.client.cluster import Cluster
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
-from semel.client.coordinator import VERSIONS, TransactionCoordinator
+from semel.client.coordinator import VERSIONS, TransactionCoordinator, new_identity
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.gates import FixedGate
 from semel.client.log_reading import header_at, last_sequences
 from semel.client.producer_settings import ProducerSettings
-from semel.client.sender import Sender
+from semel.client.sender import NAMES_UP_TO, Sender
 from semel.client.timing import Deadline
 from semel.protocol.batch import next_sequence
 from semel.protocol.errors import ErrorCode
@@ -62,6 +62,19 @@ class TransactionHandle:
         return PartitionWriter(self)
 
 
+@dataclass(frozen=True)
+class PlainHandle:
+    """The same way of writing without a transaction: every writer is an idempotent producer of its own."""
+
+    settings: ProducerSettings
+
+    def writer(self) -> PartitionWriter:
+        with Cluster(self.settings) as cluster:
+            identity = new_identity(cluster, cluster.deadline().remaining_s())
+        gate = FixedGate(None, identity, (3, NAMES_UP_TO))
+        return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), gate)
+
+
 class Opening(NamedTuple):
     """How the handshake for a partition ended."""
 
@@ -87,11 +100,11 @@ class PartitionWriter:
     Any failure that a retry does not mend ends the writer: the transaction must be aborted by its owner.
     """
 
-    def __init__(self, handle: TransactionHandle) -> None:
+    def __init__(self, handle: TransactionHandle, gate: FixedGate | None = None) -> None:
         self.handle = handle
         self.cluster = Cluster(handle.settings)
         versions = VERSIONS[handle.generation].produce
-        self._gate = FixedGate(handle.transactional_id, handle.identity, versions)
+        self._gate = gate or FixedGate(handle.transactional_id, handle.identity, versions)
         self._sender = Sender(handle.settings, self.cluster, self._gate)
         self._batches: dict[Place, list[Batch]] = {}
         self._closed = False

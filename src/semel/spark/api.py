@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from semel.spark.base_sink import BaseSink
+from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import EXACTLY_ONCE, SinkOptions
 
 
 def sink(
@@ -27,7 +29,7 @@ def sink(
     source_cluster_is_other: bool = False,
     on_batch: Callable[[Any], None] | None = None,
     client: Mapping[str, Any] | None = None,
-) -> Sink:
+) -> BaseSink:
     """A function for `foreachBatch` that writes every micro-batch in one transaction.
 
     It owns the application id from the moment it is made: call it before `start()`, once for every start.
@@ -49,23 +51,22 @@ def sink(
     on_batch                called with a report after each batch: rows, attempts, times
     client                  further client options by Kafka's names: security.protocol, sasl.username, ...
     """
-    return Sink(
-        SinkOptions(
-            bootstrap_servers=brokers,
-            application_id=application_id,
-            topic=topic,
-            extra_topics=tuple(topics),
-            dead_letter_topic=dead_letter_topic,
-            bad_column=bad_column,
-            partitioner=partitioner,
-            guarantee=guarantee,
-            transaction_timeout_ms=transaction_timeout_ms,
-            max_attempts=max_attempts,
-            adopt_checkpoint=adopt_checkpoint,
-            compression=compression,
-            max_request_size=max_request_size,
-            source_cluster_is_other=source_cluster_is_other,
-            on_batch=on_batch,
-            client=dict(client or {}),
-        )
+    options = SinkOptions(
+        bootstrap_servers=brokers,
+        application_id=application_id,
+        topic=topic,
+        extra_topics=tuple(topics),
+        dead_letter_topic=dead_letter_topic,
+        bad_column=bad_column,
+        partitioner=partitioner,
+        guarantee=guarantee,
+        transaction_timeout_ms=transaction_timeout_ms,
+        max_attempts=max_attempts,
+        adopt_checkpoint=adopt_checkpoint,
+        compression=compression,
+        max_request_size=max_request_size,
+        source_cluster_is_other=source_cluster_is_other,
+        on_batch=on_batch,
+        client=dict(client or {}),
     )
+    return Sink(options) if options.guarantee == EXACTLY_ONCE else PlainSink(options)

@@ -10,33 +10,20 @@ commit data, ledger entry and positions together (`_commit`). Anything else abor
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from semel.client.consumer_types import OffsetAndMetadata
 from semel.client.coordinator import EndUnknownError
 from semel.client.errors import FencedError, KafkaError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
-from semel.spark.checkpoint import Run
+from semel.spark.base_sink import BaseSink, BatchReport, SinkError, group_positions, log
 from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, topic_of
 from semel.spark.ledger_topic import create, last_entry
-from semel.spark.offsets import Offsets, parse
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.write_job import Cancelled, Report, write_job
-
-log = logging.getLogger("semel.spark")
-KEPT_REPORTS = 100
-
-
-class SinkError(RuntimeError):
-    """The batch was not written, and the query must stop. The message says what to do."""
 
 
 class RefusedError(SinkError):
@@ -51,30 +38,15 @@ class TimedOutTransactionError(SinkError):
     """The batch took longer than transaction.timeout.ms."""
 
 
-class AuditError(SinkError):
-    """The log does not hold what the tasks reported."""
+class UnevenError(RuntimeError):
+    """The count audit failed: the batch is aborted and runs again."""
 
 
-class BatchReport(NamedTuple):
-    """What became of one batch."""
-
-    batch_id: int
-    verdict: str
-    rows: int
-    dead_letters: int
-    attempts: int
-    write_ms: float
-    commit_ms: float
-
-
-class Sink:
-    """One run of one query. Make a new one for every start."""
+class Sink(BaseSink):
+    """guarantee=exactly_once."""
 
     def __init__(self, options: SinkOptions) -> None:
-        self.options = options
-        self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
-        self._lock = threading.Lock()
-        self._run: Run | None = None
+        super().__init__(options)
         self._owner = TransactionOwner(options.producer_settings())
         self._began_s = 0.0
         self._open()
@@ -86,40 +58,20 @@ class Sink:
         self._targets = Targets.of(self._owner.cluster, self.options.topics())
         self._last = last_entry(self._owner.cluster, self.options.application_id)
 
-    def __call__(self, df: Any, batch_id: int) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise SinkError("this sink is writing a batch of another query; make one sink per query")
-        try:
-            self._batch(df, batch_id)
-        finally:
-            self._lock.release()
-
     def close(self) -> None:
         self._owner.close()
 
     # --- one batch ---
 
-    def _batch(self, df: Any, batch_id: int) -> None:
-        batch = self._same_run(df.sparkSession).batch(batch_id)
+    def _batch(self, df: Any, batch: Batch) -> None:
         decision = decide(self._last, batch, adopt=self.options.adopt_checkpoint)
         if decision.verdict is Verdict.REFUSE:
             raise RefusedError(f"application {self.options.application_id!r}: {decision.reason}")
         if decision.verdict is Verdict.ALREADY_WRITTEN:
             df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
-            self._tell(BatchReport(batch_id, decision.verdict.value, 0, 0, 0, 0.0, 0.0))
+            self._tell(BatchReport(batch.batch_id, decision.verdict.value, 0, 0, 0, 0.0, 0.0))
             return
         self._write_until_done(df, batch)
-
-    def _same_run(self, session: Any) -> Run:
-        run = Run(session)
-        if self._run is None:
-            self._run = run
-        elif self._run.run_id != run.run_id:
-            raise SinkError(
-                f"this sink belongs to run {self._run.run_id} of query {self._run.query_id}, and is called by run "
-                f"{run.run_id} of query {run.query_id}; call semel.sink(...) again for every start"
-            )
-        return self._run
 
     def _write_until_done(self, df: Any, batch: Batch) -> None:
         """Aborts and runs the batch again after anything that is not final, a bounded number of times."""
@@ -211,7 +163,7 @@ class Sink:
         """The ledger entry, the positions and the end: one transaction with the data."""
         self._write_entry(handle, entry)
         faults.reach("sink.after_ledger")
-        positions = _group_positions(batch, self.options.position_topics)
+        positions = group_positions(batch, self.options.position_topics)
         if positions:
             self._owner.send_offsets(positions, self.options.application_id)
         faults.reach("sink.after_positions")
@@ -268,38 +220,3 @@ class Sink:
             self._owner.end(commit=False)
         except KafkaError as error:
             log.warning("the transaction could not be aborted now: %s", error)
-
-    def _tell(self, report: BatchReport) -> None:
-        self.reports.append(report)
-        log.info(
-            "batch %d %s: %d rows, %d dead letters, attempt %d, write %.0f ms, commit %.0f ms",
-            report.batch_id,
-            report.verdict,
-            report.rows,
-            report.dead_letters,
-            report.attempts,
-            report.write_ms,
-            report.commit_ms,
-        )
-        if self.options.on_batch is not None:
-            self.options.on_batch(report)
-
-
-class UnevenError(RuntimeError):
-    """The count audit failed: the batch is aborted and runs again."""
-
-
-def _group_positions(batch: Batch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
-    """Source positions for the group, for lag tools. The same topic in two sources: the lower position."""
-    merged: Offsets = {}
-    for line in batch.ends:
-        for topic, parts in (parse(line or "") or {}).items():
-            for partition, offset in parts.items():
-                known = merged.setdefault(topic, {}).get(partition, offset)
-                merged[topic][partition] = min(known, offset)
-    return {
-        (topic, partition): OffsetAndMetadata(offset)
-        for topic, parts in merged.items()
-        if allowed(topic)
-        for partition, offset in parts.items()
-    }

@@ -57,14 +57,18 @@ class SinkOptions:
         """Whether positions of a source topic belong to this cluster's group."""
         return not self.source_cluster_is_other
 
+    def _transaction(self) -> dict[str, Any]:
+        if self.guarantee != EXACTLY_ONCE:
+            return {}
+        return {"transactional.id": self.application_id, "transaction.timeout.ms": self.transaction_timeout_ms}
+
     def producer_settings(self) -> ProducerSettings:
         try:
             return ProducerSettings.of(
                 {
                     **self.client,
                     "bootstrap.servers": self.bootstrap_servers,
-                    "transactional.id": self.application_id,
-                    "transaction.timeout.ms": self.transaction_timeout_ms,
+                    **self._transaction(),
                     "compression.type": self.compression,
                     "max.request.size": self.max_request_size,
                     "allow.auto.create.topics": False,

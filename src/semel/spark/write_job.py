@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from semel.client.handle import TransactionHandle
+from semel.client.handle import PlainHandle, TransactionHandle
+from semel.client.producer_settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.writing import REPORT_COLUMNS, direct_task, encode_task, write_task
+from semel.spark.writing import REPORT_COLUMNS, Precautions, direct_task, encode_task, write_task
 
-ARROW_BYTES = 32 * 1024 * 1024  # of one Arrow batch between the JVM and Python, which bounds a worker's memory
-ARROW_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
+RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 
 class Cancelled(Exception):
@@ -35,31 +36,40 @@ class Report(NamedTuple):
 def write_job(
     df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
 ) -> list[Report]:
-    """Runs the job and returns what the winners reported."""
+    """Writes rows into a transaction and returns what the winners reported."""
     rows = prepared(df, options)
-    routing = Routing(
+    routing = routing_of(options, targets, batch_id, handle.settings)
+    if needs_no_shuffle(rows, options):
+        fewest = min(topic.partitions for topic in targets.topics)
+        task = direct_task(handle, replace(routing, partitioner=SPREAD), options.precautions)
+        return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS))
+    blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
+    shuffled = blobs.repartitionById(write_tasks(rows, targets), blobs["target"])
+    return collected(shuffled.mapInArrow(write_task(handle, targets, options.precautions), REPORT_COLUMNS))
+
+
+def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: PlainHandle) -> list[Report]:
+    """Writes rows without a transaction: any task to any partition."""
+    rows = prepared(df, options)
+    routing = routing_of(options, targets, batch_id, handle.settings)
+    only_once = options.guarantee == AT_MOST_ONCE
+    task = direct_task(handle, routing, Precautions(handshake=False), only_once=only_once)
+    return collected(rows.mapInArrow(task, REPORT_COLUMNS))
+
+
+def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: ProducerSettings) -> Routing:
+    return Routing(
         targets=targets,
         topic=options.topic,
         dead_letter=options.dead_letter_topic,
         partitioner=options.partitioner,
         batch_id=batch_id,
         timestamp_ms=int(time.time() * 1000),
-        max_record_bytes=options.max_request_size - 512,
-        batch_bytes=handle.settings.batch_size,
-        compression=handle.settings.compression,
+        max_record_bytes=options.max_request_size - RECORD_OVERHEAD_BYTES,
+        batch_bytes=settings.batch_size,
+        compression=settings.compression,
         allowed=frozenset(t for t in (options.topic, *options.extra_topics) if t is not None),
     )
-    rows.sparkSession.conf.set(ARROW_BYTES_SETTING, str(ARROW_BYTES))
-    if needs_no_shuffle(rows, options):
-        fewest = min(topic.partitions for topic in targets.topics)
-        task = direct_task(handle, Routing(**{**routing.__dict__, "partitioner": SPREAD}), options.precautions)
-        job = rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS)
-    else:
-        tasks = write_tasks(rows, targets)
-        blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
-        shuffled = blobs.repartitionById(tasks, blobs["target"])
-        job = shuffled.mapInArrow(write_task(handle, targets, options.precautions), REPORT_COLUMNS)
-    return collected(job)
 
 
 def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from semel.client.handle import PartitionWriter, TransactionHandle
+from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
 from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
 from semel.spark.targets import Targets
 
@@ -20,6 +20,7 @@ REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGI
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 LOOK_AGAIN_S = 0.5
 
+Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
 
 
@@ -121,20 +122,25 @@ def write_task(handle: TransactionHandle, targets: Targets, precautions: Precaut
     return run
 
 
-def direct_task(handle: TransactionHandle, routing: Routing, precautions: Precautions) -> Callable[..., Iterator[Any]]:
-    """For mapInArrow where no shuffle is needed: rows in, one report row per partition out."""
+def direct_task(
+    handle: Handle, routing: Routing, precautions: Precautions, *, only_once: bool = False
+) -> Callable[..., Iterator[Any]]:
+    """For mapInArrow where no shuffle is needed: rows in, one report row per partition out.
+
+    `only_once`: an attempt that is not the first writes nothing, because the first may have written (at_most_once).
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
+        if only_once and attempt_number() > 0:
+            return
         task, _ = task_identity()
         yield from _write(handle, routing.targets, precautions, Encoder(routing, task).blobs(batches))
 
     return run
 
 
-def _write(
-    handle: TransactionHandle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]
-) -> Iterator[Any]:
+def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> Iterator[Any]:
     _, mark = task_identity()
     with handle.writer() as writer:
         out = BlobWriter(writer, targets, mark, precautions.handshake)
@@ -150,6 +156,13 @@ def task_identity() -> tuple[int, int]:
     context = TaskContext.get()
     assert context is not None, "this function runs in a Spark task"
     return context.partitionId(), context.taskAttemptId() + 1  # 0 could be anybody's base timestamp
+
+
+def attempt_number() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else context.attemptNumber()
 
 
 def _as_batches(blobs: Iterator[Blob]) -> Iterator[Any]:

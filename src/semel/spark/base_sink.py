@@ -1,0 +1,103 @@
+"""What all sinks have in common: one run of one query, one batch at a time, and a report after each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from semel.client.consumer_types import OffsetAndMetadata
+from semel.spark.checkpoint import Run
+from semel.spark.ledger import Batch
+from semel.spark.offsets import Offsets, parse
+from semel.spark.sink_options import SinkOptions
+
+log = logging.getLogger("semel.spark")
+KEPT_REPORTS = 100
+
+
+class SinkError(RuntimeError):
+    """The batch was not written, and the query must stop. The message says what to do."""
+
+
+class BatchReport(NamedTuple):
+    """What became of one batch."""
+
+    batch_id: int
+    verdict: str
+    rows: int
+    dead_letters: int
+    attempts: int
+    write_ms: float
+    commit_ms: float
+
+
+class BaseSink(ABC):
+    """A function for foreachBatch. Make a new one for every start of a query."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+
+    def __call__(self, df: Any, batch_id: int) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise SinkError("this sink is writing a batch of another query; make one sink per query")
+        try:
+            self._batch(df, self._same_run(df.sparkSession).batch(batch_id))
+        finally:
+            self._lock.release()
+
+    @abstractmethod
+    def _batch(self, df: Any, batch: Batch) -> None:
+        """Writes a batch, or raises."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of connections. A sink that is closed cannot be used again."""
+
+    def _same_run(self, session: Any) -> Run:
+        run = Run(session)
+        if self._run is None:
+            self._run = run
+        elif self._run.run_id != run.run_id:
+            raise SinkError(
+                f"this sink belongs to run {self._run.run_id} of query {self._run.query_id}, and is called by run "
+                f"{run.run_id} of query {run.query_id}; call semel.sink(...) again for every start"
+            )
+        return self._run
+
+    def _tell(self, report: BatchReport) -> None:
+        self.reports.append(report)
+        log.info(
+            "batch %d %s: %d rows, %d dead letters, attempt %d, write %.0f ms, commit %.0f ms",
+            report.batch_id,
+            report.verdict,
+            report.rows,
+            report.dead_letters,
+            report.attempts,
+            report.write_ms,
+            report.commit_ms,
+        )
+        if self.options.on_batch is not None:
+            self.options.on_batch(report)
+
+
+def group_positions(batch: Batch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
+    """Source positions for the group, for lag tools. The same topic in two sources: the lower position."""
+    merged: Offsets = {}
+    for line in batch.ends:
+        for topic, parts in (parse(line or "") or {}).items():
+            for partition, offset in parts.items():
+                known = merged.setdefault(topic, {}).get(partition, offset)
+                merged[topic][partition] = min(known, offset)
+    return {
+        (topic, partition): OffsetAndMetadata(offset)
+        for topic, parts in merged.items()
+        if allowed(topic)
+        for partition, offset in parts.items()
+    }

@@ -1,0 +1,89 @@
+"""The sink without transactions, for those who want less and say so.
+
+at_least_once: rows first, then the positions. A crash in between writes the batch again: duplicates, no loss.
+at_most_once:  positions first, then the rows, once. A crash in between leaves rows out: loss, no duplicates.
+
+Tasks write straight to the partitions of their rows: without exactly-once a partition may have many writers, so there
+is no shuffle.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
+from semel.client.handle import PlainHandle
+from semel.spark import faults
+from semel.spark.base_sink import BaseSink, BatchReport, group_positions
+from semel.spark.ledger import Batch
+from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
+from semel.spark.targets import Targets
+from semel.spark.write_job import plain_job
+
+Positions = dict[tuple[str, int], OffsetAndMetadata]
+
+
+class PlainSink(BaseSink):
+    """For guarantee=at_least_once and at_most_once."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options)
+        self._settings = options.producer_settings()
+        self._admin = Admin(self._settings.common())
+        with Cluster(self._settings) as cluster:
+            self._targets = Targets.of(cluster, options.topics())
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def _batch(self, df: Any, batch: Batch) -> None:
+        positions = group_positions(batch, self.options.position_topics)
+        if self.options.guarantee == AT_MOST_ONCE:
+            self._at_most_once(df, batch, positions)
+        else:
+            self._at_least_once(df, batch, positions)
+
+    def _at_least_once(self, df: Any, batch: Batch, positions: Positions) -> None:
+        started_s = time.monotonic()
+        rows, dead = self._write(df, batch)
+        written_s = time.monotonic()
+        faults.reach("sink.after_write")
+        self._commit(positions)
+        self._report(batch, "write", rows, dead, started_s, written_s)
+
+    def _at_most_once(self, df: Any, batch: Batch, positions: Positions) -> None:
+        if not positions:
+            raise ValueError(
+                "at_most_once stores the sources' positions before it writes, but no source of this query is a topic "
+                "of this cluster; use at_least_once or exactly_once"
+            )
+        started_s = time.monotonic()
+        if self._reached(positions):
+            df.write.format("noop").mode("overwrite").save()
+            self._report(batch, "already tried", 0, 0, started_s, started_s)
+            return
+        self._commit(positions)
+        faults.reach("sink.after_positions")
+        rows, dead = self._write(df, batch)
+        self._report(batch, "write", rows, dead, started_s, time.monotonic())
+
+    def _write(self, df: Any, batch: Batch) -> tuple[int, int]:
+        reports = plain_job(df, self.options, self._targets, batch.batch_id, PlainHandle(self._settings))
+        return sum(r.rows for r in reports), sum(r.dead for r in reports)
+
+    def _commit(self, positions: Positions) -> None:
+        if positions:
+            self._admin.alter_group_offsets(self.options.application_id, positions)
+
+    def _reached(self, positions: Positions) -> bool:
+        """Whether an earlier attempt has stored these positions: then its rows may be there."""
+        found = self._admin.group_offsets(self.options.application_id)
+        places = {TopicPartition(*place): wanted.offset for place, wanted in positions.items()}
+        return all(place in found and found[place].offset >= offset for place, offset in places.items())
+
+    def _report(self, batch: Batch, verdict: str, rows: int, dead: int, started_s: float, written_s: float) -> None:
+        write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
+        self._tell(BatchReport(batch.batch_id, verdict, rows, dead, 1, write_ms, commit_ms))
