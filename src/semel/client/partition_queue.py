@@ -126,7 +126,7 @@ class PartitionQueue:
             return True
         if self._identity != identity:
             return False  # those finish under their own epoch first
-        return self._known or self.transactional or identity == NO_IDENTITY
+        return self._known or identity == NO_IDENTITY
 
     def next_bytes(self) -> int:
         """The size of the next batch, 0 if there is none."""

@@ -1,0 +1,449 @@
+"""Transactions on both brokers, in both generations of the protocol, with the network failing at every step.
+
+Outcomes are read back by confluent-kafka.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
+from semel.client.errors import (
+    AbortableError,
+    CommitUncertainError,
+    FencedError,
+    IllegalStateError,
+    KafkaError,
+    TimedOutError,
+)
+from semel.client.producer import Producer
+from semel.client.transaction_states import State
+from semel.protocol.api import Api
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.add_offsets_to_txn import ADD_OFFSETS_TO_TXN
+from semel.protocol.messages.add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
+from semel.protocol.messages.end_txn import END_TXN
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
+from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID
+from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
+from tests.support.broker import Cluster
+from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, half_request, silence
+from tests.support.reading import committed_offset, create_topic, read_topic
+
+FAULTS = [cut_before, cut_after_answer, half_request, half_answer]
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return create_topic(cluster.bootstrap, cluster.unique("transactional"), partitions=3)
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    with Proxy(cluster.bootstrap) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=[1, 2], ids=["TV1", "TV2"])
+def version(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def make(cluster: Cluster, version: int) -> Iterator[Callable[..., Producer]]:
+    """Makes producers with one transactional id, ready for transactions."""
+    made: list[Producer] = []
+    name = cluster.unique("owner")
+
+    def make(bootstrap: str | None = None, **options: object) -> Producer:
+        defaults: dict[str, object] = {
+            "bootstrap_servers": bootstrap or cluster.bootstrap,
+            "transactional_id": name,
+            "transaction_version_max": version,
+            "linger_ms": 0,
+            "retry_backoff_ms": 10,
+        }
+        producer = Producer({**defaults, **options})
+        made.append(producer)
+        producer.init_transactions(30)
+        assert producer._transactional().generation == version
+        return producer
+
+    yield make
+    for producer in made:
+        producer.close(timeout=5)
+
+
+def values(cluster: Cluster, topic: str) -> list[bytes | None]:
+    return sorted(row.value for row in read_topic(cluster.bootstrap, topic))
+
+
+# --- what a transaction promises ---
+
+
+def test_all_partitions_and_positions_become_visible_together(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    producer, group = make(), cluster.unique("group")
+    for number in range(3):
+        producer.begin_transaction()
+        for partition in range(3):
+            producer.send(topic, b"%d-%d" % (number, partition), partition=partition).result(20)
+        producer.send_offsets_to_transaction({(topic, 0): OffsetAndMetadata(number + 1, "note")}, group)
+        assert values(cluster, topic) == [b"%d-%d" % (n, p) for n in range(number) for p in range(3)]
+        producer.commit_transaction(30)
+        assert _settled(cluster, topic, 3 * (number + 1))
+        assert committed_offset(cluster.bootstrap, group, topic) == number + 1
+
+
+def _settled(cluster: Cluster, topic: str, count: int) -> bool:
+    """The commit is decided when it is answered; its markers arrive a moment later."""
+    deadline = time.monotonic() + 10
+    while len(values(cluster, topic)) != count:
+        assert time.monotonic() < deadline, values(cluster, topic)
+    return True
+
+
+def test_an_aborted_transaction_leaves_nothing_and_the_producer_goes_on(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    producer, group = make(), cluster.unique("group")
+    producer.begin_transaction()
+    producer.send(topic, b"aborted", partition=0).result(20)
+    producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
+    producer.send(topic, b"aborted, too", partition=1)
+    producer.abort_transaction(30)
+    with producer.transaction() as txn:
+        txn.send(topic, b"kept", partition=0)
+    assert _settled(cluster, topic, 1)
+    assert values(cluster, topic) == [b"kept"]
+    assert committed_offset(cluster.bootstrap, group, topic) < 0
+
+
+def test_the_with_block_commits_on_success_and_aborts_on_error(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    producer = make()
+
+    def failing() -> None:
+        with producer.transaction() as txn:
+            txn.send(topic, b"lost")
+            raise KeyError("the program's own error")
+
+    for number in range(4):
+        with producer.transaction() as txn:
+            txn.send(topic, b"%d" % number)
+        with pytest.raises(KeyError, match="the program's own error"):
+            failing()
+        assert producer._transactional().state is State.READY
+    with producer.transaction():
+        pass  # an empty one is fine
+    assert _settled(cluster, topic, 4)
+
+
+def test_a_new_owner_aborts_what_the_old_one_left_and_the_old_one_is_told(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    zombie = make()
+    zombie.begin_transaction()
+    zombie.send(topic, b"zombie", partition=0).result(20)
+    owner = make()
+    with pytest.raises(FencedError):
+        zombie.commit_transaction(30)
+    with pytest.raises(FencedError, match="close it"):
+        zombie.begin_transaction()
+    with owner.transaction() as txn:
+        txn.send(topic, b"owner", partition=0)
+    assert _settled(cluster, topic, 1)
+    assert values(cluster, topic) == [b"owner"]
+
+
+def test_a_zombie_that_writes_is_fenced(cluster: Cluster, topic: str, make: Callable[..., Producer]) -> None:
+    zombie = make()
+    zombie.begin_transaction()
+    zombie.send(topic, b"zombie", partition=0).result(20)
+    make()
+    with pytest.raises(KafkaError) as caught:
+        zombie.send(topic, b"zombie again", partition=0).result(20)
+    assert caught.value.code in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
+    with pytest.raises(FencedError):
+        zombie.send(topic, b"and again")
+    with pytest.raises(FencedError):
+        zombie.abort_transaction(30)
+    assert values(cluster, topic) == []
+
+
+def test_a_member_of_an_old_generation_cannot_commit_positions(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    producer = make()
+    producer.begin_transaction()
+    producer.send(topic, b"output", partition=0)
+    stale = GroupMetadata(cluster.unique("group"), generation_id=3, member_id="nobody")
+    with pytest.raises(AbortableError, match="abort"):
+        producer.send_offsets_to_transaction({(topic, 0): 5}, stale)
+    with pytest.raises(AbortableError, match="abort_transaction"):
+        producer.commit_transaction()
+    producer.abort_transaction(30)
+    with producer.transaction() as txn:
+        txn.send(topic, b"next", partition=0)
+    assert _settled(cluster, topic, 1)
+
+
+def test_a_failed_write_fails_the_transaction_and_an_abort_mends_it(
+    cluster: Cluster, make: Callable[..., Producer]
+) -> None:
+    narrow = create_topic(cluster.bootstrap, cluster.unique("narrow"), max_message_bytes="2000")
+    producer = make()
+    producer.begin_transaction()
+    producer.send(narrow, b"fits").result(20)
+    failed = producer.send(narrow, b"x" * 5000)
+    with pytest.raises(AbortableError, match=r"MESSAGE_TOO_LARGE.*abort_transaction"):
+        producer.commit_transaction(30)
+    assert failed.exception(20) is not None
+    with pytest.raises(AbortableError):
+        producer.send(narrow, b"more")
+    producer.abort_transaction(30)
+    with producer.transaction() as txn:
+        txn.send(narrow, b"again")
+    assert _settled(cluster, narrow, 1)
+    assert values(cluster, narrow) == [b"again"]
+
+
+# --- the network fails at a step ---
+
+STEPS = {
+    "init": INIT_PRODUCER_ID,
+    "coordinator": FIND_COORDINATOR,
+    "add partitions": ADD_PARTITIONS_TO_TXN,
+    "produce": PRODUCE,
+    "add offsets": ADD_OFFSETS_TO_TXN,
+    "commit offsets": TXN_OFFSET_COMMIT,
+    "end": END_TXN,
+}
+
+
+@pytest.mark.parametrize("fault_of", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_fault_at_any_step_changes_nothing_for_the_user(
+    cluster: Cluster,
+    topic: str,
+    version: int,
+    make: Callable[..., Producer],
+    proxy: Proxy,
+    step: str,
+    fault_of: Callable[[Api], object],
+) -> None:
+    if version == 2 and step in ("add partitions", "add offsets"):
+        pytest.skip("TV2 has no such step")
+    group = cluster.unique("group")
+    early = step in ("init", "coordinator")
+    fault = fault_of(STEPS[step]) if early else fault_of(STEPS[step], skip=1)  # type: ignore[call-arg]
+    proxy.add(fault)
+    producer = make(proxy.bootstrap)
+    for number in range(4):
+        with producer.transaction() as txn:
+            for i in range(10):
+                txn.send(topic, b"%d-%d" % (number, i), partition=i % 3)
+            txn.send_offsets({(topic, 0): number + 1}, group)
+    fault.assert_fired()
+    assert _settled(cluster, topic, 40)
+    assert values(cluster, topic) == sorted(b"%d-%d" % (n, i) for n in range(4) for i in range(10))
+    assert committed_offset(cluster.bootstrap, group, topic) == 4
+
+
+def test_transactions_under_random_faults_are_all_or_nothing(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    apis = [PRODUCE, END_TXN, TXN_OFFSET_COMMIT, ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID]
+    faults = [proxy.add(rng.choice(FAULTS)(rng.choice(apis), skip=rng.randrange(1, 8))) for _ in range(20)]
+    producer = make(proxy.bootstrap)
+    expected = []
+    for number in range(30):
+        block = [b"%d-%d" % (number, i) for i in range(20)]
+        producer.begin_transaction()
+        for i, value in enumerate(block):
+            producer.send(topic, value, partition=i % 3)
+        if number % 4 == 3:
+            producer.abort_transaction(30)
+            continue
+        producer.send_offsets_to_transaction({(topic, 1): number}, "random-group")
+        producer.commit_transaction(30)
+        expected += block
+    assert sum(fault.fired for fault in faults) >= 8
+    assert _settled(cluster, topic, len(expected))
+    assert values(cluster, topic) == sorted(expected)
+
+
+# --- a commit without an answer ---
+
+
+def test_a_commit_in_doubt_is_settled_by_the_same_call(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    producer = make(proxy.bootstrap, request_timeout_ms=300)
+    producer.begin_transaction()
+    producer.send(topic, b"in doubt").result(20)
+    fault = proxy.add(silence(END_TXN, times=100))
+    with pytest.raises(CommitUncertainError, match=r"commit_transaction\(\) again"):
+        producer.commit_transaction(timeout=0.8)
+    fault.assert_fired()
+    with pytest.raises(IllegalStateError, match="may have happened"):
+        producer.abort_transaction()
+    with pytest.raises(IllegalStateError):
+        producer.send(topic, b"x")
+    proxy.clear()
+    producer.commit_transaction(30)
+    with producer.transaction() as txn:
+        txn.send(topic, b"next")
+    assert _settled(cluster, topic, 2)
+
+
+def test_a_commit_that_was_never_sent_can_be_aborted(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    producer = make(proxy.bootstrap, request_timeout_ms=300)
+    producer.begin_transaction()
+    producer.send(topic, b"first").result(20)
+    fault = proxy.add(silence(PRODUCE, times=100))
+    producer.send(topic, b"not acknowledged")
+    with pytest.raises(TimedOutError, match="nothing was committed"):
+        producer.commit_transaction(timeout=0.5)
+    fault.assert_fired()
+    proxy.clear()
+    producer.abort_transaction(30)
+    with producer.transaction() as txn:
+        txn.send(topic, b"next")
+    assert _settled(cluster, topic, 1)
+    assert values(cluster, topic) == [b"next"]
+
+
+def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    producer = make(proxy.bootstrap)
+    producer.begin_transaction()
+    producer.send(topic, b"committed").result(20)
+    fault = proxy.add(
+        cut_after_answer(END_TXN, then=make)
+    )  # another one takes over before the answer is asked for again
+    producer.commit_transaction(30)
+    fault.assert_fired()
+    with pytest.raises(FencedError):
+        producer.begin_transaction()
+    assert _settled(cluster, topic, 1)
+
+
+def test_fenced_after_a_lost_request_the_log_says_that_it_was_aborted(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    producer = make(proxy.bootstrap)
+    producer.begin_transaction()
+    producer.send(topic, b"aborted").result(20)
+    fault = proxy.add(cut_before(END_TXN, then=make))
+    with pytest.raises(FencedError, match="aborted, not committed"):
+        producer.commit_transaction(30)
+    fault.assert_fired()
+    assert values(cluster, topic) == []
+
+
+def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], proxy: Proxy
+) -> None:
+    """After a repeated end the next transaction has a new epoch, so a copy that is still on its way is refused."""
+    producer = make(proxy.bootstrap)
+    gate = producer._transactional()
+    producer.begin_transaction()
+    producer.send(topic, b"first").result(20)
+    before = gate._identity
+    fault = proxy.add(cut_before(END_TXN))
+    producer.commit_transaction(30)
+    fault.assert_fired()
+    producer.begin_transaction()
+    assert gate._identity is not None
+    assert before is not None
+    assert gate._identity.epoch > before.epoch
+    producer.send(topic, b"second").result(20)
+    with pytest.raises(FencedError):
+        gate.coordinator.end(before, True, gate.generation, gate.coordinator.cluster.deadline(10))
+    producer.commit_transaction(30)
+    assert _settled(cluster, topic, 2)
+
+
+@pytest.mark.full
+def test_a_transaction_that_took_too_long_is_aborted_and_its_producer_told(
+    cluster: Cluster, topic: str, make: Callable[..., Producer]
+) -> None:
+    producer = make(transaction_timeout_ms=1000)
+    producer.begin_transaction()
+    producer.send(topic, b"late", partition=0).result(20)
+    deadline = time.monotonic() + 40
+    while not read_topic(cluster.bootstrap, topic, "read_uncommitted") or not _stable(cluster, topic):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    with pytest.raises(FencedError, match="timed out"):
+        producer.commit_transaction(30)
+    again = make()
+    with again.transaction() as txn:
+        txn.send(topic, b"again", partition=0)
+    assert _settled(cluster, topic, 1)
+
+
+def _stable(cluster: Cluster, topic: str) -> bool:
+    """Nothing is open in the topic: what is written now is visible at once."""
+    with Producer(bootstrap_servers=cluster.bootstrap) as plain:
+        place = plain.send(topic, None, partition=0).result(20)
+    return any(row.offset == place.offset for row in read_topic(cluster.bootstrap, topic))
+
+
+# --- calls in the wrong order ---
+
+
+def test_calls_in_the_wrong_order_say_what_comes_first(cluster: Cluster, topic: str) -> None:
+    with Producer(bootstrap_servers=cluster.bootstrap, transactional_id=cluster.unique("order")) as producer:
+        for call in (producer.begin_transaction, producer.commit_transaction, producer.abort_transaction):
+            with pytest.raises(IllegalStateError, match=r"init_transactions\(\) first"):
+                call()
+        with pytest.raises(IllegalStateError, match=r"begin_transaction\(\) first"):
+            producer.send(topic, b"x")
+        producer.init_transactions()
+        with pytest.raises(IllegalStateError):
+            producer.init_transactions()
+        with pytest.raises(IllegalStateError, match=r"begin_transaction\(\) first"):
+            producer.commit_transaction()
+        with pytest.raises(IllegalStateError, match=r"begin_transaction\(\) first"):
+            producer.send_offsets_to_transaction({(topic, 0): 1}, "g")
+        producer.begin_transaction()
+        with pytest.raises(IllegalStateError, match="commit or abort it first"):
+            producer.begin_transaction()
+        producer.abort_transaction()
+
+
+def test_an_unreachable_coordinator_is_named_within_the_time_out(cluster: Cluster, proxy: Proxy) -> None:
+    fault = proxy.add(silence(INIT_PRODUCER_ID, times=100))
+    options = {"transactional_id": cluster.unique("late"), "request_timeout_ms": 200}
+    with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
+        started_s = time.monotonic()
+        with pytest.raises(TimedOutError, match="InitProducerId to coordinator of transactional id"):
+            producer.init_transactions(timeout=1)
+        assert time.monotonic() - started_s < 4
+        fault.assert_fired()
+        proxy.clear()
+        producer.init_transactions(30)  # the same call again
+
+
+def test_a_timeout_that_the_broker_does_not_allow_is_explained(cluster: Cluster) -> None:
+    options = {"transactional_id": cluster.unique("long"), "transaction_timeout_ms": 2**31 - 1}
+    with (
+        Producer(bootstrap_servers=cluster.bootstrap, **options) as producer,
+        pytest.raises(KafkaError, match=r"transaction\.max\.timeout\.ms"),
+    ):
+        producer.init_transactions(10)
