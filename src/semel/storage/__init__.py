@@ -4,8 +4,9 @@ from semel.storage.cleaner import Compactor
 from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
 from semel.storage.errors import DataDirLockedError, StorageError
-from semel.storage.log import AppendResult, Isolation, PartitionLog, ProducerInfo, ReadResult, TimestampOffset
+from semel.storage.log import PartitionLog
 from semel.storage.powercut import cut_power
+from semel.storage.results import AppendResult, Isolation, ProducerInfo, ReadResult, TimestampOffset
 from semel.storage.sync import FsyncMode, SyncGroup
 
 __all__ = [

@@ -17,7 +17,8 @@ from semel.storage import checkpoints
 from semel.storage.config import INT64_MAX, LogConfig
 from semel.storage.errors import DataDirLockedError, StorageError
 from semel.storage.files import FileCache, Files, files_for
-from semel.storage.log import LogSurroundings, PartitionLog
+from semel.storage.log import PartitionLog
+from semel.storage.results import LogSurroundings
 from semel.storage.sync import SyncGroup
 
 _log = logging.getLogger("semel.storage")

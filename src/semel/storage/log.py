@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
 from uuid import UUID
 
 from crc32c import crc32c
@@ -30,97 +27,34 @@ from semel.protocol.batch import (
     patch_offset,
 )
 from semel.protocol.errors import CorruptBatchError, ErrorCode
-from semel.storage import checkpoints, history, reading, retention, snapshot, timequery, validation
+from semel.storage import checkpoints, epochs, history, reading, retention, snapshot, timequery, validation
 from semel.storage.config import LogConfig
 from semel.storage.errors import StorageError
-from semel.storage.files import FileCache, Handle
+from semel.storage.files import Handle
 from semel.storage.producer_state import BatchInfo, DataBatch, ProducerEntry, ProducerStates
 from semel.storage.recovery import LogFolder, open_log
-from semel.storage.segment import CLEANED, DELETED, RELATIVE_OFFSET_MAX, SNAPSHOT, SWAP, Segment, file_name
+from semel.storage.results import (
+    AppendResult,
+    Isolation,
+    LogSurroundings,
+    ProducerInfo,
+    ReadResult,
+    SyncJob,
+    TimestampOffset,
+)
+from semel.storage.segment import SNAPSHOT, Segment, file_name
+from semel.storage.segments import SegmentList
 from semel.storage.txnindex import AbortedTransaction
 
 _log = logging.getLogger("semel.storage")
 _unpack_header = HEADER.unpack_from
 _NOT_PLAIN = ~validation.PLAIN_ATTRIBUTES
 
-Isolation = Literal["high_watermark", "last_stable", "log_end"]
-
-
-class AppendResult(NamedTuple):
-    """Where an append landed. Under fsync=commit it is visible and safe once `high_watermark > last_offset`."""
-
-    base_offset: int
-    last_offset: int
-    append_time_ms: int  # -1 unless the topic uses LogAppendTime (for a duplicate: as Kafka, the batch's timestamp)
-    duplicate: bool  # the batch was already there; offsets are those of the first time
-    log_start_offset: int
-
-
-class ReadResult(NamedTuple):
-    """Whole batches, from the one that holds the offset asked for; empty where nothing may be read yet."""
-
-    records: bytes | memoryview
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    aborted: list[tuple[int, int]] | None  # (producer id, first offset); only for up_to="last_stable"
-
-
-class ProducerInfo(NamedTuple):
-    """What DescribeProducers tells of a producer."""
-
-    producer_id: int
-    epoch: int
-    last_sequence: int  # -1 if unknown
-    last_timestamp_ms: int
-    coordinator_epoch: int  # -1 if there never was a marker
-    current_txn_start_offset: int  # -1 outside a transaction
-
-
-class TimestampOffset(NamedTuple):
-    timestamp_ms: int
-    offset: int
-    leader_epoch: int
-
-
-class SyncJob(NamedTuple):
-    """What one round of syncing does for one log: these files and folders, and then the end is durable."""
-
-    log: PartitionLog
-    handles: list[Handle]
-    folders: list[str]
-    end_offset: int
-    segment_base: int
-    position: int
-    generation: int  # of the log's state: after a failure and a reload the job is about something else
-
-
-class Syncer(Protocol):
-    """What a log needs of the group commit."""
-
-    @property
-    def waits_for_disk(self) -> bool: ...
-
-    def mark_dirty(self, log: PartitionLog) -> None: ...
-
-
-@dataclass(slots=True)
-class LogSurroundings:
-    """What the logs of one data folder share."""
-
-    cache: FileCache
-    sync: Syncer
-    now_ms: Callable[[], int]
-    garbage: list[tuple[int, str]] = field(default_factory=list)  # (when it is due, file to remove)
-    on_start_raised: Callable[[], None] = lambda: None  # records were deleted: remember where the log starts now
-
 
 class PartitionLog:
     """One partition. Offsets of what clients may see, how far the disk has it, and the files behind it."""
 
     __slots__ = (
-        "_active",
-        "_bases",
         "_clean",
         "_config",
         "_dirty",
@@ -132,7 +66,6 @@ class PartitionLog:
         "_epochs",
         "_generation",
         "_high_watermark",
-        "_hints",
         "_hw_base",
         "_hw_position",
         "_loaded",
@@ -191,11 +124,8 @@ class PartitionLog:
         self._dirty = False
         self._dirty_handles: list[Handle] = []
         self._dirty_folders: list[str] = []
-        self._segments: list[Segment] = []
-        self._bases: list[int] = []
         self._states = ProducerStates()
         self._epochs: list[tuple[int, int]] = []
-        self._hints: dict[int, tuple[Segment, int]] = {}  # where a read ended: the next one starts there
         self._end = self._high_watermark = self._hw_base = self._hw_position = 0
         self.config = config
 
@@ -261,14 +191,14 @@ class PartitionLog:
     def size_bytes(self) -> int:
         if not self._loaded:
             self._load()
-        return sum(segment.size for segment in self._segments)
+        return self._segments.size_bytes
 
     @property
     def segments(self) -> list[Segment]:
         """Oldest first; the last one is being written. For retention, compaction and tests."""
         if not self._loaded:
             self._load()
-        return self._segments
+        return self._segments.items
 
     @property
     def states(self) -> ProducerStates:
@@ -300,18 +230,16 @@ class PartitionLog:
         except OSError as error:
             raise self._failed(error) from error
         opened.states.verifications = self._states.verifications  # a failed sync does not undo what was verified
-        self._segments, self._states, self._epochs = opened.segments, opened.states, opened.epochs
-        self._bases = [segment.base_offset for segment in self._segments]
-        self._active = self._segments[-1]
+        self._segments = SegmentList(self.folder, self._shared, opened.segments)
+        self._states, self._epochs = opened.states, opened.epochs
         self._start, self._end = opened.start_offset, opened.end_offset
         self._clean = True
         self._end_limit = None
         self._loaded = True
         self._unsaved = bool(opened.unsynced)
         self.offline = None
-        self._hints.clear()
         self._recovery_point = self._end if self._waits_for_disk else min(self._recovery_point, self._end)
-        self._show_up_to(self._end, self._active.base_offset, self._active.size)
+        self._show_up_to(self._end, self._segments.active.base_offset, self._segments.active.size)
 
     def _sync_now(self, handles: list[Handle]) -> None:
         cache = self._shared.cache
@@ -392,7 +320,7 @@ class PartitionLog:
             entry = self._states.producers.get(batch.producer_id)
             if error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or entry is None or not entry.history_cut:
                 raise
-            history.extend(entry, self._segments)
+            history.extend(entry, self._segments.items)
             return self._states.check_client_batch(batch, guard)
 
     def append_records(
@@ -505,33 +433,8 @@ class PartitionLog:
 
     def _segment_for(self, size: int, last_offset: int, timestamp_ms: int, now_ms: int) -> Segment:
         """The segment that takes the next bytes; a new one where the last is full or old."""
-        segment = self._active
-        config = self._config
-        if segment.size + size > config.segment_bytes:
-            if size > config.segment_bytes:
-                raise StorageError(
-                    ErrorCode.RECORD_LIST_TOO_LARGE,
-                    f"{size} bytes do not fit a segment of segment.bytes={config.segment_bytes}",
-                )
-            full = segment.size > 0
-        else:
-            full = segment.size > 0 and (
-                self._is_old(segment, timestamp_ms, now_ms)
-                or segment.offset_index.size_bytes >= config.segment_index_bytes // 8 * 8
-                or segment.time_index.size_bytes >= config.segment_index_bytes // 12 * 12
-                or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            )
-        return self.roll(now_ms) if full else segment
-
-    def _is_old(self, segment: Segment, timestamp_ms: int, now_ms: int) -> bool:
-        config = self._config
-        limit_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
-        first_ms = segment.rolling_timestamp_ms
-        if first_ms is None:
-            first_ms = segment.load_rolling_timestamp()
-        if first_ms is not None and first_ms >= 0:
-            return timestamp_ms - first_ms > limit_ms
-        return now_ms - segment.created_ms > limit_ms
+        full = self._segments.is_full(self._config, size, last_offset, timestamp_ms, now_ms)
+        return self.roll(now_ms) if full else self._segments.active
 
     def _write(self, segment: Segment, data: memoryview | bytearray) -> None:
         try:
@@ -583,7 +486,7 @@ class PartitionLog:
 
     def roll(self, now_ms: int) -> Segment:
         """Starts a new segment at the end of the log, with a snapshot of the producers."""
-        old = self._active
+        old = self._segments.active
         try:
             old.seal()
             self._write_snapshot()
@@ -592,9 +495,7 @@ class PartitionLog:
             _ = new.fd  # the file must be there: an empty log knows its end by it
         except OSError as error:
             raise _storage_error(f"cannot start a new segment of {self}", error) from error
-        self._segments.append(new)
-        self._bases.append(new.base_offset)
-        self._active = new
+        self._segments.add(new)
         self._soil(*old.handles(), new.log)
         return new
 
@@ -620,7 +521,7 @@ class PartitionLog:
 
     def begin_sync(self) -> SyncJob:
         """Everything that was written up to now, for a thread that syncs it. The files stay open until `end_sync`."""
-        active = self._active
+        active = self._segments.active
         handles = [*self._dirty_handles, active.log] if self._dirty else self._dirty_handles
         folders = self._dirty_folders
         if self._dirty:
@@ -706,42 +607,34 @@ class PartitionLog:
         self, offset: int, max_bytes: int, limit: reading.Limit, min_one_batch: bool
     ) -> tuple[memoryview, int] | None:
         try:
-            return reading.read(self._segments, self._bases, self._hints, offset, max_bytes, limit, min_one_batch)
+            return self._segments.read(offset, max_bytes, limit, min_one_batch)
         except OSError as error:
             raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, f"cannot read {self} at {offset}: {error}") from error
 
     def _limit(self, up_to: Isolation, stable: int) -> reading.Limit:
         """Offset, segment and position where a read must stop."""
         if up_to == "log_end":
-            return self._end, self._active.base_offset, self._active.size
+            return self._end, self._segments.active.base_offset, self._segments.active.size
         if up_to == "high_watermark" or stable == self._high_watermark:
             return self._high_watermark, self._hw_base, self._hw_position
-        segment, position = reading.locate(self._segments, self._bases, self._hints, stable)
-        return stable, segment.base_offset, position
+        return self._segments.locate(stable)
 
     def aborted_in(self, offset: int, upper_offset: int) -> list[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions that overlap a range, by first offset."""
-        found: list[tuple[int, int]] = []
-        for segment in self._segments[max(0, bisect_right(self._bases, offset) - 1) :]:
-            if segment.txn_index.count:
-                entries, complete = segment.txn_index.overlapping(offset, upper_offset)
-                found += [(entry.first_offset, entry.producer_id) for entry in entries]
-                if complete:
-                    break
-        return [(producer_id, first_offset) for first_offset, producer_id in sorted(found)]
+        return self._segments.aborted_in(offset, upper_offset)
 
     def offset_for_time(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record with this timestamp or a later one (ListOffsets by time); None if there is none."""
         if not self._loaded:
             self._load()
-        found = timequery.first_at_or_after(self._segments, timestamp_ms, self._start)
+        found = timequery.first_at_or_after(self._segments.items, timestamp_ms, self._start)
         return None if found is None else TimestampOffset(*found)
 
     def max_timestamp(self) -> TimestampOffset | None:
         """The record with the highest timestamp (ListOffsets -3)."""
         if not self._loaded:
             self._load()
-        found = timequery.highest(self._segments, self._start)
+        found = timequery.highest(self._segments.items, self._start)
         return None if found is None else TimestampOffset(*found)
 
     # Leader epochs
@@ -750,19 +643,13 @@ class PartitionLog:
         """(epoch, end offset) for OffsetForLeaderEpoch; (-1, -1) if the epoch is unknown."""
         if not self._loaded:
             self._load()
-        if leader_epoch == self.leader_epoch:
-            return leader_epoch, self._end
-        if leader_epoch > self.leader_epoch or leader_epoch < 0:
-            return -1, -1
-        known = [*self._epochs, (self.leader_epoch, self._end)]
-        epoch = max((epoch for epoch, _ in known if epoch <= leader_epoch), default=leader_epoch)
-        return epoch, next(start for later, start in known if later > leader_epoch)
+        return epochs.end_offset(self._epochs, leader_epoch, self.leader_epoch, self._end)
 
     def epoch_at(self, offset: int) -> int:
         """The leader epoch that an offset was written in; -1 if it is not known."""
         if not self._loaded:
             self._load()
-        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), -1)
+        return epochs.epoch_at(self._epochs, offset)
 
     # Producers
 
@@ -815,66 +702,40 @@ class PartitionLog:
         """Removes segments that are too old, too many or below the start offset. Returns how many."""
         if not self._loaded:
             self._load()
-        count = retention.expired_count(self._segments, self._config, now_ms, self._high_watermark, self._start)
-        if count == len(self._segments):
-            if self._active.size == 0:
+        segments = self._segments.items
+        count = retention.expired_count(segments, self._config, now_ms, self._high_watermark, self._start)
+        if count == len(segments):
+            if self._segments.active.size == 0:
                 count -= 1
             else:
                 self.roll(now_ms)
         if count:
-            self._raise_start(max(self._start, self._segments[count].base_offset))
-            self.drop_segments(self._segments[:count], now_ms)
+            self._raise_start(max(self._start, segments[count].base_offset))
+            self.drop_segments(segments[:count], now_ms)
         return count
 
     def _raise_start(self, offset: int) -> None:
         self._start = offset
-        below = [entry for entry in self._epochs if entry[1] <= offset]
-        self._epochs = ([(below[-1][0], offset)] if below else []) + self._epochs[len(below) :]
+        self._epochs = epochs.starting_at(self._epochs, offset)
 
-    def drop_segments(self, dropped: list[Segment], now_ms: int, keep_snapshot_of: int = -1) -> None:
+    def drop_segments(self, dropped: list[Segment], now_ms: int) -> None:
         """Takes segments out of the log. Their files are renamed at once and removed later."""
-        files = self._shared.cache.files
-        due_ms = now_ms + self._config.file_delete_delay_ms
-        for segment in dropped:
-            segment.close()
-            gone = {handle.path for handle in segment.handles()}
-            self._dirty_handles = [handle for handle in self._dirty_handles if handle.path not in gone]
-            paths = segment.paths()
-            if segment.base_offset != keep_snapshot_of:
-                paths.append(os.path.join(self.folder, file_name(segment.base_offset, SNAPSHOT)))
-            for path in paths:
-                if os.path.exists(path):
-                    files.rename(path, path + DELETED)
-                    self._shared.garbage.append((due_ms, path + DELETED))
-        self._set_segments([segment for segment in self._segments if segment not in dropped])
+        self._forget_dirt(dropped)
+        self._segments.drop(dropped, now_ms + self._config.file_delete_delay_ms)
 
     def replace_segments(self, bases: list[int], sizes: dict[str, int], modified_ms: int, now_ms: int) -> None:
-        """Puts the `.cleaned` segment at the first base in the place of several. Recovery finishes what is interrupted.
-
-        From the moment that `.log.swap` is there (the last of the renames) the new segment counts.
-        """
-        files = self._shared.cache.files
-        new = Segment(self._shared.cache, self.folder, bases[0], sizes, modified_ms)
-        for path in reversed(new.paths()):
-            if os.path.exists(path + CLEANED):
-                files.rename(path + CLEANED, path + SWAP)
-        files.sync_dir(self.folder)
-        replaced = [segment for segment in self._segments if segment.base_offset in bases]
-        after = [segment for segment in self._segments if segment.base_offset > bases[-1]]
-        self.drop_segments(replaced, now_ms, keep_snapshot_of=bases[0])
-        for path in reversed(new.paths()):
-            if os.path.exists(path + SWAP):
-                files.rename(path + SWAP, path)
-        before = [segment for segment in self._segments if segment.base_offset < bases[0]]
-        self._set_segments([*before, new, *after])
+        """Puts a compacted segment, written aside, in the place of several (see SegmentList.replace)."""
+        self._forget_dirt([segment for segment in self._segments.items if segment.base_offset in bases])
+        new = self._segments.replace(bases, sizes, modified_ms, now_ms + self._config.file_delete_delay_ms)
         self._soil(*new.handles())
-        if self._hw_base in bases:
-            self._hw_base, self._hw_position = after[0].base_offset, 0
+        if self._hw_base in bases:  # the high watermark was the end of the last of them
+            self._hw_base = next(s.base_offset for s in self._segments.items if s.base_offset > bases[-1])
+            self._hw_position = 0
 
-    def _set_segments(self, segments: list[Segment]) -> None:
-        self._segments = segments
-        self._bases = [segment.base_offset for segment in segments]
-        self._hints.clear()
+    def _forget_dirt(self, gone: list[Segment]) -> None:
+        """Files that are about to go need no sync."""
+        paths = {path for segment in gone for path in segment.paths()}
+        self._dirty_handles = [handle for handle in self._dirty_handles if handle.path not in paths]
 
     # Ending
 
@@ -882,8 +743,8 @@ class PartitionLog:
         """fsyncs everything now, on this thread, and advances the high watermark."""
         if not self._loaded:
             self._load()
-        self._active.write_indexes()
-        self._soil(*self._active.handles())
+        self._segments.active.write_indexes()
+        self._soil(*self._segments.active.handles())
         self._dirty = True
         job = self.begin_sync()
         error = self.end_sync(job, self.run_sync(job))
@@ -894,7 +755,7 @@ class PartitionLog:
     def close(self, *, sync: bool = True) -> None:
         """Clean shutdown of this log: snapshot, flush, file handles closed. Without `sync` the caller syncs."""
         if self._loaded and self._unsaved:
-            self._active.seal()
+            self._segments.active.seal()
             self._write_snapshot()
             if sync:
                 self.flush()
@@ -909,8 +770,7 @@ class PartitionLog:
         return self._unsaved
 
     def _close_files(self) -> None:
-        for segment in self._segments:
-            segment.close()
+        self._segments.close()
 
     def abandon(self) -> None:
         """Closes the files and nothing more: the partition is deleted."""

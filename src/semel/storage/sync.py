@@ -15,7 +15,8 @@ from typing import Literal
 from semel.protocol.errors import ErrorCode
 from semel.storage import mutants
 from semel.storage.errors import StorageError
-from semel.storage.log import PartitionLog, SyncJob
+from semel.storage.log import PartitionLog
+from semel.storage.results import SyncJob
 
 _log = logging.getLogger("semel.storage")
 
