@@ -26,6 +26,7 @@ _FOREIGN_STARTS = {
     b"\x15\x03\x01": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
     b"\x15\x03\x03": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
 }
+_FOREIGN = tuple(_FOREIGN_STARTS)
 
 
 class Pending:
@@ -68,6 +69,7 @@ class Wire:
         self.outgoing: deque[memoryview] = deque()
         self.pending: deque[Pending] = deque()
         self._correlation_id = 0
+        self._heard = False  # whether an answer has come
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
         self._rest = b""  # the start of a frame that has not come whole
         self._frame: memoryview | None = None  # a frame larger than a chunk, read in place
@@ -124,7 +126,7 @@ class Wire:
         view, at = memoryview(data), 0
         while len(data) - at >= 4:
             (size,) = _SIZE.unpack_from(data, at)
-            if not 4 <= size <= MAX_FRAME_BYTES:
+            if not 4 <= size <= MAX_FRAME_BYTES or (not self._heard and data.startswith(_FOREIGN)):
                 raise _not_kafka(data[at : at + 4], size)
             if len(data) - at - 4 < size:
                 if size > CHUNK_BYTES:
@@ -140,12 +142,14 @@ class Wire:
     def _match(self, frame: memoryview) -> Pending:
         if not self.pending:
             raise ConnectionFailedError("the broker sent an answer that nobody asked for")
-        pending = self.pending.popleft()
+        pending = self.pending[0]
         (correlation_id,) = _SIZE.unpack_from(frame)
         if correlation_id != pending.correlation_id:
             raise ConnectionFailedError(
                 f"the broker answered request {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
             )
+        self.pending.popleft()
+        self._heard = True
         pending.frame = frame
         return pending
 
