@@ -214,8 +214,9 @@ def decode_records(header: BatchHeader, body: memoryview, limit_bytes: int = DEF
                 f"offset delta {delta} after {last_delta} in a batch that ends at {header.last_offset_delta}"
             )
         last_delta = delta
-        header_count += len(record.headers)
-        check_header_count(header_count, limit_bytes)
+        if record.headers:
+            header_count += len(record.headers)
+            check_header_count(header_count, limit_bytes)
         records.append(record)
     if at != end:
         raise CorruptBatchError(f"{end - at} bytes are left after the {header.record_count} records of a batch")
@@ -231,7 +232,7 @@ def _decode_record(header: BatchHeader, data: bytes, at: int, end: int) -> tuple
     headers, at = _read_headers(data, at, end)
     if at != end:
         raise CorruptBatchError(f"a record ends at byte {end}, but its fields end at byte {at}")
-    if header.is_log_append_time:
+    if header.attributes & TIMESTAMP_TYPE_BIT:
         timestamp = header.max_timestamp
     else:
         timestamp = _wrap_int64(header.base_timestamp + timestamp_delta)
@@ -265,7 +266,7 @@ def _read_headers(data: bytes, at: int, end: int) -> tuple[tuple[tuple[str, byte
 
 def _wrap_int64(value: int) -> int:
     """As Java's long addition does; only a hostile batch gets here with more than 64 bits."""
-    return (value + 2**63) % 2**64 - 2**63
+    return value if INT64_MIN <= value <= INT64_MAX else (value - INT64_MIN) % 2**64 + INT64_MIN
 
 
 # --- control records

@@ -26,6 +26,8 @@ def size_of_varint(value: int) -> int:
 
 def read_varint(data: bytes | memoryview, at: int, end: int, bits: int = 32) -> tuple[int, int]:
     """(number, position after it). `end` is where the surrounding record or batch ends."""
+    if at < end and (byte := data[at]) < 0x80:  # most of them
+        return (byte >> 1) ^ -(byte & 1), at + 1
     value = shift = 0
     while True:
         if at >= end:
