@@ -249,6 +249,8 @@ class Connection:
             self._tls_wants_write = False
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
+        except ConnectionError:
+            self._fail_all(self._failed(self._closed_by_broker()))
         except OSError as error:
             self._fail_all(self._failed(f"cannot write: {error}"))
 
@@ -268,6 +270,8 @@ class Connection:
             pass
         except ssl.SSLWantWriteError:
             self._tls_wants_write = True
+        except ConnectionError:
+            self._fail_all(self._failed(self._closed_by_broker()))
         except OSError as error:
             self._fail_all(self._failed(f"cannot read: {error}"))
         except ConnectionFailedError as error:

@@ -45,9 +45,8 @@ def server(behave: Behave) -> Iterator[str]:
                 client, _ = listener.accept()
             except OSError:
                 return
-            with client:
-                with suppress(OSError, EOFError):
-                    behave(client)
+            with client, suppress(OSError, EOFError):
+                behave(client)
 
     threading.Thread(target=accept, daemon=True).start()
     try:
