@@ -14,6 +14,7 @@ from semel.broker import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
 from semel.broker.fetches import Fetches
+from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import Store
 from semel.broker.topics import Partition, Topic, Topics
 from semel.protocol.errors import ErrorCode
@@ -21,7 +22,6 @@ from semel.storage import DataDir, StorageError, SyncGroup
 
 if TYPE_CHECKING:
     from semel.broker.context import RequestContext
-    from semel.broker.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,14 @@ class Broker:
 
     def alter_settings(self, texts: dict[str, str], *, for_cluster: bool = False) -> None:
         """Replaces the settings that were altered at run time. SettingError: nothing changed."""
-        self.settings.replace_altered(texts, for_cluster=for_cluster)
+        parse_dynamic(texts)
         self.store.put(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED, texts or None)
-        self.store.commit()
+        try:
+            self.store.commit()
+        except OSError as error:
+            self.store.forget_changes()
+            raise SettingError(f"the data folder cannot be written: {error}") from error
+        self.settings.replace_altered(texts, for_cluster=for_cluster)
         self.topics.on_settings_altered()
 
     def altered_settings(self, *, for_cluster: bool = False) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.topics import TopicError
 from semel.protocol.batch import iter_headers
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import DecodedBatch, Record, decode_batch, encode_batch
+from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -80,4 +82,7 @@ class Journal:
 
     def log(self, partition: int) -> PartitionLog:
         """The partition's log; creates the topic if it is not there yet."""
-        return self._broker.topics.internal(self.topic).partitions[partition].log
+        try:
+            return self._broker.topics.internal(self.topic).partitions[partition].log
+        except TopicError as error:
+            raise StorageError(error.code, str(error)) from error

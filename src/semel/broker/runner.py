@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -53,6 +54,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
+    listen = listen_address(options.settings)
+    advertised_address(options.settings, *listen)  # wrong settings are told before anything is touched
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     if options.end_with_stdin:
@@ -60,10 +63,11 @@ async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
     broker = Broker(options.settings, options.data)
     server = Server(broker)
     await broker.start()
-    host, port = await server.listen(*listen_address(options.settings))
+    host, port = await server.listen(*listen)
     broker.advertised = advertised_address(options.settings, host, port)
     maintenance = Maintenance(broker, server)
     maintenance.start()
+    _calm_garbage_collector()
     with _metrics(options, broker, server):
         on_ready(host, port)
         await stopping.wait()
@@ -71,6 +75,13 @@ async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
     await maintenance.stop()
     await server.stop()
     await broker.stop()
+
+
+def _calm_garbage_collector() -> None:
+    """What is alive now lives on: looking through it again and again would only stop requests for milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _metrics(options: Options, broker: Broker, server: Server) -> Any:

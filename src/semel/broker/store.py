@@ -42,7 +42,8 @@ class Store:
                 yield key[len(prefix) :], value
 
     def put(self, key: str, value: Any) -> None:
-        """Changes a value; None takes the key away. Durable with the next `commit`."""
+        """Changes a value; None takes the key away. Durable with the next `commit`, which may fail: try it again, or
+        `forget_changes`."""
         if value is None:
             self._values.pop(key, None)
         else:
@@ -57,12 +58,17 @@ class Store:
         end = os.lseek(self._fd, 0, os.SEEK_END)
         try:
             _write_all(self._fd, changes)
+            if self._fsync:
+                os.fdatasync(self._fd)
         except OSError:
             os.ftruncate(self._fd, end)  # a half-written change must not stand before a later one
             self._changes = changes
             raise
-        if self._fsync:
-            os.fdatasync(self._fd)
+
+    def forget_changes(self) -> None:
+        """Gives up what could not be committed; the values are as the file has them."""
+        self._changes = bytearray()
+        self._values = _read(self._path)
 
     def close(self) -> None:
         self.commit()

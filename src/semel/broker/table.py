@@ -92,6 +92,8 @@ TABLE: dict[int, Row] = {
         ),
         Row(28, 0, 5, "semel.broker.transactions.handlers:txn_offset_commit"),
         Row(65, 0, 0, "semel.broker.transactions.handlers:describe_transactions"),
+        Row(68, 0, 1, "semel.broker.groups.handlers.consumer:consumer_group_heartbeat", "KIP-848"),
+        Row(69, 0, 1, "semel.broker.groups.handlers.consumer:consumer_group_describe"),
         Row(66, 0, 2, "semel.broker.transactions.handlers:list_transactions"),
     )
 }

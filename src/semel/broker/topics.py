@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
@@ -12,6 +12,7 @@ from semel.broker import topic_configs
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.settings import SettingError, Settings
 from semel.protocol.errors import ErrorCode
+from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.store import Store
@@ -181,17 +182,36 @@ class Topics:
 
     def create_many(self, wanted: list[tuple[str, int, dict[str, str]]]) -> list[Topic]:
         """New topics that were checked with `check_new`, for the price of one fsync."""
-        created = []
-        for name, count, configs in wanted:
-            self.check_new(name, count, configs)
-            topic = Topic(name, _new_id(), configs)
-            self._open_partitions(topic, count)
-            self._put(topic)
-            self._register(topic)
-            created.append(topic)
-        self._data_dir.sync_namespace()
-        self._store.commit()
+        created: list[Topic] = []
+        try:
+            for name, count, configs in wanted:
+                self.check_new(name, count, configs)
+                topic = Topic(name, _new_id(), configs)
+                self._register(topic)
+                created.append(topic)
+                self._open_partitions(topic, count)
+                self._put(topic)
+            self._data_dir.sync_namespace()
+            self._commit()
+        except (TopicError, StorageError, OSError) as error:
+            self._take_back(created)
+            raise _refusal(error) from error
         return created
+
+    def _take_back(self, created: list[Topic]) -> None:
+        """After a failure, as with a full disk: none of the topics of the request exists."""
+        self._store.forget_changes()
+        for topic in created:
+            del self._by_name[topic.name], self._by_id[topic.id]
+            for partition in topic.partitions:
+                self._data_dir.delete(topic.name, partition.index)
+
+    def _commit(self) -> None:
+        try:
+            self._store.commit()
+        except OSError:
+            self._store.forget_changes()
+            raise
 
     def draft(self, name: str, configs: dict[str, str]) -> Topic:
         """A topic as it would be, for a request that only asks whether it could be."""
@@ -202,7 +222,7 @@ class Topics:
         check_name(name)
         if name in self._by_name:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        self._check_collision(name)
+        check_collision(name, self._by_name)
         if partition_count < 1:
             raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
         if partition_count > MAX_PARTITIONS_PER_TOPIC:
@@ -210,17 +230,6 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
             )
         check_configs(configs)
-
-    def _check_collision(self, name: str) -> None:
-        """Kafka's metrics write '.' as '_', so names that differ only there are refused."""
-        if "." not in name and "_" not in name:
-            return
-        plain = name.replace(".", "_")
-        for other in self._by_name:
-            if other.replace(".", "_") == plain:
-                raise TopicError(
-                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}"
-                )
 
     def internal_partition_count(self, name: str) -> int:
         count: int = self._settings[_INTERNAL[name][0]]
@@ -240,7 +249,10 @@ class Topics:
         """Takes topics away; what waits for them is told."""
         for topic in topics:
             self._store.put(_KEY + topic.name, None)
-        self._store.commit()
+        try:
+            self._commit()
+        except OSError as error:
+            raise _refusal(error) from error
         for topic in topics:
             del self._by_name[topic.name], self._by_id[topic.id]
             for partition in topic.partitions:
@@ -252,16 +264,27 @@ class Topics:
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """More partitions, up to a number."""
-        self._open_partitions(topic, count)
-        self._data_dir.sync_namespace()
-        self._put(topic)
-        self._store.commit()
+        before = len(topic.partitions)
+        try:
+            self._open_partitions(topic, count)
+            self._data_dir.sync_namespace()
+            self._put(topic)
+            self._commit()
+        except (StorageError, OSError) as error:
+            for partition in topic.partitions[before:]:
+                self._data_dir.delete(topic.name, partition.index)
+            del topic.partitions[before:]
+            raise _refusal(error) from error
 
     def set_configs(self, topic: Topic, configs: dict[str, str]) -> None:
         """Replaces a topic's own settings, which were checked with `check_configs`."""
-        topic.configs = configs
+        before, topic.configs = topic.configs, configs
         self._put(topic)
-        self._store.commit()
+        try:
+            self._commit()
+        except OSError as error:
+            topic.configs = before
+            raise _refusal(error) from error
         self._apply_configs(topic)
 
     def on_settings_altered(self) -> None:
@@ -290,6 +313,16 @@ def check_name(name: str) -> None:
         raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
 
 
+def check_collision(name: str, others: Iterable[str]) -> None:
+    """Kafka's metrics write '.' as '_', so names that differ only there are refused."""
+    if "." not in name and "_" not in name:
+        return
+    plain = name.replace(".", "_")
+    for other in others:
+        if other.replace(".", "_") == plain:
+            raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
+
+
 def name_problem(name: str) -> str | None:
     if not name:
         return "the empty string is not allowed"
@@ -308,6 +341,14 @@ def check_configs(configs: Mapping[str, str]) -> None:
         topic_configs.validate(configs)
     except SettingError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+def _refusal(error: TopicError | StorageError | OSError) -> TopicError:
+    if isinstance(error, TopicError):
+        return error
+    if isinstance(error, StorageError):
+        return TopicError(error.code, error.message)
+    return TopicError(ErrorCode.KAFKA_STORAGE_ERROR, f"the data folder cannot be written: {error}")
 
 
 def _new_id() -> bytes:

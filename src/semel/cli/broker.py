@@ -61,7 +61,11 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     if args.config:
         with open(args.config, encoding="utf-8") as lines:
             given.update(read_properties(lines))
-    given.update(read_properties(args.settings))
+    for text in args.settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set is {text!r}; expected NAME=VALUE")
+        given[name.strip()] = value.strip()
     if args.listen:
         host, port = _address(args.listen, "--listen")
         given["listeners"] = f"PLAINTEXT://{host}:{port}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker import describe_settings
 from semel.broker.handlers.assignments import check_assignment
-from semel.broker.topics import TopicError
+from semel.broker.topics import TopicError, check_collision
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import (
     CreatableTopic,
@@ -35,12 +35,10 @@ def create_topics(broker: Broker, context: RequestContext, request: CreateTopics
         try:
             if counts[asked.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            wanted.append(_check(broker, asked))
+            wanted.append(_check(broker, asked, wanted))
             results[asked.name] = CreatableTopicResult(asked.name)
         except TopicError as error:
-            results[asked.name] = CreatableTopicResult(
-                asked.name, error_code=error.code, error_message=error.message, configs=None
-            )
+            results[asked.name] = _refused(asked.name, error)
     _create(broker, wanted, request.validate_only, results)
     return CreateTopicsResponse(topics=list(results.values()))
 
@@ -52,12 +50,23 @@ def _create(
         for name, count, configs in wanted:
             results[name] = _result(broker, broker.topics.draft(name, configs), count)
         return
-    for topic in broker.topics.create_many(wanted):
+    try:
+        created = broker.topics.create_many(wanted)
+    except TopicError as error:  # the disk is full, say
+        for name, _, _ in wanted:
+            results[name] = _refused(name, error)
+        return
+    for topic in created:
         results[topic.name] = _result(broker, topic, len(topic.partitions))
 
 
-def _check(broker: Broker, asked: CreatableTopic) -> Wanted:
-    """(name, partitions, settings) of a topic that may be created."""
+def _refused(name: str, error: TopicError) -> CreatableTopicResult:
+    return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=None)
+
+
+def _check(broker: Broker, asked: CreatableTopic, earlier: list[Wanted]) -> Wanted:
+    """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request."""
+    check_collision(asked.name, (name for name, _, _ in earlier))
     configs: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:

@@ -44,7 +44,11 @@ def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopics
             results[key] = DeletableTopicResult(topic.name, topic.id)
         except TopicError as error:
             results[key] = DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
-    broker.topics.delete(list(doomed.values()))
+    try:
+        broker.topics.delete(list(doomed.values()))
+    except TopicError as error:  # the disk is full, say
+        for result in results.values():
+            result.error_code, result.error_message = error.code, error.message
     return DeleteTopicsResponse(responses=list(results.values()))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from semel.storage import Isolation
 
 _READ_COMMITTED = 1
-_RESPONSE_LIMIT_BYTES = 16 << 20  # an answer is in memory until it is sent; a client may ask again
+_RESPONSE_LIMIT_BYTES = 8 << 20  # an answer is in memory until it is sent; a client may ask again
 
 
 def fetch(broker: Broker, context: RequestContext, request: FetchRequest) -> FetchResponse | asyncio.Future[Any]:
@@ -78,7 +78,7 @@ class Fetch:
         self._limit_bytes = min(request.max_bytes, broker.settings["fetch.max.bytes"], _RESPONSE_LIMIT_BYTES)
         self._up_to: Isolation = "last_stable" if request.isolation_level == _READ_COMMITTED else "high_watermark"
         if session is None:
-            asks = list(asked(request.topics))
+            asks = broker.fetches.in_turn(list(asked(request.topics)))
         else:
             asks = [(key, cached.ask) for key, cached in session.partitions.items()]
         self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
@@ -188,10 +188,9 @@ class Fetch:
 
     def _look_again(self) -> None:
         self._is_queued = False
-        if self._answer is None or self._answer.done():
+        if self._answer is None or self._answer.done() or not self._may_be_enough():
             return
-        if not self._may_be_enough():
-            return
+        self._find_all()
         answers = self.read()
         if self.is_enough():
             self._complete(answers)
@@ -207,8 +206,12 @@ class Fetch:
     def finish(self) -> None:
         """Answers now, with whatever there is."""
         if self._answer is not None and not self._answer.done():
-            self._partitions = [(key, ask, self._find(key)) for key, ask, _ in self._partitions]
+            self._find_all()
             self._complete(self.read())
+
+    def _find_all(self) -> None:
+        """Topics may have gone, or come again under the same name, while the fetch waited."""
+        self._partitions = [(key, ask, self._find(key)) for key, ask, _ in self._partitions]
 
     def _complete(self, answers: list[tuple[Key, PartitionData]]) -> None:
         assert self._answer is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
+from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
@@ -36,6 +37,9 @@ def _find(broker: Broker, context: RequestContext, key: str, key_type: int) -> C
     journal = _JOURNAL_OF_TYPE.get(key_type)
     if journal is None:
         return Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")
-    broker.topics.internal(journal)
+    try:
+        broker.topics.internal(journal)
+    except TopicError as error:
+        return Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
     host, port = broker.address_for(context)
     return Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")
