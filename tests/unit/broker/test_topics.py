@@ -156,3 +156,40 @@ def test_refused_topics_leave_nothing_behind(tmp_path: Path) -> None:
         assert len(world.topics) == 0
 
     in_loop(go)
+
+
+def test_a_full_disk_refuses_changes_and_nothing_is_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        kept = world.topics.create("kept", 1, {"retention.ms": "5"})
+        fired = []
+
+        def full(*_: object) -> None:
+            fired.append(1)
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("semel.broker.store._write_all", full)
+            for change in (
+                lambda: world.topics.create_many([("new", 2, {}), ("newer", 1, {})]),
+                lambda: world.topics.add_partitions(kept, 3),
+                lambda: world.topics.set_configs(kept, {"retention.ms": "6"}),
+                lambda: world.topics.delete([kept]),
+            ):
+                with pytest.raises(TopicError, match="No space left") as refused:
+                    change()
+                assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert len(fired) == 4, "the fault did not fire"
+        for topics in (world.topics, reopened(world, tmp_path).topics):
+            assert [(topic.name, len(topic.partitions), topic.configs) for topic in topics] == [
+                ("kept", 1, {"retention.ms": "5"})
+            ]
+
+    in_loop(go)
+
+
+def reopened(world: World, folder: Path) -> World:
+    world.topics.create("after", 1)  # there is room again
+    world.topics.delete([topic for topic in world.topics if topic.name == "after"])
+    world.crash()
+    return World(folder)
