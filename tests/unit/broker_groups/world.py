@@ -33,6 +33,10 @@ SETTINGS = {
     "offset.metadata.max.bytes": 4096,
     "offsets.retention.minutes": 10_080,
     "offsets.retention.check.interval.ms": 600_000,
+    "group.consumer.session.timeout.ms": 45_000,
+    "group.consumer.heartbeat.interval.ms": 5000,
+    "group.consumer.max.size": 2**31 - 1,
+    "group.consumer.assignors": ("uniform", "range"),
 }
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -135,6 +139,31 @@ class MemoryJournal:
         return read_header(self.batches[partition][-1]).next_offset if self.batches[partition] else 0
 
 
+class Topics:
+    """The topics of the broker, as far as groups look at them."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, SimpleNamespace] = {}
+
+    def create(self, name: str, partitions: int = 1) -> bytes:
+        """The id of a topic, new or with a new number of partitions."""
+        topic_id = name.encode().ljust(16, b"_")
+        self._topics[name] = SimpleNamespace(name=name, id=topic_id, partitions=list(range(partitions)))
+        return topic_id
+
+    def delete(self, name: str) -> None:
+        del self._topics[name]
+
+    def get(self, name: str) -> SimpleNamespace | None:
+        return self._topics.get(name)
+
+    def by_id(self, topic_id: bytes) -> SimpleNamespace | None:
+        return next((topic for topic in self if topic.id == topic_id), None)
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter(self._topics.values())
+
+
 class World:
     """A coordinator and short words for what clients do to it."""
 
@@ -143,11 +172,12 @@ class World:
         self.clock = ManualClock(1_700_000_000_000)
         self.timers = ManualTimers()
         self.journal = MemoryJournal()
+        self.topics = Topics()
         self._ids = count(1)
         self.waiting: list[asyncio.Task[Any]] = []
 
     async def start(self) -> World:
-        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock)
+        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock, topics=self.topics)
         self.groups = GroupCoordinator(
             broker, journal=self.journal, timers=self.timers, new_id=lambda: f"id{next(self._ids)}"
         )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import CONSUMER, Group, GroupError
 from semel.broker.groups.ordered_log import error_of
@@ -63,9 +64,11 @@ class Commits:
     ) -> ErrorCode:
         """Stores positions. Returns when they are durable, or with the error for all of them."""
         try:
-            group = self._core.groups.get(group_id)
+            group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
                 self._check_plain(group, who)
+            elif consumers is not None:
+                _check_consumer(consumers, who, version)
             elif who.generation >= 0:
                 raise GroupError(
                     ErrorCode.GROUP_ID_NOT_FOUND if version >= GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
@@ -81,9 +84,11 @@ class Commits:
     ) -> ErrorCode:
         """Stores positions inside a producer's transaction (id, epoch); they wait there for its marker."""
         try:
-            group = self._core.groups.get(group_id)
+            group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
                 self._check_transactional(group, who)
+            elif consumers is not None:
+                _check_consumer(consumers, who, None)
             elif who.generation >= 0:
                 raise GroupError(ErrorCode.ILLEGAL_GENERATION)
             return await self._write(
@@ -121,7 +126,7 @@ class Commits:
         partition = self._core.partition_of(group_id)
 
         def apply(base_offset: int) -> None:
-            self._core.find_or_create(group_id)
+            self._core.ensure(group_id)
             for number, (slot, position) in enumerate(entries):
                 stored = position._replace(record_offset=base_offset + number)
                 if producer is None:
@@ -142,6 +147,12 @@ class Commits:
 
     def _end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
         self._core.positions.end_transaction((partition, producer_id), commit=commit)
+
+    def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> None:
+        """A member of a consumer group that asks for positions must be at its epoch (OffsetFetch 9+)."""
+        consumers = self._core.consumer_groups.get(group_id)
+        if consumers is not None and (member_id is not None or epoch >= 0):
+            _check_member_epoch(consumers, member_id or "", epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------------
     async def settled(self, group_id: str) -> None:
@@ -169,13 +180,17 @@ class Commits:
         """Deletes positions (topic, partition) of topics that the group is not subscribed to."""
         if not group_id:
             raise GroupError(ErrorCode.INVALID_GROUP_ID)
-        group = self._core.groups.get(group_id)
-        if group is None:
+        group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
+        if group is not None:
+            is_consumer = group.protocol_type == CONSUMER
+            group.decide(Event.DELETE_POSITIONS if is_consumer else Event.DELETE_POSITIONS_OPAQUE)
+            subscribes = group.subscribes
+        elif consumers is not None:
+            subscribes = consumers.subscribes
+        else:
             raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND)
-        is_consumer = group.protocol_type == CONSUMER
-        group.decide(Event.DELETE_POSITIONS if is_consumer else Event.DELETE_POSITIONS_OPAQUE)
         codes = {
-            (topic, partition): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if group.subscribes(topic) else ErrorCode.NONE
+            (topic, partition): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribes(topic) else ErrorCode.NONE
             for topic, partition in wanted
         }
         slots = [Slot(group_id, *where) for where, code in codes.items() if code is ErrorCode.NONE]
@@ -216,3 +231,25 @@ def _entries(group_id: str, commits: Sequence[Commit], now_ms: int, expire_ms: i
 
 def _is_other_topic(stored: bytes, asked: bytes) -> bool:
     return stored != NO_UUID and asked != NO_UUID and stored != asked
+
+
+def _check_consumer(group: ConsumerGroup, who: Committer, version: int | None) -> None:
+    """Whether somebody may commit to a group of the consumer protocol; no version: inside a transaction."""
+    if who.generation < 0 and group.state is ConsumerGroupState.EMPTY:
+        return
+    if version is not None and who.member_id in group.current and version < GROUP_ID_NOT_FOUND_FROM:
+        raise GroupError(ErrorCode.UNSUPPORTED_VERSION)
+    try:
+        _check_member_epoch(group, who.member_id, who.generation)
+    except GroupError as error:
+        if version is None and error.code is ErrorCode.STALE_MEMBER_EPOCH:
+            raise GroupError(ErrorCode.ILLEGAL_GENERATION) from error
+        raise
+
+
+def _check_member_epoch(group: ConsumerGroup, member_id: str, epoch: int) -> None:
+    current = group.current.get(member_id)
+    if current is None:
+        raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is no member of group {group.group_id}")
+    if current.epoch != epoch:
+        raise GroupError(ErrorCode.STALE_MEMBER_EPOCH, f"epoch {epoch}, {member_id} is at {current.epoch}")

@@ -9,8 +9,11 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
 from semel.broker.groups.commits import Commit, Commits, Committer
+from semel.broker.groups.consumer.heartbeats import ConsumerGroups
+from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
+from semel.broker.groups.consumer.planner import ConsumerConfig
 from semel.broker.groups.core import Core, GroupConfig
-from semel.broker.groups.expiry import expired_slots
+from semel.broker.groups.expiry import expired_consumer_slots, expired_slots
 from semel.broker.groups.group import Group, GroupError
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.ordered_log import Journal, OrderedLog, error_of
@@ -30,12 +33,13 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCoordinator:
-    """All groups. `membership` and `commits` serve the requests of clients, the methods here those of operators.
+    """All groups. `membership` (classic), `consumers` (KIP-848) and `commits` serve the requests of clients.
 
-    Everything runs on the broker's event loop.
+    The methods here serve operators and the rest of the broker. Everything runs on the broker's event loop.
     """
 
     membership: Membership
+    consumers: ConsumerGroups
     commits: Commits
 
     def __init__(
@@ -59,20 +63,25 @@ class GroupCoordinator:
         config = GroupConfig.read(self._broker.settings)
         timers = self._timers or LoopTimers()
         clock = self._broker.clock
-        self._core = core = Core(config, clock, timers, OrderedLog(journal), {}, Positions(), self._new_id)
+        self._core = core = Core(config, clock, timers, OrderedLog(journal), {}, {}, Positions(), self._new_id)
         self._rebalance = Rebalance(core)
-        self.membership = Membership(core, self._rebalance)
+        self.consumers = ConsumerGroups(core, self._broker.topics, ConsumerConfig.read(self._broker.settings))
+        self.membership = Membership(core, self._rebalance, self.consumers)
         self.commits = Commits(core, self._rebalance)
-        replay(journal, core.groups, core.positions, clock.now_ms())
+        replay(journal, core.groups, core.consumer_groups, core.positions, clock.now_ms())
         for group in list(core.groups.values()):
             self._rebalance.resume(group)
+        for consumer_group in core.consumer_groups.values():
+            self.consumers.resume(consumer_group)
         self._expiry = Alarm(timers, self._expire)
         self._expiry.set(config.retention_check_interval_ms)
-        logger.info("%d groups with %d positions", len(core.groups), len(core.positions))
+        number = len(core.groups) + len(core.consumer_groups)
+        logger.info("%d groups with %d positions", number, len(core.positions))
 
     async def stop(self) -> None:
         self._expiry.cancel()
         self._rebalance.stop()
+        await self.consumers.stop()
         if self._running:
             await asyncio.wait(self._running)
         await self._core.log.close()
@@ -123,13 +132,20 @@ class GroupCoordinator:
     def find(self, group_id: str) -> Group | None:
         return self._core.groups.get(group_id)
 
+    def consumer_groups(self) -> list[ConsumerGroup]:
+        return list(self._core.consumer_groups.values())
+
+    def find_consumer_group(self, group_id: str) -> ConsumerGroup | None:
+        return self._core.consumer_groups.get(group_id)
+
     async def delete(self, group_id: str) -> ErrorCode:
         """Deletes a group that has no members, and its positions."""
         group = self._core.groups.get(group_id)
-        if group is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
         try:
-            return await self._bury(group, Event.DELETE)
+            if group is not None:
+                return await self._bury(group, Event.DELETE)
+            await self.consumers.delete(group_id)
+            return ErrorCode.NONE
         except GroupError as error:
             return error.code
 
@@ -169,6 +185,12 @@ class GroupCoordinator:
                 await self.commits.bury(group.group_id, slots)
             if not self._core.positions.slots_of(group.group_id) and not group.pending:
                 await self._bury(group, Event.EXPIRE)
+        for consumers in self.consumer_groups():
+            slots = expired_consumer_slots(consumers, self._core.positions, now_ms, self.config.retention_ms)
+            await self.commits.bury(consumers.group_id, slots)
+            is_empty = consumers.state is ConsumerGroupState.EMPTY
+            if is_empty and not self._core.positions.slots_of(consumers.group_id):
+                await self.delete(consumers.group_id)
         return ErrorCode.NONE
 
     def _run(self, work: Coroutine[object, object, ErrorCode]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from semel.broker.groups.consumer.model import ConsumerGroup
 from semel.broker.groups.group import Group
 from semel.broker.groups.ordered_log import OrderedLog
 from semel.broker.groups.positions import Positions
@@ -54,15 +55,15 @@ class Core:
     clock: Clock
     timers: Timers
     log: OrderedLog
-    groups: dict[str, Group]
+    groups: dict[str, Group]  # classic ones
+    consumer_groups: dict[str, ConsumerGroup]  # a group id is in one of the two
     positions: Positions
     new_id: Callable[[], str]  # a random UUID, the end of a member id
 
-    def find_or_create(self, group_id: str) -> Group:
-        group = self.groups.get(group_id)
-        if group is None:
-            group = self.groups[group_id] = Group(group_id, self.clock.now_ms())
-        return group
+    def ensure(self, group_id: str) -> None:
+        """Somebody who does not use group management has a position now: there is a group for it."""
+        if group_id not in self.groups and group_id not in self.consumer_groups:
+            self.groups[group_id] = Group(group_id, self.clock.now_ms())
 
     def partition_of(self, group_id: str) -> int:
         """The partition of `__consumer_offsets` that keeps a group."""

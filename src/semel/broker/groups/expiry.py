@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from semel.broker.groups.consumer.model import ConsumerGroup
 from semel.broker.groups.group import CONSUMER, Group
 from semel.broker.groups.positions import Positions
 from semel.broker.groups.records import NO_TIME, Position, Slot
@@ -17,12 +18,28 @@ def expired_slots(group: Group, positions: Positions, now_ms: int, retention_ms:
         return []
     return [
         slot
-        for topic, partitions in positions.of_group(group.group_id).items()
-        if not group.subscribes(topic)
-        for partition, position in partitions.items()
+        for slot, position in _unread(group.group_id, group.subscribes, positions)
         if _is_over(position, since_ms(position), now_ms, retention_ms)
-        and not positions.is_pending(slot := Slot(group.group_id, topic, partition))
     ]
+
+
+def expired_consumer_slots(group: ConsumerGroup, positions: Positions, now_ms: int, retention_ms: int) -> list[Slot]:
+    """The same for a group of the consumer protocol."""
+    return [
+        slot
+        for slot, position in _unread(group.group_id, group.subscribes, positions)
+        if _is_over(position, position.commit_time_ms, now_ms, retention_ms)
+    ]
+
+
+def _unread(group_id: str, subscribes: Callable[[str], bool], positions: Positions) -> Iterator[tuple[Slot, Position]]:
+    """Positions of topics that nobody in the group reads, without those that a transaction may change."""
+    for topic, partitions in positions.of_group(group_id).items():
+        if not subscribes(topic):
+            for partition, position in partitions.items():
+                slot = Slot(group_id, topic, partition)
+                if not positions.is_pending(slot):
+                    yield slot, position
 
 
 def _unused_since(group: Group) -> Callable[[Position], int] | None:

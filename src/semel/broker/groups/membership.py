@@ -10,6 +10,10 @@ import asyncio
 from typing import NamedTuple
 
 from semel.broker.groups.answers import assignment_of, current_generation, join_error, same_generation, sync_error
+from semel.broker.groups.consumer.heartbeats import ConsumerGroups
+from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
+from semel.broker.groups.consumer.planner import burial_of
+from semel.broker.groups.consumer.records import record_of
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import Group, GroupError
 from semel.broker.groups.member import Member, Protocols
@@ -61,9 +65,10 @@ class LeavingMember(NamedTuple):
 class Membership:
     """The requests of the rebalance protocol of classic groups."""
 
-    def __init__(self, core: Core, rebalance: Rebalance) -> None:
+    def __init__(self, core: Core, rebalance: Rebalance, consumers: ConsumerGroups) -> None:
         self._core = core
         self._rebalance = rebalance
+        self._consumers = consumers
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------------
     async def join(self, joiner: Joiner) -> JoinGroupResponse:
@@ -83,12 +88,22 @@ class Membership:
                 await asyncio.shield(stored)
         except StorageError as error:
             return join_error(error_of(error), request.member_id)
+        except GroupError as error:
+            return join_error(error.code, request.member_id)
         return answer if isinstance(answer, JoinGroupResponse) else await asyncio.shield(answer)
 
     def _create(self, group_id: str) -> tuple[Group, asyncio.Task[int]]:
+        """A new group; one of the consumer protocol that has no members makes room for it."""
+        consumers = self._core.consumer_groups.get(group_id)
+        if self._consumers.is_busy(group_id):
+            raise GroupError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if consumers is not None and consumers.state is not ConsumerGroupState.EMPTY:
+            raise GroupError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = Group(group_id, self._core.clock.now_ms())
-        record = group_record(group_id, group.to_record())
-        stored = self._core.log.write(self._core.partition_of(group_id), [record], lambda _: None)
+        records = [] if consumers is None else [record_of(change) for change in burial_of(group_id)]
+        records.append(group_record(group_id, group.to_record()))
+        stored = self._core.log.write(self._core.partition_of(group_id), records, lambda _: None)
+        self._core.consumer_groups.pop(group_id, None)
         self._core.groups[group_id] = group
         return group, stored
 
@@ -237,7 +252,7 @@ class Membership:
             raise GroupError(ErrorCode.INVALID_GROUP_ID)
         group = self._core.groups.get(group_id)
         if group is None:
-            return [ErrorCode.UNKNOWN_MEMBER_ID for _ in leaving]
+            return await self._leave_consumers(group_id, leaving)
         if group.state is GroupState.DEAD:
             raise GroupError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         codes = [self._leave_one(group, identity) for identity in leaving]
@@ -247,6 +262,13 @@ class Membership:
             self._rebalance.carry_out(group, group.decide(Event.MEMBERS_LEFT), f"left: {names}")
             await self._core.log.settled(self._core.partition_of(group_id))
         return codes
+
+    async def _leave_consumers(self, group_id: str, leaving: list[LeavingMember]) -> list[ErrorCode]:
+        """Operators remove members of a consumer group with the same request."""
+        group = self._core.consumer_groups.get(group_id)
+        known = [_consumer_id(group, who) if group is not None else None for who in leaving]
+        await self._consumers.remove(group_id, [each for each in known if each is not None], "an operator removed it")
+        return [ErrorCode.UNKNOWN_MEMBER_ID if each is None else ErrorCode.NONE for each in known]
 
     def _leave_one(self, group: Group, who: LeavingMember) -> ErrorCode:
         member_id = who.member_id
@@ -261,6 +283,11 @@ class Membership:
             return error.code
         self._rebalance.drop(group, member_id)
         return ErrorCode.NONE
+
+
+def _consumer_id(group: ConsumerGroup, who: LeavingMember) -> str | None:
+    member_id = who.member_id or group.static_ids.get(who.group_instance_id or "", NO_MEMBER_ID)
+    return member_id if member_id in group.subscriptions else None
 
 
 def _join_event(group: Group, member: Member, protocols: Protocols) -> Event:

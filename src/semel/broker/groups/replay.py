@@ -10,6 +10,8 @@ import logging
 import struct
 from collections.abc import Iterable
 
+from semel.broker.groups.consumer.model import Change, ConsumerGroup
+from semel.broker.groups.consumer.records import KINDS, change_of
 from semel.broker.groups.group import Group
 from semel.broker.groups.ordered_log import Journal
 from semel.broker.groups.positions import Positions
@@ -23,25 +25,37 @@ logger = logging.getLogger(__name__)
 _MARKER_KEY = struct.Struct(">hh")  # version, type
 _COMMIT_MARKER = 1
 
+_KIND = struct.Struct(">h")
+
 Latest = dict[bytes, tuple[int, bytes | None]]  # key: (offset, value) of the record that counts
+Entry = GroupRecord | PositionRecord | Change | None
 
 
-def replay(journal: Journal, groups: dict[str, Group], positions: Positions, now_ms: int) -> None:
+def replay(
+    journal: Journal,
+    groups: dict[str, Group],
+    consumer_groups: dict[str, ConsumerGroup],
+    positions: Positions,
+    now_ms: int,
+) -> None:
     """Reads all partitions. What a transaction wrote is pending until its marker is met."""
     for partition in range(journal.partition_count):
         latest, pending = _sort(journal.replay(partition))
         for entry, offset in _read(partition, latest):
-            if entry is None or entry.value is None:
-                continue
-            if isinstance(entry, GroupRecord):
-                groups[entry.group] = Group.from_record(entry.group, entry.value)
-            else:
-                positions.commit(entry.slot, position_of(entry.value, offset))
+            if isinstance(entry, PositionRecord):
+                if entry.value is not None:
+                    positions.commit(entry.slot, position_of(entry.value, offset))
+            elif isinstance(entry, GroupRecord):
+                if entry.value is not None:
+                    groups[entry.group] = Group.from_record(entry.group, entry.value)
+            elif entry is not None:
+                consumer_groups.setdefault(entry.group_id, ConsumerGroup(entry.group_id)).apply(entry)
         for producer_id, held in pending.items():
             for entry, offset in _read(partition, held):
                 if isinstance(entry, PositionRecord) and entry.value is not None:
                     positions.add_pending((partition, producer_id), entry.slot, position_of(entry.value, offset))
-    for group_id in positions.groups() - groups.keys():  # positions of somebody who does not use group management
+    known = groups.keys() | consumer_groups.keys()
+    for group_id in positions.groups() - known:  # positions of somebody who does not use group management
         groups[group_id] = Group(group_id, now_ms)
 
 
@@ -78,9 +92,11 @@ def _is_commit(marker: Record) -> bool:
     return bool(_MARKER_KEY.unpack_from(marker.key)[1] == _COMMIT_MARKER)
 
 
-def _read(partition: int, latest: Latest) -> Iterable[tuple[GroupRecord | PositionRecord | None, int]]:
+def _read(partition: int, latest: Latest) -> Iterable[tuple[Entry, int]]:
     for key, (offset, value) in latest.items():
         try:
-            yield read_record(key, value), offset
-        except (DecodeError, UnsupportedVersionError, struct.error) as error:
+            (kind,) = _KIND.unpack_from(key)
+            if value is not None:
+                yield (change_of(kind, key, value) if kind in KINDS else read_record(key, value)), offset
+        except (DecodeError, UnsupportedVersionError, struct.error, ValueError) as error:
             logger.error("record %d of partition %d of __consumer_offsets is skipped: %s", offset, partition, error)

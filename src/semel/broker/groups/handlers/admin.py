@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.broker.groups.group import Group
+from semel.broker.groups.group import CONSUMER, Group
 from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.states import GroupState
 from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
@@ -36,9 +36,11 @@ def describe_groups(broker: Broker, context: RequestContext, request: DescribeGr
 def _describe(broker: Broker, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
     group = groups_of(broker).find(group_id)
     if group is None:
+        other_kind = groups_of(broker).find_consumer_group(group_id) is not None
         missing = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if context.version >= NOT_FOUND_FROM:
-            missing.error_code, missing.error_message = ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."
+            missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            missing.error_message = f"Group {group_id} {'is not a classic group' if other_kind else 'not found'}."
         else:
             missing.authorized_operations = operations
         return missing
@@ -71,11 +73,16 @@ def _members(group: Group) -> list[DescribedGroupMember]:
 def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     states = {state.strip().lower() for state in request.states_filter}
     types = {kind.strip().lower() for kind in request.types_filter}
+    groups = groups_of(broker)
+    listed = [
+        ListedGroup(each.group_id, each.protocol_type or "", each.state.value, CLASSIC) for each in groups.groups()
+    ]
+    listed += [ListedGroup(each.group_id, CONSUMER, each.state.value, CONSUMER) for each in groups.consumer_groups()]
     return ListGroupsResponse(
         groups=[
-            ListedGroup(group.group_id, group.protocol_type or "", group.state.value, CLASSIC)
-            for group in groups_of(broker).groups()
-            if (not states or group.state.value.lower() in states) and (not types or CLASSIC in types)
+            group
+            for group in listed
+            if (not states or group.group_state.lower() in states) and (not types or group.group_type in types)
         ]
     )
 

@@ -119,8 +119,13 @@ async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetF
 async def _fetch_group(
     broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
 ) -> OffsetFetchResponseGroup:
+    commits = groups_of(broker).commits
     if require_stable:
-        await groups_of(broker).commits.settled(group.group_id)
+        await commits.settled(group.group_id)
+    try:
+        commits.check_reader(group.group_id, group.member_id, group.member_epoch)
+    except GroupError as error:
+        return OffsetFetchResponseGroup(group.group_id, error_code=error.code)
     topics = group.topics if group.topics is not None else _all_topics(broker, context, group.group_id)
     return OffsetFetchResponseGroup(
         group.group_id, [_fetch_topic(broker, context, group.group_id, topic, require_stable) for topic in topics]

@@ -1,0 +1,193 @@
+"""ConsumerGroupHeartbeat: the one request by which members of a consumer group join, follow and leave.
+
+A heartbeat is worked out on a draft of the group. The draft's changes are journaled, and when they are durable the
+draft takes the group's place and the member gets its answer. One heartbeat of a group at a time: those that change
+nothing, and that is nearly all, do not wait for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from weakref import WeakValueDictionary
+
+from semel.broker.groups.consumer.guards import JOINS, Beat
+from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
+from semel.broker.groups.consumer.planner import Answer, ConsumerConfig, Draft, Planner, Topics, burial_of
+from semel.broker.groups.consumer.records import record_of
+from semel.broker.groups.core import Core
+from semel.broker.groups.group import GroupError
+from semel.broker.groups.ordered_log import error_of
+from semel.broker.groups.records import KeyValue, group_tombstone, position_tombstone
+from semel.broker.groups.states import GroupState
+from semel.broker.groups.timers import Alarm
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from semel.storage import StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class ConsumerGroups:
+    """Heartbeats, sessions and assignments of all consumer groups."""
+
+    def __init__(self, core: Core, topics: Topics, config: ConsumerConfig) -> None:
+        self._core = core
+        self.config = config
+        self.planner = Planner(topics, config, core.clock, core.new_id)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._sessions: dict[tuple[str, str], Alarm] = {}
+        self._revocations: dict[tuple[str, str], Alarm] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def resume(self, group: ConsumerGroup) -> None:
+        """Takes up a group that was read from the log."""
+        for member_id in group.subscriptions:
+            self._watch(group, member_id)
+
+    async def stop(self) -> None:
+        for alarm in (*self._sessions.values(), *self._revocations.values()):
+            alarm.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    def is_busy(self, group_id: str) -> bool:
+        """Whether a heartbeat of this group is on its way to the journal."""
+        lock = self._locks.get(group_id)
+        return lock is not None and lock.locked()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+    async def heartbeat(self, beat: Beat) -> Answer:
+        """GroupError where it is refused."""
+        request = beat.request
+        async with self._lock(request.group_id):
+            draft = Draft(self._find_or_draft(request))
+            if request.member_epoch < 0:
+                answer = self.planner.leave(draft, request)
+            else:
+                answer = self.planner.follow(draft, beat)
+            if draft.changes:
+                await self._store(draft)
+            else:
+                self._watch(draft.group, answer.member_id)
+            return answer
+
+    async def remove(self, group_id: str, member_ids: Iterable[str], reason: str) -> None:
+        """Takes members out: they timed out, or an operator said so."""
+        async with self._lock(group_id):
+            group = self._core.consumer_groups.get(group_id)
+            if group is None:
+                return
+            draft = Draft(group)
+            for member_id in member_ids:
+                if member_id in group.subscriptions:
+                    logger.info("group %s: %s is out: %s", group_id, member_id, reason)
+                    self.planner.drop(draft, member_id)
+            if draft.changes:
+                await self._store(draft)
+
+    async def delete(self, group_id: str) -> None:
+        """Deletes a group without members, and its positions. GroupError: it has some, or could not be written."""
+        async with self._lock(group_id):
+            group = self._core.consumer_groups.get(group_id)
+            if group is None or group.state is not ConsumerGroupState.EMPTY:
+                raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP)
+            slots = self._core.positions.slots_of(group_id)
+            records = [*map(position_tombstone, slots), *map(record_of, burial_of(group_id))]
+
+            def apply(_: int) -> None:
+                self._core.consumer_groups.pop(group_id, None)
+                for slot in slots:
+                    self._core.positions.delete(slot)
+
+            await self._write(group_id, records, apply)
+
+    def _find_or_draft(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroup:
+        group = self._core.consumer_groups.get(request.group_id)
+        if group is not None:
+            return group
+        classic = self._core.groups.get(request.group_id)
+        if request.member_epoch != JOINS or (classic is not None and classic.state is not GroupState.EMPTY):
+            what = "not found" if classic is None else "not a consumer group"
+            raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is {what}.")
+        return ConsumerGroup(request.group_id)
+
+    # -- when time passes ----------------------------------------------------------------------------------------------
+    def _watch(self, group: ConsumerGroup, member_id: str) -> None:
+        """Sets the member's alarms by what it is now."""
+        key = (group.group_id, member_id)
+        if member_id not in group.subscriptions:
+            for alarms in (self._sessions, self._revocations):
+                alarm = alarms.pop(key, None)
+                if alarm is not None:
+                    alarm.cancel()
+            return
+        if key not in self._sessions:
+            self._sessions[key] = Alarm(self._core.timers, lambda: self._run_remove(key, "its session ended"))
+        self._sessions[key].set(self.config.session_timeout_ms)
+        current = group.current.get(member_id, Current())
+        if current.state is not MemberState.UNREVOKED:
+            alarm = self._revocations.pop(key, None)
+            if alarm is not None:
+                alarm.cancel()
+        elif key not in self._revocations:
+            self._revocations[key] = Alarm(self._core.timers, lambda: self._revocation_over(key, current.epoch))
+            self._revocations[key].set(group.subscriptions[member_id].rebalance_timeout_ms)
+
+    def _revocation_over(self, key: tuple[str, str], epoch: int) -> None:
+        self._revocations.pop(key, None)
+        group = self._core.consumer_groups.get(key[0])
+        if group is not None and group.current.get(key[1], Current()).epoch == epoch:
+            self._run_remove(key, "it did not give its partitions back in time")
+
+    def _run_remove(self, key: tuple[str, str], reason: str) -> None:
+        async def work() -> None:
+            try:
+                await self.remove(key[0], [key[1]], reason)
+            except GroupError as error:
+                logger.error("group %s: %s could not be removed: %s", *key, error)
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+    def _lock(self, group_id: str) -> asyncio.Lock:
+        lock = self._locks.get(group_id)
+        if lock is None:
+            lock = self._locks[group_id] = asyncio.Lock()
+        return lock
+
+    async def _store(self, draft: Draft) -> None:
+        """Journals the draft's changes; then it is the group. GroupError: nothing changed."""
+        group_id = draft.group.group_id
+        classic = self._core.groups.get(group_id)  # one without members: this group takes its place
+        records = [] if classic is None else [group_tombstone(group_id)]
+        if classic is not None:
+            classic.enter(GroupState.DEAD, classic.state_time_ms)  # nobody joins what is about to go
+
+        def apply(_: int) -> None:
+            self._core.groups.pop(group_id, None)
+            self._core.consumer_groups[group_id] = draft.group
+            for member_id in draft.members:
+                self._watch(draft.group, member_id)
+
+        try:
+            await self._write(group_id, [*records, *map(record_of, draft.changes)], apply)
+        except GroupError:
+            if classic is not None:
+                classic.enter(GroupState.EMPTY, classic.state_time_ms)
+            raise
+
+    async def _write(self, group_id: str, records: list[KeyValue], apply: Callable[[int], None]) -> None:
+        """Returns when it is applied, also where the client is gone: the group's lock must be held until then."""
+        try:
+            task = self._core.log.write(self._core.partition_of(group_id), records, apply)
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                await asyncio.wait([task])
+                raise
+        except StorageError as error:
+            raise GroupError(error_of(error)) from error

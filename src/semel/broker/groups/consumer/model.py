@@ -1,0 +1,181 @@
+"""A group of the consumer protocol (KIP-848) as its records tell it. Pure: a group is what its changes made of it.
+
+The broker assigns partitions. The group has an epoch, raised with every change of members, subscriptions or topics; a
+target assignment, made for an epoch; and for each member its current assignment, which moves towards the target in
+steps: what has to be revoked is revoked first, and what others still hold is waited for.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from semel.broker.groups.consumer.patterns import compile_pattern
+
+Partitions = frozenset[tuple[bytes, int]]  # (topic id, partition)
+NOTHING: Partitions = frozenset()
+LEFT_FOR_A_WHILE = -2  # epoch of a static member that closed and may come back
+
+
+class MemberState(IntEnum):
+    """How far a member is on its way to the target; the numbers are those of the records."""
+
+    STABLE = 0
+    UNREVOKED = 1  # it has to give partitions back first
+    UNRELEASED = 2  # it has what is free and waits for partitions that others hold
+
+
+class ConsumerGroupState(Enum):
+    """A state, by the name that Kafka's tools show."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+class Subscription(NamedTuple):
+    """Who a member is and what it wants."""
+
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topics: tuple[str, ...] = ()
+    regex: str | None = None
+    rebalance_timeout_ms: int = -1
+    assignor: str | None = None
+
+
+class Current(NamedTuple):
+    """What a member has, and what it still has to give back."""
+
+    epoch: int = 0
+    previous_epoch: int = -1
+    state: MemberState = MemberState.STABLE
+    assigned: Partitions = NOTHING
+    revoking: Partitions = NOTHING
+
+    def at_epoch(self, epoch: int) -> Current:
+        """The same at an epoch; the last one before it is remembered, in case the answer gets lost."""
+        return self if epoch == self.epoch else self._replace(previous_epoch=self.epoch, epoch=epoch)
+
+
+# -- changes: each is one record; None stands for a tombstone ----------------------------------------------------------
+class SubscriptionSet(NamedTuple):
+    group_id: str
+    member_id: str
+    value: Subscription | None
+
+
+class EpochSet(NamedTuple):
+    group_id: str
+    epoch: int | None
+    topics_hash: int = 0
+
+
+class TargetSet(NamedTuple):
+    group_id: str
+    member_id: str
+    value: Partitions | None
+
+
+class TargetEpochSet(NamedTuple):
+    group_id: str
+    epoch: int | None
+    time_ms: int = 0
+
+
+class CurrentSet(NamedTuple):
+    group_id: str
+    member_id: str
+    value: Current | None
+
+
+Change = SubscriptionSet | EpochSet | TargetSet | TargetEpochSet | CurrentSet
+
+
+class ConsumerGroup:
+    """The sum of its changes."""
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.topics_hash = 0
+        self.target_epoch = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.current: dict[str, Current] = {}
+        self.target: dict[str, Partitions] = {}
+        self.static_ids: dict[str, str] = {}  # instance id: member id
+        self._holders: dict[tuple[bytes, int], str] = {}  # partition: the member that has it or gives it back
+
+    def copy(self) -> ConsumerGroup:
+        """A draft to try changes on."""
+        other = ConsumerGroup(self.group_id)
+        other.epoch, other.topics_hash, other.target_epoch = self.epoch, self.topics_hash, self.target_epoch
+        other.subscriptions, other.current = self.subscriptions.copy(), self.current.copy()
+        other.target, other.static_ids = self.target.copy(), self.static_ids.copy()
+        other._holders = self._holders.copy()
+        return other
+
+    def apply(self, change: Change) -> None:
+        if isinstance(change, SubscriptionSet):
+            self._set_subscription(change.member_id, change.value)
+        elif isinstance(change, EpochSet):
+            self.epoch, self.topics_hash = change.epoch or 0, change.topics_hash
+        elif isinstance(change, TargetEpochSet):
+            self.target_epoch = change.epoch or 0
+        elif isinstance(change, TargetSet):
+            if change.value is None:
+                self.target.pop(change.member_id, None)
+            else:
+                self.target[change.member_id] = change.value
+        else:
+            self._set_current(change.member_id, change.value)
+
+    def _set_subscription(self, member_id: str, value: Subscription | None) -> None:
+        old = self.subscriptions.pop(member_id, None)
+        if old is not None and old.instance_id is not None and self.static_ids.get(old.instance_id) == member_id:
+            del self.static_ids[old.instance_id]
+        if value is None:
+            return
+        self.subscriptions[member_id] = value
+        if value.instance_id is not None:
+            self.static_ids[value.instance_id] = member_id
+
+    def _set_current(self, member_id: str, value: Current | None) -> None:
+        old = self.current.pop(member_id, None)
+        for partition in (old.assigned | old.revoking) if old is not None else ():
+            if self._holders.get(partition) == member_id:
+                del self._holders[partition]
+        if value is not None:
+            self.current[member_id] = value
+            self._holders.update(dict.fromkeys(value.assigned | value.revoking, member_id))
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+    @property
+    def state(self) -> ConsumerGroupState:
+        if not self.subscriptions:
+            return ConsumerGroupState.EMPTY
+        if self.epoch > self.target_epoch:
+            return ConsumerGroupState.ASSIGNING
+        if all(self.is_reconciled(member_id) for member_id in self.subscriptions):
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
+
+    def is_reconciled(self, member_id: str) -> bool:
+        current = self.current.get(member_id, Current())
+        return current.state is MemberState.STABLE and current.epoch == self.target_epoch
+
+    def is_free(self, partition: tuple[bytes, int]) -> bool:
+        return partition not in self._holders
+
+    def subscribes(self, topic: str) -> bool:
+        """Whether a member asks for this topic, by name or by expression."""
+        return any(
+            topic in each.topics or (each.regex is not None and compile_pattern(each.regex).matches(topic))
+            for each in self.subscriptions.values()
+        )
+
+    def subscribed_names(self) -> set[str]:
+        return {topic for subscription in self.subscriptions.values() for topic in subscription.topics}
