@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from semel.client.errors import KafkaError, TimedOutError
+from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError
 from semel.client.timing import Deadline
+from semel.protocol.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +16,8 @@ FIRST_STEP_S = 1.0
 
 
 class Patience:
-    """Transient errors are borne for default.api.timeout.ms; before the first success, only until poll()'s own time-out
-    ends: a wrong address should not look like an empty topic."""
+    """Transient errors are borne for default.api.timeout.ms; before any broker was reached, a refused connection only
+    until poll()'s own time-out ends: a wrong address should not look like an empty topic."""
 
     def __init__(self, limit_s: float, longest_step_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
@@ -25,7 +26,7 @@ class Patience:
         self._step_s = min(FIRST_STEP_S, longest_step_s)
         self._since_s: float | None = None
         self._last: KafkaError | None = None
-        self._ever = False
+        self._reached = False
 
     def step(self, deadline: Deadline) -> Deadline:
         """The time for one request that poll() waits for: what is left, or a little more, so that a poll() with a short
@@ -33,7 +34,7 @@ class Patience:
         return Deadline(min(max(deadline.remaining_s(), self._step_s), self._longest_step_s))
 
     def succeeded(self) -> None:
-        self._ever = True
+        self._reached = True
         self._since_s = self._last = None
         self._step_s = min(FIRST_STEP_S, self._longest_step_s)
 
@@ -42,7 +43,8 @@ class Patience:
             log.warning("consumer: %s", error)
         if self._since_s is None:
             self._since_s = self._clock()
-        if isinstance(error, TimedOutError):
+        self._reached = self._reached or error.code not in (None, ErrorCode.NETWORK_EXCEPTION)
+        if isinstance(error, TimeoutError):
             self._step_s = min(2 * self._step_s, self._longest_step_s)
         self._last = error
 
@@ -51,7 +53,8 @@ class Patience:
         if self._last is None or self._since_s is None:
             return
         lasted_s = self._clock() - self._since_s
-        if lasted_s >= self._limit_s or (poll_ends and not self._ever):
+        is_refused = isinstance(self._last, ConnectionFailedError) and not isinstance(self._last, TimeoutError)
+        if lasted_s >= self._limit_s or (poll_ends and is_refused and not self._reached):
             last, self._since_s, self._last = self._last, None, None
             raise TimedOutError(
                 f"nothing could be read for {lasted_s:.3g} s; the last try: {last}", last.code
