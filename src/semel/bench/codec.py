@@ -6,6 +6,8 @@ Keys of 16 bytes, values of random bytes and of varying length (half to one and 
   `flush`, into librdkafka's own mock broker in the same process.
 - decode: a record set of those batches to columns, CRC checked. confluent-kafka: `consume` of as many messages from the
   mock broker, the clock starting with the first message; keys and values are not even asked for.
+- decode in place: the same, keys and values left in the record set as Arrow views, as a pipeline that goes on in Arrow
+  (or encodes again) takes them.
 - the plain codecs work on a part of the records, as they are slower by an order of magnitude.
 """
 
@@ -59,12 +61,15 @@ def run(report: Report, quick: bool = False) -> None:
             compare(report, bench="codec", case=f"encode {name}", unit="records/s", values=values)
             decoders = {
                 "semel": columnar_decode(workload),
+                "semel in place": columnar_decode(workload, views=True),
                 "semel rows": row_decode(workload),
                 "kafka-python": kafka_python_decode(workload),
                 "confluent-kafka": mock.consume,
             }
             values = interleave(decoders, runs=runs)
+            in_place = {"semel": values.pop("semel in place"), "confluent-kafka": values["confluent-kafka"]}
             compare(report, bench="codec", case=f"decode {name}", unit="records/s", values=values)
+            compare(report, bench="codec", case=f"decode {name} in place", unit="records/s", values=in_place)
 
 
 # --- semel
@@ -87,7 +92,7 @@ def columnar_encode(workload: Workload) -> Callable[[], float]:
     return lambda: rate(lambda: ColumnEncoder(**columns).encode(max_batch_bytes=BATCH_BYTES), count)
 
 
-def columnar_decode(workload: Workload) -> Callable[[], float]:
+def columnar_decode(workload: Workload, views: bool = False) -> Callable[[], float]:
     from semel.protocol.batch import patch_offset
     from semel.protocol.columns import ColumnEncoder, decode_record_set
 
@@ -97,7 +102,7 @@ def columnar_decode(workload: Workload) -> Callable[[], float]:
         offset += batch.record_count
     data = b"".join(batch.buffer for batch in batches)
     assert decode_record_set(data).table.num_rows == offset
-    return lambda: rate(lambda: decode_record_set(data), offset)
+    return lambda: rate(lambda: decode_record_set(data, views=views), offset)
 
 
 def _rows(workload: Workload) -> list[Any]:

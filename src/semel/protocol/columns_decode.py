@@ -28,7 +28,8 @@ from semel.protocol.batch import (
     read_body,
 )
 from semel.protocol.errors import CorruptBatchError
-from semel.protocol.headers_decode import HEADERS_TYPE, Headers, gather, headers_array, read_headers
+from semel.protocol.gathering import gather, views
+from semel.protocol.headers_decode import HEADERS_TYPE, Headers, headers_array, read_headers
 from semel.protocol.record_sets import AbortedTransactions, Progress, visible_batches
 from semel.protocol.record_starts import Bodies, find_record_starts
 from semel.protocol.vector_varints import Int64s, VarintReader
@@ -37,16 +38,28 @@ RUN_BYTES = 16 * 1024 * 1024  # of batches that are decoded together
 SLICE_ROWS = 32 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
 DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
 
-SCHEMA = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.int64(), nullable=False),
-        pa.field("timestamp_type", pa.int8(), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-    ]
-)
-SCHEMA_WITH_HEADERS = SCHEMA.append(pa.field("headers", HEADERS_TYPE))
+
+class Wanted(NamedTuple):
+    """What a caller wants to have in its table."""
+
+    start_offset: int
+    headers: bool
+    views: bool
+
+    def schema(self) -> pa.Schema:
+        payload = pa.binary_view() if self.views else pa.binary()
+        fields = [
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.int64(), nullable=False),
+            pa.field("timestamp_type", pa.int8(), nullable=False),
+            pa.field("key", payload),
+            pa.field("value", payload),
+        ]
+        return pa.schema([*fields, pa.field("headers", HEADERS_TYPE)] if self.headers else fields)
+
+
+SCHEMA = Wanted(0, headers=False, views=False).schema()
+SCHEMA_WITH_HEADERS = Wanted(0, headers=True, views=False).schema()
 
 
 class DecodedRecords(NamedTuple):
@@ -76,17 +89,21 @@ def decode_record_set(
     start_offset: int = 0,
     aborted: AbortedTransactions | None = None,
     headers: bool = False,
+    views: bool = False,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> DecodedRecords:
     """The visible records of a fetch answer from `start_offset` on. `aborted` holds the answer's aborted transactions
-    for read_committed, and is None for read_uncommitted."""
+    for read_committed, and is None for read_uncommitted.
+
+    With `views`, keys and values are of type binary_view and stay in `data` (or in what was decompressed): nothing is
+    copied, `data` is kept alive, and must not be changed. `ColumnEncoder` takes such columns as they are."""
     progress = Progress(start_offset)
+    wanted = Wanted(start_offset, headers, views)
     batches: list[pa.RecordBatch] = []
     for run in _runs(data, progress, aborted, limit_bytes, max_bytes):
-        batches += _decode_run(run, start_offset, headers, limit_bytes)
-    schema = SCHEMA_WITH_HEADERS if headers else SCHEMA
-    table = pa.Table.from_batches(batches, schema)
+        batches += _decode_run(run, wanted, limit_bytes)
+    table = pa.Table.from_batches(batches, wanted.schema())
     return DecodedRecords(table, progress.next_offset, progress.bytes_read, progress.leader_epoch)
 
 
@@ -138,7 +155,7 @@ def _closed(
         yield _Run([header for _, header in unpacked], joined, [0, *ends[:-1]], ends)
 
 
-def _decode_run(run: _Run, start_offset: int, want_headers: bool, limit_bytes: int) -> Iterator[pa.RecordBatch]:
+def _decode_run(run: _Run, wanted: Wanted, limit_bytes: int) -> Iterator[pa.RecordBatch]:
     reader = VarintReader(run.data)
     counts = np.array([header.record_count for header in run.headers], np.int64)
     last_deltas = np.array([header.last_offset_delta for header in run.headers], np.int64)
@@ -160,7 +177,7 @@ def _decode_run(run: _Run, start_offset: int, want_headers: bool, limit_bytes: i
             header_totals += np.bincount(batch_of_row[rows], fields.header_counts, len(counts)).astype(np.int64)
             check_header_count(int(header_totals.max()), limit_bytes)
             found = read_headers(reader, fields.header_starts, fields.header_counts, fields.ends)
-        yield _to_arrow(reader, fields, found, numbers, batch_of_row[rows], start_offset, want_headers)
+        yield _to_arrow(reader, fields, found, numbers, batch_of_row[rows], wanted)
 
 
 class _BatchNumbers(NamedTuple):
@@ -193,6 +210,9 @@ class _Fields(NamedTuple):
     header_starts: Int64s
     header_counts: Int64s | None  # None if there are none
     ends: Int64s
+
+    def only(self, rows: npt.NDArray[np.bool_]) -> _Fields:
+        return _Fields(*(None if numbers is None else numbers[rows] for numbers in self))  # type: ignore[arg-type]
 
 
 def _read_fields(reader: VarintReader, starts: Int64s, ends: Int64s) -> _Fields:
@@ -244,25 +264,22 @@ def _to_arrow(
     headers: Headers | None,
     numbers: _BatchNumbers,
     batch_of_row: npt.NDArray[np.int32],
-    start_offset: int,
-    want_headers: bool,
+    wanted: Wanted,
 ) -> pa.RecordBatch:
+    offsets = numbers.base_offsets[batch_of_row] + fields.offset_deltas
+    data = pa.py_buffer(reader.data)
+    header_column = headers_array(data, headers, fields.header_counts, len(offsets)) if wanted.headers else None
+    if int(offsets.min()) < wanted.start_offset:
+        keep = offsets >= wanted.start_offset
+        offsets, fields, batch_of_row = offsets[keep], fields.only(keep), batch_of_row[keep]
+        header_column = None if header_column is None else header_column.filter(pa.array(keep))
     types = numbers.timestamp_types[batch_of_row]
     timestamps = numbers.base_timestamps[batch_of_row] + fields.timestamp_deltas
     if types.any():
         timestamps = np.where(types, numbers.append_timestamps[batch_of_row], timestamps)
-    offsets = numbers.base_offsets[batch_of_row] + fields.offset_deltas
-    data = pa.py_buffer(reader.data)
-    columns = [
-        pa.array(offsets),
-        pa.array(timestamps),
-        pa.array(types),
-        gather(data, fields.key_starts, fields.key_lengths),
-        gather(data, fields.value_starts, fields.value_lengths),
-    ]
-    if want_headers:
-        columns.append(headers_array(data, headers, fields.header_counts, len(offsets)))
-    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA_WITH_HEADERS if want_headers else SCHEMA)
-    if int(offsets.min()) >= start_offset:
-        return batch
-    return batch.filter(pa.array(offsets >= start_offset))
+    places = ((fields.key_starts, fields.key_lengths), (fields.value_starts, fields.value_lengths))
+    columns = [pa.array(offsets), pa.array(timestamps), pa.array(types)]
+    columns += [views(reader, data, *place) if wanted.views else gather(data, *place) for place in places]
+    if header_column is not None:
+        columns.append(header_column)
+    return pa.RecordBatch.from_arrays(columns, schema=wanted.schema())

@@ -486,7 +486,7 @@ def _binary_column(column: Any) -> _Column | None:
     if column is None or column.null_count == len(column):
         return None
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    arrays = [view for chunk in chunks for view in _view_arrays(plain_binary(chunk))]
+    arrays = [view for chunk in chunks for view in _view_arrays(chunk)]
     array = arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
     _, views_buffer, *buffers = array.buffers()
     views = np.frombuffer(views_buffer, np.complex128, len(array), array.offset * 16)
@@ -500,6 +500,10 @@ def _binary_column(column: Any) -> _Column | None:
 
 def _view_arrays(array: Any) -> Iterator[Any]:
     """A binary array as views; a large one in as many parts as its data needs (an offset in a view has 31 bits)."""
+    if array.type in (pa.binary_view(), pa.string_view()):
+        yield array.cast(pa.binary_view())
+        return
+    array = plain_binary(array)
     if not pa.types.is_large_binary(array.type):
         yield array.cast(pa.binary_view())
         return

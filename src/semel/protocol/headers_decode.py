@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from semel.protocol.errors import CorruptBatchError
+from semel.protocol.gathering import gather
 from semel.protocol.varints import read_varint
 from semel.protocol.vector_varints import Int64s, VarintReader
 
@@ -102,21 +103,3 @@ def _as_text(names: pa.Array) -> pa.Array:
         return names.cast(pa.string())
     except pa.ArrowInvalid:  # not UTF-8: as the row codec reads it
         return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
-
-
-def gather(data: pa.Buffer, starts: Int64s, lengths: Int64s) -> pa.Array:
-    """The values at the given places, one after the other. They are taken out of a column that covers the buffer:
-    value, gap, value, gap."""
-    count = len(starts)
-    shortest = int(lengths.min())
-    if int(lengths.max()) == -1:
-        return pa.nulls(count, pa.binary())
-    bounds = np.empty(2 * count, np.int32)
-    bounds[0::2] = starts
-    bounds[1::2] = starts + (lengths if shortest >= 0 else np.maximum(lengths, 0))
-    pool = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), data])
-    taken = pool.take(pa.array(np.arange(0, 2 * count, 2)))
-    if shortest >= 0:
-        return taken
-    valid = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), count, [valid, *taken.buffers()[1:]])

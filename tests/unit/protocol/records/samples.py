@@ -69,6 +69,9 @@ def decode_both(data: bytes, **options: Any) -> record_sets.RowSet | DecodeError
         decoded = columns.decode_record_set(data, headers=True, **options)
         decoded.table.validate(full=True)
         by_columns: record_sets.RowSet | DecodeError = record_sets.RowSet(rows_of(decoded.table), decoded.next_offset)
+        viewed = columns.decode_record_set(data, headers=True, views=True, **options)
+        viewed.table.validate(full=True)
+        assert viewed.table.cast(decoded.table.schema).equals(decoded.table)
     except DecodeError as error:
         by_columns = error
     if isinstance(by_rows, DecodeError) or isinstance(by_columns, DecodeError):

@@ -201,3 +201,14 @@ def test_patched_offsets_are_seen() -> None:
     decoded = columns.decode_record_set(batch.buffer)
     assert decoded.table["offset"].to_pylist() == [1000, 1001]
     assert (decoded.next_offset, decoded.leader_epoch) == (1002, 3)
+
+
+def test_views_are_not_copied_and_can_be_encoded_again() -> None:
+    records = random_records(random.Random(9), 3000, headers=True)
+    data = bytes(encode_batch(records))
+    table = columns.decode_record_set(data, headers=True, views=True).table
+    assert table.schema.field("value").type == pa.binary_view()
+    (buffer,) = {part.address for part in table["value"].chunk(0).buffers()[2:]}
+    assert buffer == pa.py_buffer(data).address
+    again = columns.ColumnEncoder(**{name: table[name] for name in ("key", "value", "headers", "timestamp")}).encode()
+    assert b"".join(batch.buffer for batch in again)[12:] == data[12:]
