@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.clear()
         self._server.forget(self)
         for slot in self._slots:
-            if slot.future is not None:
+            if slot.future is not None and slot.served.given_up:
                 slot.future.cancel()
         self._slots.clear()
 

@@ -22,7 +22,7 @@ Handler = Callable[[Any, RequestContext, Any], Answer]
 class Served:
     """A row of the table, ready to be called."""
 
-    __slots__ = ("api", "handler", "max_version", "min_version", "name", "pipelined", "requests")
+    __slots__ = ("api", "given_up", "handler", "max_version", "min_version", "name", "pipelined", "requests")
 
     def __init__(self, row: Row) -> None:
         self.api: Api[Any, Any] = api_of(row.key)
@@ -30,6 +30,7 @@ class Served:
         self.min_version = row.min_version if row.min_served is None else row.min_served
         self.max_version = row.max_version
         self.pipelined = row.pipelined
+        self.given_up = row.given_up
         self.requests = 0
         module, _, function = row.handler.partition(":")
         self.handler: Handler = getattr(import_module(module), function)

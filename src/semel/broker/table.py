@@ -22,6 +22,7 @@ class Row(NamedTuple):
     note: str = ""
     min_served: int | None = None  # advertised from min_version, but served from here on (others: UNSUPPORTED_VERSION)
     pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their answer
+    given_up: bool = False  # ends with its connection; anything that changes something goes on to its end
 
 
 _NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
@@ -39,7 +40,7 @@ TABLE: dict[int, Row] = {
             min_served=3,
             pipelined=True,
         ),
-        Row(1, 4, 18, "semel.broker.handlers.fetch:fetch"),
+        Row(1, 4, 18, "semel.broker.handlers.fetch:fetch", given_up=True),
         Row(2, 1, 11, "semel.broker.handlers.list_offsets:list_offsets"),
         Row(3, 0, 13, "semel.broker.handlers.metadata:metadata"),
         Row(8, 2, 10, "semel.broker.groups.handlers.positions:offset_commit"),
@@ -111,8 +112,6 @@ NOT_SERVED: dict[int, tuple[str, str]] = {
     55: ("DescribeQuorum", "there is no quorum: one node, topics kept in a file"),
     57: ("UpdateFeatures", "feature levels are settings: transaction.version, group.version"),
     64: ("UnregisterBroker", "there is one node"),
-    68: ("ConsumerGroupHeartbeat", "the KIP-848 group protocol"),
-    69: ("ConsumerGroupDescribe", "the KIP-848 group protocol"),
     71: ("GetTelemetrySubscriptions", "client telemetry is not taken"),
     72: ("PushTelemetry", "client telemetry is not taken"),
     76: ("ShareGroupHeartbeat", "share groups are not served"),
