@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from semel.client.producer import Producer as Producer
     from semel.patterns.process import process as process
     from semel.spark.api import sink as sink
+    from semel.spark.fast_lane import table_pipeline as table_pipeline
+    from semel.spark.session import spark_session as spark_session
 
 __version__ = "0.1.0"
 
@@ -23,6 +25,8 @@ _LAZY = {
     "Producer": "semel.client.producer",
     "process": "semel.patterns.process",
     "sink": "semel.spark.api",
+    "spark_session": "semel.spark.session",
+    "table_pipeline": "semel.spark.fast_lane",
 }
 
 

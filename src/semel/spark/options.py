@@ -33,6 +33,7 @@ SOURCE_OPTIONS = {
     "maxRecordsPerPartition": "records per task, at most",
     "failOnDataLoss": "true (default): fail when records are gone before they were read",
     "includeHeaders": "true: a column headers",
+    "emit": "rows (default), or ranges: one row per range of offsets, as table_pipeline needs it",
     "applicationId": "whose ledger startingOffsets=committed reads; the sink's application id",
 }
 # Options that Spark puts there, or that belong to the sink: not the source's business.
@@ -71,6 +72,7 @@ class SourceOptions:
     include_headers: bool = False
     read_committed: bool = True
     application_id: str | None = None
+    emit_ranges: bool = False
 
     @classmethod
     def parse(cls, raw: Mapping[str, str], streaming: bool) -> SourceOptions:
@@ -92,6 +94,7 @@ class SourceOptions:
             include_headers=_boolean(given, "includeHeaders", False),
             read_committed=_isolation(given) == "read_committed",
             application_id=given.get("applicationid"),
+            emit_ranges=_choice(given, "emit", ("rows", "ranges"), "rows") == "ranges",
         )
 
 

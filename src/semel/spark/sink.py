@@ -23,7 +23,7 @@ from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.write_job import Cancelled, Report, write_job
+from semel.spark.write_job import Cancelled, Job, Report, write_job
 
 
 class RefusedError(SinkError):
@@ -49,6 +49,7 @@ class Sink(BaseSink):
         super().__init__(options)
         self._owner = TransactionOwner(options.producer_settings())
         self._began_s = 0.0
+        self.job: Job = write_job
         self._open()
 
     def _open(self) -> None:
@@ -123,7 +124,7 @@ class Sink(BaseSink):
 
     def _write(self, df: Any, batch: Batch, handle: TransactionHandle) -> list[Report]:
         try:
-            return write_job(df, self.options, self._targets, batch.batch_id, handle)
+            return self.job(df, self.options, self._targets, batch.batch_id, handle)
         except Cancelled:
             self._abort()
             raise

@@ -23,8 +23,10 @@ from semel.spark.options import COMMITTED, EARLIEST, LATEST, SourceOptions
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader
+from semel.spark.workers import settle_worker
 
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+RANGE_COLUMNS = "topic STRING, partition INT, start BIGINT, end BIGINT"
 HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
@@ -36,6 +38,8 @@ class SemelDataSource(DataSource):
         return "semel"
 
     def schema(self) -> str:
+        if str(self.options.get("emit", "rows")).lower() == "ranges":
+            return RANGE_COLUMNS
         wants_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
         return f"{COLUMNS}, {HEADERS}" if wants_headers else COLUMNS
 
@@ -85,7 +89,11 @@ class _Planner:
     def read(self, task: InputPartition) -> Iterator[Any]:
         """Runs in a worker."""
         assert isinstance(task, Task)
-        yield from read_range(self.options, task.range)
+        settle_worker()
+        if self.options.emit_ranges:
+            yield range_row(task.range)
+        else:
+            yield from read_range(self.options, task.range)
 
 
 class BatchReader(_Planner, DataSourceReader):
@@ -201,6 +209,15 @@ def committed_ends(cluster: Cluster, application_id: str | None) -> Offsets:
                 known = merged.setdefault(topic, {}).get(partition, offset)
                 merged[topic][partition] = min(known, offset)  # one topic in two sources: the lower position
     return merged
+
+
+def range_row(wanted: Range) -> Any:
+    """A range as a row, for tasks that fetch it themselves."""
+    import pyarrow as pa
+
+    kinds = {"topic": pa.string(), "partition": pa.int32(), "start": pa.int64(), "end": pa.int64()}
+    columns = [pa.array([value], kind) for value, kind in zip(wanted, kinds.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[Any]:

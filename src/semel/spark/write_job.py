@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ class Report(NamedTuple):
     last: int
     sequence: int
     mark: int
+
+
+Job = Callable[[Any, SinkOptions, Targets, int, TransactionHandle], list[Report]]
 
 
 def write_job(

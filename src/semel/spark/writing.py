@@ -7,14 +7,14 @@ exactly one gets a partition. Another one waits to be killed: if it failed, four
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
-from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
+from semel.spark.encoding import Encoder, Routing
 from semel.spark.targets import Targets
+from semel.spark.workers import settle_worker
 
 REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
@@ -107,7 +107,7 @@ def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
         task, _ = task_identity()
-        yield from _as_batches(Encoder(routing, task).blobs(batches))
+        yield from to_batches(Encoder(routing, task).blobs(batches))
 
     return run
 
@@ -146,7 +146,7 @@ def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: It
         out = BlobWriter(writer, targets, mark, precautions.handshake)
         for blob in blobs:
             out.write(blob)
-        yield from _report_batches(list(out.report()))
+        yield from report_batches(list(out.report()))
 
 
 def task_identity() -> tuple[int, int]:
@@ -165,7 +165,7 @@ def attempt_number() -> int:
     return 0 if context is None else context.attemptNumber()
 
 
-def _as_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
+def to_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
     import pyarrow as pa
 
     schema = pa.schema([("target", pa.int32()), ("count", pa.int32()), ("dead", pa.int32()), ("data", pa.binary())])
@@ -184,40 +184,10 @@ def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
             yield target, count, is_dead, memoryview(data[i].as_buffer())
 
 
-def _report_batches(rows: list[tuple[int, ...]]) -> Iterator[Any]:
+def report_batches(rows: list[tuple[int, ...]]) -> Iterator[Any]:
     import pyarrow as pa
 
     kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64()]
     names = ["target", "count", "dead", "first", "last", "sequence", "mark"]
     columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
     yield pa.RecordBatch.from_arrays(columns, names=names)
-
-
-_settled = False
-
-
-def settle_worker() -> None:
-    """Once per worker: PySpark's daemon collects garbage after every task, which costs more than a small batch. What
-    the imports left behind never becomes garbage, so it need not be looked at again."""
-    global _settled
-    if not _settled:
-        import pyarrow  # noqa: F401
-
-        import semel.protocol.columns_decode
-        import semel.protocol.columns_encode  # noqa: F401
-
-        gc.collect()
-        gc.freeze()
-        _settled = True
-
-
-__all__ = [
-    "BLOB_COLUMNS",
-    "REPORT_COLUMNS",
-    "OwnerStalledError",
-    "Precautions",
-    "direct_task",
-    "encode_task",
-    "settle_worker",
-    "write_task",
-]

@@ -1,0 +1,176 @@
+"""The fast lane: a step that is nothing but a Python function on Arrow tables, without a record crossing the JVM.
+
+    query = (
+        semel.table_pipeline(spark, source={"subscribe": "in"}, function=clean, sink=sink)
+        .option("checkpointLocation", path).trigger(availableNow=True).start()
+    )
+
+Spark plans, schedules, retries and checkpoints as always, but the rows it sees are ranges of offsets. A task takes its
+ranges, fetches them, calls the function, encodes what it returns and produces it, all in one Python worker. Output goes
+to the partition with the number of the source's, unless `by_key=True` asks for the key's; then the encoded batches, not
+the records, go through one shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from semel.client.cluster import Cluster
+from semel.client.handle import TransactionHandle
+from semel.client.settings import ClientSettings
+from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
+from semel.spark.options import OptionError, SourceOptions
+from semel.spark.planning import Range
+from semel.spark.reading import RangeReader
+from semel.spark.sink import Sink
+from semel.spark.sink_options import SinkOptions
+from semel.spark.targets import Targets
+from semel.spark.workers import settle_worker
+from semel.spark.write_job import Report, collected, routing_of, write_tasks
+from semel.spark.writing import (
+    REPORT_COLUMNS,
+    Blob,
+    BlobWriter,
+    Precautions,
+    report_batches,
+    task_identity,
+    to_batches,
+    write_task,
+)
+
+TableFunction = Callable[[Any], Any]
+READABLE = ("key", "value", "headers", "timestamp", "partition", "topic", "bad")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every task of a pipeline does. Picklable, as far as the user's function is."""
+
+    source: SourceOptions
+    function: TableFunction | None
+    by_key: bool
+
+    def tables(self, wanted: Range) -> Iterator[Any]:
+        """Fetched, decoded, and through the user's function."""
+        settings = ClientSettings.of(self.source.client, allow_auto_create_topics=False)
+        with Cluster(settings) as cluster:
+            reader = RangeReader(
+                cluster,
+                wanted,
+                read_committed=self.source.read_committed,
+                fail_on_data_loss=self.source.fail_on_data_loss,
+            )
+            for table in reader.tables(headers=True):
+                result = table if self.function is None else self.function(table)
+                if result is not None and result.num_rows:
+                    yield _checked(result)
+
+
+def table_pipeline(
+    spark: Any,
+    *,
+    source: Mapping[str, Any],
+    sink: Sink,
+    function: TableFunction | None = None,
+    by_key: bool = False,
+) -> Any:
+    """A DataStreamWriter: give it a checkpoint location and a trigger, and start it.
+
+    source    options of `format("semel")`; brokers are the sink's unless kafka.bootstrap.servers is given
+    function  pyarrow.Table -> pyarrow.Table, or None for no rows; without one rows are copied. It gets key, value,
+              headers, offset and timestamp (milliseconds), and returns value and, where there are any, key, headers and
+              timestamp. It must be deterministic: a task may run it again
+    by_key    True: rows go where Kafka's partitioner puts their key; False: to the partition they came from
+    """
+    if not isinstance(sink, Sink):
+        raise OptionError("the fast lane is exactly_once; make the sink without another guarantee")
+    options = {"kafka.bootstrap.servers": sink.options.bootstrap_servers, **{k: str(v) for k, v in source.items()}}
+    step = Step(SourceOptions.parse(options, streaming=True), function, by_key)
+    ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
+    sink.job = FastJob(step)
+    return ranges.writeStream.foreachBatch(sink)
+
+
+class FastJob:
+    """In place of `write_job`: the DataFrame holds ranges, not rows."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __call__(
+        self, df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
+    ) -> list[Report]:
+        routing = routing_of(options, targets, batch_id, handle.settings)
+        tasks = write_tasks(df, targets)
+        if self._step.by_key:
+            blobs = df.mapInArrow(_encode_ranges(self._step, routing), BLOB_COLUMNS)
+            shuffled = blobs.repartitionById(tasks, blobs["target"])
+            return collected(shuffled.mapInArrow(write_task(handle, targets, options.precautions), REPORT_COLUMNS))
+        topic = targets.topics[targets.index(options.topic)]
+        numbered = df.selectExpr("*", f"{topic.first} + partition % {topic.partitions} AS target")
+        task = _copy_ranges(self._step, handle, routing, options.precautions)
+        placed = numbered.repartitionById(tasks, numbered["target"])
+        return collected(placed.mapInArrow(task, REPORT_COLUMNS))
+
+
+def _copy_ranges(
+    step: Step, handle: TransactionHandle, routing: Routing, precautions: Precautions
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """One worker does everything: the ranges that belong to a target partition are all in one task."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        _, mark = task_identity()
+        with handle.writer() as writer:
+            out = BlobWriter(writer, routing.targets, mark, precautions.handshake)
+            for wanted, target in _ranges(batches):
+                for table in step.tables(wanted):
+                    for blob in _encoded(table, target, routing):
+                        out.write(blob)
+            yield from report_batches(list(out.report()))
+
+    return run
+
+
+def _encode_ranges(step: Step, routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        task, _ = task_identity()
+        encoder = Encoder(routing, task)
+        for wanted, _ in _ranges(batches):
+            yield from to_batches(encoder.blobs(_record_batches(step.tables(wanted))))
+
+    return run
+
+
+def _record_batches(tables: Iterator[Any]) -> Iterator[Any]:
+    for table in tables:
+        yield from table.to_batches()
+
+
+def _ranges(batches: Iterator[Any]) -> Iterator[tuple[Range, int]]:
+    """(range, target) in the order of topic, partition and offset, so that a target's rows keep their order."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["start"])):
+        yield Range(row["topic"], row["partition"], row["start"], row["end"]), row.get("target", -1)
+
+
+def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
+    from semel.protocol.columns_encode import ColumnEncoder
+
+    columns = {name: table.column(name) for name in table.column_names}
+    encoder = ColumnEncoder(
+        columns["value"], columns.get("key"), columns.get("headers"), columns.get("timestamp", routing.timestamp_ms)
+    )
+    for batch in encoder.encode(
+        None, base_sequence=0, compression=routing.compression, max_batch_bytes=routing.batch_bytes
+    ):
+        yield target, batch.record_count, 0, batch.buffer
+
+
+def _checked(table: Any) -> Any:
+    if "value" not in table.column_names:
+        raise OptionError(f"the function returned columns {table.column_names}; a column 'value' is needed")
+    return table.select([name for name in READABLE if name in table.column_names])
