@@ -274,6 +274,18 @@ def test_fetch_waits_until_there_is_enough(cluster: Cluster, client: DirectClien
     assert len(found.records) >= 3000
 
 
+def test_fetch_that_waits_is_answered_when_its_topic_is_deleted(
+    cluster: Cluster, client: DirectClient, topic: str
+) -> None:
+    client.send(FETCH, fetch_request(topic, max_wait_ms=20_000), 12)
+    started_s = time.monotonic()
+    with DirectClient(cluster.bootstrap) as other:
+        other.call(DELETE_TOPICS, DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=5000), 6)
+    code = client.receive(FETCH, 12).responses[0].partitions[0].error_code
+    assert code in (E.UNKNOWN_TOPIC_OR_PARTITION, E.NOT_LEADER_OR_FOLLOWER)
+    assert time.monotonic() - started_s < 10, "it was the time-out that answered"
+
+
 def test_fetch_answers_when_its_time_is_over(client: DirectClient, topic: str) -> None:
     started_s = time.monotonic()
     assert fetch(client, topic, max_wait_ms=300, min_bytes=1).error_code == E.NONE

@@ -27,9 +27,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str = "INFO") -> None:
+    """Our own logs from a level on, and the warnings of everybody else (asyncio's, say)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    root = logging.getLogger("semel")
+    root = logging.getLogger()
     root.handlers = [handler]
-    root.propagate = False
-    root.setLevel(level.upper())
+    root.setLevel(logging.WARNING)
+    logging.getLogger("semel").setLevel(level.upper())

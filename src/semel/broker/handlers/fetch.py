@@ -199,9 +199,10 @@ class Fetch:
         """Cheaper than reading: have the logs grown by what is missing? A moved LSO can reveal older bytes."""
         if self._up_to == "last_stable":
             return True
+        if any(self._find(key) is not partition for key, _, partition in self._partitions):
+            return True  # a topic is gone
         grown = sum(max(0, partition.log.size_bytes - size) for partition, size in self._watched.items())
-        is_gone = any(self._find(key) is not partition for key, _, partition in self._partitions)
-        return is_gone or self.found_bytes + grown >= self._request.min_bytes
+        return self.found_bytes + grown >= self._request.min_bytes
 
     def finish(self) -> None:
         """Answers now, with whatever there is."""

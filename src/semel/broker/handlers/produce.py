@@ -216,8 +216,6 @@ class _Guards:
         self.needed: dict[tuple[bytes, int], Any] = {}
         self._partitions: dict[tuple[str, int], tuple[bytes, int]] = {}
         self._producers: set[tuple[int, int]] = set()
-        if not broker.settings["transaction.partition.verification.enable"] and context.version < _FIRST_OF_TV2:
-            return
         for topic, part in self._transactional_parts():
             self._ask_log(topic, part)
 
@@ -255,6 +253,9 @@ class _Guards:
             self._producers.add((header.producer_id, header.producer_epoch))
 
     async def _ask_coordinator(self) -> None:
+        is_tv2 = self._context.version >= _FIRST_OF_TV2
+        if not is_tv2 and not self._broker.settings["transaction.partition.verification.enable"]:
+            return  # the client's word is taken for it; under TV2 the partition has to be added all the same
         if len(self._producers) > 1:
             verdicts = dict.fromkeys(self._partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         elif self._producers:
