@@ -436,3 +436,31 @@ def test_compactor_takes_the_dirtiest_log_on_its_own_thread(folder: Folder) -> N
     asyncio.run(scenario())
     assert len(all_records(plain)) == 40
     assert len(all_records(dirty)) < 10
+
+
+def test_a_batch_that_cannot_be_read_is_kept_as_it_is(folder: Folder) -> None:
+    """It came while the topic was not compacted: the log never looked inside."""
+    from semel.protocol.batch import seal_crc
+
+    log = folder.log(segment_bytes=500)
+    garbage = batch([b"x" * 30] * 3, keys=[b"k"] * 3, compression=1)
+    garbage[80:90] = b"\xff" * 10
+    seal_crc(garbage)
+    append(log, garbage)
+    for number in range(20):
+        put(log, b"k", b"%d" % number)
+    log.config = folder.config = folder.config.with_settings({"cleanup.policy": "compact"})
+    assert compact(log)
+    assert bytes(log.read(0, 1).records) == bytes(garbage)
+    assert len(all_headers(log)) < 10
+
+
+def test_log_append_time_survives_compaction(folder: Folder) -> None:
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=500, message_timestamp_type="LogAppendTime")
+    for number in range(20):
+        append(log, values=[b"a", b"b"], keys=[b"x%d" % (number % 3), b"y"], timestamp_ms=5, now_ms=START_MS + number)
+    before = {record.offset: record for record in all_records(log)}
+    assert compact(log)
+    after = all_records(log)
+    assert len(after) < len(before)
+    assert all(before[record.offset] == record for record in after)
