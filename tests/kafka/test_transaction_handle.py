@@ -1,0 +1,205 @@
+"""One transaction written by many processes, on both brokers and in both generations: what the Spark sink rests on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from semel.client.consumer_types import OffsetAndMetadata
+from semel.client.coordinator import EndUnknownError
+from semel.client.errors import FencedError, IllegalStateError, KafkaError
+from semel.client.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, Written
+from semel.client.producer_settings import ProducerSettings
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.end_txn import END_TXN
+from semel.protocol.messages.produce import PRODUCE
+from tests.support.broker import Cluster
+from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
+from tests.support.reading import committed_offset, create_topic, read_topic
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return create_topic(cluster.bootstrap, cluster.unique("shared"), partitions=PARTITIONS)
+
+
+@pytest.fixture(params=[1, 2], ids=["TV1", "TV2"])
+def settings(cluster: Cluster, request: pytest.FixtureRequest) -> ProducerSettings:
+    return ProducerSettings.of(
+        bootstrap_servers=cluster.bootstrap,
+        transactional_id=cluster.unique("shared-owner"),
+        transaction_version_max=request.param,
+        retry_backoff_ms=10,
+    )
+
+
+@pytest.fixture
+def owner(settings: ProducerSettings) -> Iterator[TransactionOwner]:
+    with TransactionOwner(settings) as owner:
+        owner.own(30)
+        assert owner.generation == settings.transaction_version_max
+        yield owner
+
+
+def rows(prefix: str, count: int) -> pa.Table:
+    return pa.table(
+        {"value": [f"{prefix}-{i}" for i in range(count)], "timestamp": [1_700_000_000_000 + i for i in range(count)]}
+    )
+
+
+def places(topic: str) -> list[tuple[str, int]]:
+    return [(topic, partition) for partition in range(PARTITIONS)]
+
+
+def write_task(arguments: tuple[bytes, str, int, int, str]) -> tuple[Opening, list[Written]]:
+    """What a Spark task does: open with its mark, go on only as the owner."""
+    pickled, topic, partition, attempt, prefix = arguments
+    handle: TransactionHandle = pickle.loads(pickled)
+    with handle.writer() as writer:
+        opening = writer.open(topic, partition, rows(prefix, 50).slice(0, 1), mark=attempt)
+        if not opening.is_owner:
+            return opening, []
+        writer.write(topic, partition, rows(prefix, 50).slice(1, 20))
+        writer.write(topic, partition, rows(prefix, 50).slice(21))
+        return opening, writer.finish(30)
+
+
+def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
+    cluster: Cluster, topic: str, owner: TransactionOwner
+) -> None:
+    expected: set[bytes] = set()
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        for number in range(3):
+            commit = number != 1
+            handle = pickle.dumps(owner.begin(places(topic)))
+            jobs = [(handle, topic, p, 1000 * number + p + 1, f"{number}-{p}") for p in range(PARTITIONS)]
+            rival = (handle, topic, 0, 1000 * number + 99, f"{number}-rival")
+            *outcomes, second = pool.map(write_task, [*jobs, rival], chunksize=1)
+            assert [outcomes[0][0].is_owner, second[0].is_owner].count(True) == 1
+            assert all(opening.is_owner for opening, _ in outcomes[1:])
+            reports = [written for _, report in [*outcomes, second] for written in report]
+            assert {(w.topic, w.partition): w.last_sequence for w in reports} == owner.last_sequences(places(topic))
+            assert all(w.record_count == 50 and w.last_offset - w.first_offset == 49 for w in reports)
+            owner.send_offsets({(topic, 0): OffsetAndMetadata(number + 1)}, owner.settings.transactional_id or "")
+            owner.end(commit, 30)
+            if commit:
+                winner = f"{number}-0" if outcomes[0][0].is_owner else f"{number}-rival"
+                for prefix in (winner, *(f"{number}-{p}" for p in range(1, PARTITIONS))):
+                    expected |= {value.encode() for value in rows(prefix, 50)["value"].to_pylist()}
+    deadline = time.monotonic() + 10
+    while len(seen := read_topic(cluster.bootstrap, topic)) != len(expected):
+        assert time.monotonic() < deadline
+    assert {row.value for row in seen} == expected
+    assert {row.timestamp - 1_700_000_000_000 for row in seen} == set(range(50)), "the mark does not move timestamps"
+    assert committed_offset(cluster.bootstrap, owner.settings.transactional_id or "", topic) == 3
+
+
+@pytest.mark.parametrize("fault_of", [cut_before, cut_after_answer, half_answer], ids=lambda fault: fault.__name__)
+def test_a_writer_behind_a_bad_network_writes_once(
+    cluster: Cluster, topic: str, owner: TransactionOwner, fault_of: object
+) -> None:
+    handle = owner.begin(places(topic))
+    with Proxy(cluster.bootstrap) as proxy:
+        faults = [proxy.add(fault_of(PRODUCE, skip=skip)) for skip in (0, 2, 3)]  # type: ignore[operator]
+        behind = TransactionHandle(
+            handle.settings.replace(bootstrap_servers=(proxy.bootstrap,), batch_size=200),
+            handle.producer_id,
+            handle.epoch,
+            handle.generation,
+            handle.partitions,
+        )
+        with behind.writer() as writer:
+            opening = writer.open(topic, 0, rows("a", 1), mark=77)
+            assert opening == Opening(True, opening.offset, 77)
+            writer.write(topic, 0, rows("b", 100))
+            (written,) = writer.finish(30)
+        for fault in faults:
+            fault.assert_fired()
+    assert (written.record_count, written.last_sequence) == (101, 100)
+    owner.end(True, 30)
+    deadline = time.monotonic() + 10
+    while len(seen := read_topic(cluster.bootstrap, topic)) != 101:
+        assert time.monotonic() < deadline
+    assert [row.value for row in seen] == [b"a-0", *(b"b-%d" % i for i in range(100))]
+
+
+def _write_and_wait(writer: PartitionWriter, topic: str) -> None:
+    writer.write(topic, 0, rows("late", 5))
+    writer.flush(30)
+
+
+def test_a_straggler_of_an_earlier_transaction_is_refused(
+    cluster: Cluster, topic: str, owner: TransactionOwner
+) -> None:
+    old = owner.begin(places(topic))
+    with old.writer() as writer:
+        writer.write(topic, 0, rows("old", 5))
+        writer.finish(30)
+        owner.end(False, 30)
+        new = owner.begin(places(topic))
+        assert new.epoch > old.epoch
+        with new.writer() as successor:
+            successor.write(topic, 0, rows("new", 5))
+            successor.finish(30)
+        with pytest.raises(KafkaError) as refused:
+            _write_and_wait(writer, topic)
+        assert refused.value.code in (
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            ErrorCode.TRANSACTION_ABORTABLE,
+            ErrorCode.INVALID_TXN_STATE,
+        )
+    owner.end(True, 30)
+    deadline = time.monotonic() + 10
+    while len(seen := read_topic(cluster.bootstrap, topic)) != 5:
+        assert time.monotonic() < deadline
+    assert {row.value for row in seen} == {b"new-%d" % i for i in range(5)}
+
+
+def test_after_an_end_without_an_answer_renewing_tells_whether_the_id_is_ours(
+    cluster: Cluster, topic: str, settings: ProducerSettings
+) -> None:
+    with Proxy(cluster.bootstrap) as proxy:
+        slow = settings.replace(bootstrap_servers=(proxy.bootstrap,), request_timeout_ms=300)
+        with TransactionOwner(slow) as owner, TransactionOwner(settings) as other:
+            owner.own(30)
+            handle = owner.begin(places(topic))
+            with handle.writer() as writer:
+                writer.write(topic, 0, rows("x", 3))
+                writer.finish(30)
+            fault = proxy.add(silence(END_TXN, times=100))
+            with pytest.raises(EndUnknownError) as unknown:
+                owner.end(True, 0.7)
+            fault.assert_fired()
+            assert unknown.value.maybe_sent
+            proxy.clear()
+            before = owner.identity
+            assert before is not None
+            assert owner.renew(30).epoch > before.epoch
+            assert len(read_topic(cluster.bootstrap, topic)) == 3, "what was decided is in the log"
+            other.own(30)
+            with pytest.raises(FencedError):
+                owner.renew(30)
+
+
+def test_wrong_use_is_explained(topic: str, settings: ProducerSettings, owner: TransactionOwner) -> None:
+    with pytest.raises(IllegalStateError, match=r"own\(\) first"):
+        TransactionOwner(settings).begin([])
+    handle = owner.begin([(topic, 0)])
+    with handle.writer() as writer:
+        writer.open(topic, 0, rows("x", 1), mark=1)
+        with pytest.raises(IllegalStateError, match="opened before"):
+            writer.open(topic, 0, rows("x", 1), mark=2)
+        if owner.generation == 1:
+            with pytest.raises(IllegalStateError, match=r"the owner must name it in begin\(\)"):
+                writer.write(topic, 1, rows("x", 1))
+    with pytest.raises(IllegalStateError, match="closed"):
+        writer.flush()
+    owner.end(False, 30)
