@@ -1,0 +1,351 @@
+"""Consumer groups on both brokers: sharing, rebalancing, static members, and groups of mixed clients."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import Producer as ConfluentProducer
+
+from semel.client.admin import Admin
+from semel.client.consumer import Consumer
+from semel.client.consumer_errors import CommitFailedError
+from semel.client.consumer_rebalance import RebalanceListener
+from semel.client.consumer_types import TopicPartition
+from semel.client.errors import AbortableError, FencedError
+from semel.client.producer import Producer
+from semel.protocol.messages.heartbeat import HEARTBEAT
+from semel.protocol.messages.join_group import JOIN_GROUP
+from semel.protocol.messages.sync_group import SYNC_GROUP
+from tests.support.broker import Cluster, SemelBroker
+from tests.support.proxy import Proxy, cut_after_answer, cut_before
+from tests.support.reading import create_topic
+
+PARTITIONS = 6
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return create_topic(cluster.bootstrap, cluster.unique("grouped"), partitions=PARTITIONS)
+
+
+@pytest.fixture
+def group(cluster: Cluster) -> str:
+    return cluster.unique("group")
+
+
+@pytest.fixture
+def brisk_broker(tmp_path: Path) -> Iterator[SemelBroker]:
+    """A broker that lets sessions be short, so that their ends can be waited for."""
+    with SemelBroker(tmp_path / "brisk", "--set", "group.min.session.timeout.ms=100") as broker:
+        yield broker
+
+
+class Diary(RebalanceListener):
+    """Notes what happened, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, list[TopicPartition]]] = []
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("assigned", partitions))
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("revoked", partitions))
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.events.append(("lost", partitions))
+
+
+def member_of(cluster: Cluster, group: str, **options: object) -> Consumer:
+    defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 300, "enable_auto_commit": False}
+    return Consumer(bootstrap_servers=cluster.bootstrap, group_id=group, **{**defaults, **options})
+
+
+def settle(*consumers: Consumer, total: int = PARTITIONS, timeout_s: float = 30) -> None:
+    """Polls everyone until all partitions are given out and everyone has some."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        for consumer in consumers:
+            consumer.poll(100)
+        shares = [consumer.assignment() for consumer in consumers]
+        if sum(map(len, shares)) == total == len(set().union(*shares)) and all(shares):
+            return
+        assert time.monotonic() < deadline_s, f"no agreement: {shares}"
+
+
+def fill(cluster: Cluster, topic: str, count: int) -> None:
+    producer = ConfluentProducer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for number in range(count):
+        producer.produce(topic, value=b"%d" % number, key=b"%d" % number)
+    assert producer.flush(30) == 0
+
+
+# --- sharing ---
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_members_share_all_partitions_and_take_over_what_a_leaver_had(
+    cluster: Cluster, topic: str, group: str, strategy: str
+) -> None:
+    options = {"partition_assignment_strategy": strategy}
+    with ExitStack() as stack:
+        members = [stack.enter_context(member_of(cluster, group, **options)) for _ in range(3)]
+        for member in members:
+            member.subscribe([topic])
+        settle(*members)
+        assert [len(member.assignment()) for member in members] == [2, 2, 2]
+        members[0].close()
+        settle(*members[1:])
+        assert [len(member.assignment()) for member in members[1:]] == [3, 3]
+        members[1].unsubscribe()
+        settle(members[2])
+
+
+def test_group_reads_every_record_once_across_rebalances(cluster: Cluster, topic: str, group: str) -> None:
+    fill(cluster, topic, 3000)
+    seen: list[bytes] = []
+    with member_of(cluster, group) as first, member_of(cluster, group) as second:
+        first.subscribe([topic], Committer(first))
+        seen += [record.value for record in first.poll(10_000, max_records=500)]
+        second.subscribe([topic], Committer(second))
+        deadline_s = time.monotonic() + 40
+        while len(seen) < 3000 and time.monotonic() < deadline_s:
+            for member in (first, second):
+                seen += [record.value for record in member.poll(100, max_records=100)]
+        assert first.assignment()
+        assert second.assignment()
+    assert sorted(seen, key=int) == [b"%d" % number for number in range(3000)]
+
+
+class Committer(RebalanceListener):
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._consumer.commit()
+
+
+def test_eager_members_give_everything_back_cooperative_ones_only_what_moves(
+    cluster: Cluster, topic: str, group: str
+) -> None:
+    for strategy in ("range", "cooperative-sticky"):
+        diary = Diary()
+        options = {"partition_assignment_strategy": strategy}
+        name = f"{group}-{strategy}"
+        with member_of(cluster, name, **options) as first, member_of(cluster, name, **options) as second:
+            first.subscribe([topic], diary)
+            settle(first)
+            second.subscribe([topic])
+            settle(first, second)
+        kinds = [kind for kind, _ in diary.events]
+        revoked = [len(partitions) for kind, partitions in diary.events if kind == "revoked"]
+        assert kinds[0] == "assigned"
+        assert "lost" not in kinds
+        assert revoked[0] == (PARTITIONS if strategy == "range" else PARTITIONS // 2)
+
+
+def test_cooperative_member_keeps_reading_while_others_join(cluster: Cluster, topic: str, group: str) -> None:
+    fill(cluster, topic, 600)
+    options = {"partition_assignment_strategy": "cooperative-sticky"}
+    with member_of(cluster, group, **options) as first, member_of(cluster, group, **options) as second:
+        diary = Diary()
+        first.subscribe([topic], diary)
+        settle(first)
+        kept_positions = {part: first.position(part) for part in first.assignment()}
+        second.subscribe([topic])
+        settle(first, second)
+        for partition in first.assignment():
+            assert first.position(partition) >= kept_positions[partition]
+
+
+def test_pattern_subscription_finds_topics_that_come_later(cluster: Cluster, group: str) -> None:
+    stem = cluster.unique("matched")
+    first = create_topic(cluster.bootstrap, f"{stem}.a")
+    with member_of(cluster, group, metadata_max_age_ms=300) as consumer:
+        consumer.subscribe(re.compile(re.escape(stem) + r"\..*"))
+        settle(consumer, total=1)
+        assert consumer.subscription() == {first}
+        second = create_topic(cluster.bootstrap, f"{stem}.b")
+        settle(consumer, total=2)
+        assert consumer.subscription() == {first, second}
+
+
+def test_added_partitions_are_shared_out(cluster: Cluster, group: str) -> None:
+    topic = create_topic(cluster.bootstrap, cluster.unique("growing"))
+    with (
+        member_of(cluster, group, metadata_max_age_ms=300) as consumer,
+        Admin(bootstrap_servers=cluster.bootstrap) as admin,
+    ):
+        consumer.subscribe([topic])
+        settle(consumer, total=1)
+        admin.create_partitions(topic, 3)
+        settle(consumer, total=3)
+
+
+def test_topic_created_after_the_subscription_is_read(cluster: Cluster, group: str) -> None:
+    topic = cluster.unique("late")
+    with member_of(cluster, group, allow_auto_create_topics=False) as consumer:
+        consumer.subscribe([topic])
+        assert consumer.poll(500) == []
+        create_topic(cluster.bootstrap, topic)
+        fill(cluster, topic, 1)
+        settle(consumer, total=1)
+
+
+# --- members that come back, stay away, or are slow ---
+
+
+def test_static_member_comes_back_without_a_rebalance(cluster: Cluster, topic: str, group: str) -> None:
+    with member_of(cluster, group, group_instance_id="one") as other:
+        first = member_of(cluster, group, group_instance_id="two")
+        other.subscribe([topic])
+        first.subscribe([topic])
+        settle(other, first)
+        before, generation = first.assignment(), other.group_metadata().generation_id
+        first.close()
+        with member_of(cluster, group, group_instance_id="two") as again:
+            again.subscribe([topic])
+            settle(other, again)
+            assert again.assignment() == before
+            assert other.group_metadata().generation_id == generation
+
+
+def test_second_holder_of_an_instance_id_fences_the_first(cluster: Cluster, topic: str, group: str) -> None:
+    with (
+        member_of(cluster, group, group_instance_id="same") as first,
+        member_of(cluster, group, group_instance_id="same") as second,
+    ):
+        first.subscribe([topic])
+        settle(first)
+        second.subscribe([topic])
+        settle(second)
+        with pytest.raises(FencedError, match=r"group\.instance\.id took over"):
+            _await(lambda: bool(first.poll(200)))
+        with pytest.raises(FencedError):
+            first.poll(200)
+
+
+def test_heartbeats_keep_a_slow_program_in_the_group(brisk_broker: SemelBroker) -> None:
+    """It works longer than its session lasts, but not longer than max.poll.interval.ms."""
+    cluster = Cluster("semel", brisk_broker)
+    topic = create_topic(cluster.bootstrap, "slow", partitions=PARTITIONS)
+    options = {"session_timeout_ms": 600, "heartbeat_interval_ms": 100}
+    with member_of(cluster, "g", **options) as consumer:
+        diary = Diary()
+        consumer.subscribe([topic], diary)
+        settle(consumer)
+        generation = consumer.group_metadata()
+        time.sleep(1.5)  # the work: nothing can be awaited here, the point is that poll() is not called
+        consumer.poll(200)
+        assert consumer.group_metadata() == generation
+        assert [kind for kind, _ in diary.events] == ["assigned"]
+
+
+def test_program_slower_than_the_poll_interval_loses_its_partitions(brisk_broker: SemelBroker) -> None:
+    cluster = Cluster("semel", brisk_broker)
+    topic = create_topic(cluster.bootstrap, "too-slow", partitions=PARTITIONS)
+    fill(cluster, topic, 10)
+    options = {"session_timeout_ms": 600, "heartbeat_interval_ms": 100, "max_poll_interval_ms": 700}
+    with member_of(cluster, "g", **options) as slow, member_of(cluster, "g", **options) as quick:
+        diary = Diary()
+        slow.subscribe([topic], diary)
+        settle(slow)
+        quick.subscribe([topic])
+        deadline_s = time.monotonic() + 20
+        while len(quick.assignment()) < PARTITIONS and time.monotonic() < deadline_s:
+            quick.poll(100)
+        assert len(quick.assignment()) == PARTITIONS
+        with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
+            slow.commit({(topic, 0): 1})
+        slow.poll(200)
+        assert "lost" in [kind for kind, _ in diary.events]
+        settle(slow, quick)
+
+
+def test_transaction_of_a_member_that_lost_its_place_is_refused(brisk_broker: SemelBroker) -> None:
+    """D2: the group's generation fences, whatever the transactional id is."""
+    cluster = Cluster("semel", brisk_broker)
+    topic = create_topic(cluster.bootstrap, "fenced", partitions=PARTITIONS)
+    with (
+        member_of(cluster, "g") as first,
+        member_of(cluster, "g") as second,
+        Producer(bootstrap_servers=cluster.bootstrap, transactional_id="t") as producer,
+    ):
+        producer.init_transactions()
+        first.subscribe([topic])
+        settle(first)
+        stale = first.group_metadata()
+        second.subscribe([topic])
+        settle(first, second)
+        producer.begin_transaction()
+        with pytest.raises(AbortableError, match="ILLEGAL_GENERATION"):
+            producer.send_offsets_to_transaction({(topic, 0): 5}, stale)
+        producer.abort_transaction()
+        assert first.committed([(topic, 0)]) == {}
+
+
+@pytest.mark.parametrize("api", [JOIN_GROUP, SYNC_GROUP, HEARTBEAT], ids=lambda api: api.name)
+@pytest.mark.parametrize("fault", [cut_before, cut_after_answer])
+def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic: str, group: str, api, fault) -> None:
+    with Proxy(cluster.bootstrap) as proxy:
+        injected = proxy.add(fault(api))
+        with Consumer(
+            bootstrap_servers=proxy.bootstrap, group_id=group, heartbeat_interval_ms=200, session_timeout_ms=6000
+        ) as consumer:
+            consumer.subscribe([topic])
+            settle(consumer)
+            assert injected.happened.wait(10)
+            consumer.poll(500)
+            settle(consumer)
+        injected.assert_fired()
+
+
+# --- together with other clients ---
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+def test_mixed_group_with_confluent_shares_all_partitions(
+    cluster: Cluster, topic: str, group: str, strategy: str
+) -> None:
+    """Whoever leads: once semel joins first, once confluent."""
+    for semel_first in (True, False):
+        name = f"{group}-{semel_first}"
+        foreign = ConfluentConsumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": name,
+                "partition.assignment.strategy": strategy,
+                "heartbeat.interval.ms": 300,
+                "log_level": 0,
+            }
+        )
+        with member_of(cluster, name, partition_assignment_strategy=strategy) as own:
+            if semel_first:
+                own.subscribe([topic])
+                settle(own)
+            foreign.subscribe([topic])
+            if not semel_first:
+                _await(lambda foreign=foreign: (foreign.poll(0.1), len(foreign.assignment()) == PARTITIONS)[1])
+                own.subscribe([topic])
+
+            def is_shared(own=own, foreign=foreign) -> bool:
+                own.poll(100)
+                foreign.poll(0.1)
+                theirs = {TopicPartition(part.topic, part.partition) for part in foreign.assignment()}
+                return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
+
+            _await(is_shared)
+            foreign.close()
+            settle(own)
+
+
+def _await(condition, timeout_s: float = 30) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
