@@ -15,9 +15,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import java_tool
+from tests.support.kafka import java_tool, start_tool
 
 PARTITIONS = 6
+CLASSIC = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}  # in the consumer protocol the broker says them
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
@@ -46,13 +47,11 @@ class Worker:
                 "bootstrap.servers": bootstrap,
                 "group.id": group,
                 "auto.offset.reset": "earliest",
-                "session.timeout.ms": 6000,
-                "heartbeat.interval.ms": 200,
                 "enable.auto.commit": False,
+                **(CLASSIC if "group.protocol" not in settings else {}),
                 **settings,
             }
         )
-        self._incremental = settings.get("partition.assignment.strategy") == "cooperative-sticky"
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -238,6 +237,67 @@ def test_aiokafka_members_share_and_commit(cluster: Cluster) -> None:
             await late.stop()
 
     asyncio.run(play())
+
+
+# -- the consumer protocol (KIP-848) -----------------------------------------------------------------------------------
+@pytest.fixture
+def brisk_broker(tmp_path: Path) -> Iterator[SemelBroker]:
+    """A broker that asks for many heartbeats, so that members notice changes soon."""
+    options = ("--set", "group.consumer.heartbeat.interval.ms=200", "--set", "group.consumer.session.timeout.ms=6000")
+    with SemelBroker(tmp_path / "broker", *options) as broker:
+        yield broker
+
+
+def test_partitions_are_shared_by_the_broker_also_over_kill_9(brisk_broker: SemelBroker) -> None:
+    bootstrap, settings = brisk_broker.bootstrap, {"group.protocol": "consumer", "reconnect.backoff.max.ms": 200}
+    create_topic(bootstrap, "shared")
+    produce(bootstrap, "shared", [f"a{n}" for n in range(60)])
+    first = Worker(bootstrap, "g", "shared", **settings)
+    with workers(first):
+        until(lambda: len(first.values) == 60 and shares(first), "the first member reads everything")
+        second, third = Worker(bootstrap, "g", "shared", **settings), Worker(bootstrap, "g", "shared", **settings)
+        with workers(second):
+            with workers(third):
+                members = (first, second, third)
+                until(lambda: shares(*members) and all(len(m.assigned) == 2 for m in members), "three members share")
+                had = [member.assigned.copy() for member in members]
+                brisk_broker.kill()
+                brisk_broker.start()
+                produce(bootstrap, "shared", [f"b{n}" for n in range(60)])
+                everything = sorted(f"{letter}{n}" for letter in "ab" for n in range(60))
+                until(
+                    lambda: sorted(first.values + second.values + third.values) == everything,
+                    "every record is read once",
+                )
+                assert [member.assigned for member in members] == had, "the assignment survived"
+            until(lambda: shares(first, second), "two members share again")
+        until(lambda: shares(first), "the last member has everything")
+
+
+def test_kafkas_java_consumer_and_tools_use_the_consumer_protocol(
+    brisk_broker: SemelBroker, kafka_installation: Path
+) -> None:
+    bootstrap = brisk_broker.bootstrap
+    create_topic(bootstrap, "java", 2)
+    produce(bootstrap, "java", [str(n) for n in range(20)], 2)
+    words = ("--bootstrap-server", bootstrap, "--topic", "java", "--group-id", "g", "--group-protocol", "consumer")
+    with start_tool("VerifiableConsumer", *words, "--reset-policy", "earliest", "--max-messages", "1000") as reader:
+        reader.wait_for_line(r'"name":"partitions_assigned".*"partition":1', 60)
+        reader.wait_for_line(r'"name":"records_consumed"', 60)
+
+        def described() -> dict[str, list[str]]:
+            shown = java_tool(
+                "ConsumerGroupCommand", "--bootstrap-server", bootstrap, "--describe", "--group", "g"
+            ).stdout
+            return {row[2]: row[3:6] for row in map(str.split, shown.splitlines()) if row[:1] == ["g"]}
+
+        done = {"0": ["10", "10", "0"], "1": ["10", "10", "0"]}
+        until(lambda: described() == done, "the tool shows that nothing is left to read", 60)
+        state = java_tool(
+            "ConsumerGroupCommand", "--bootstrap-server", bootstrap, "--describe", "--group", "g", "--state"
+        ).stdout
+        assert "Stable" in state
+        assert "uniform" in state
 
 
 # -- over kill -9 ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.protocol.apis import APIS, api_of
-from semel.protocol.messages import consumer_protocol, group_log, markers, transaction_log
+from semel.protocol.messages import consumer_group_log, consumer_protocol, group_log, markers, transaction_log
 from semel.protocol.schema import Kind, Struct, fields_of, parse_versions
 from tests.support.kafka import kafka_libs
 
@@ -27,6 +27,16 @@ FORMATS = [fmt for key in APIS for fmt in (api_of(key).request, api_of(key).resp
     group_log.OFFSET_COMMIT_VALUE,
     group_log.GROUP_METADATA_KEY,
     group_log.GROUP_METADATA_VALUE,
+    consumer_group_log.CONSUMER_GROUP_METADATA_KEY,
+    consumer_group_log.CONSUMER_GROUP_METADATA_VALUE,
+    consumer_group_log.CONSUMER_GROUP_MEMBER_METADATA_KEY,
+    consumer_group_log.CONSUMER_GROUP_MEMBER_METADATA_VALUE,
+    consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_KEY,
+    consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_VALUE,
+    consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_KEY,
+    consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE,
+    consumer_group_log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_KEY,
+    consumer_group_log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE,
     consumer_protocol.CONSUMER_SUBSCRIPTION,
     consumer_protocol.CONSUMER_ASSIGNMENT,
     markers.END_TXN_MARKER,

@@ -43,8 +43,11 @@ def assign_uniform(wishes: Wishes, counts: Counts, before: Mapping[str, Partitio
         member: {part for part in before.get(member, ()) if part[0] in wish.topics and part[1] < counts.get(part[0], 0)}
         for member, wish in wishes.items()
     }
-    alike = len({wish.topics for wish in wishes.values()}) <= 1
-    shares = _share_alike(counts, kept) if alike else _share_among_readers(wishes, counts, kept)
+    kinds = {wish.topics for wish in wishes.values()}
+    if len(kinds) == 1:
+        shares = _share_alike({topic: counts[topic] for topic in kinds.pop() & counts.keys()}, kept)
+    else:
+        shares = _share_among_readers(wishes, counts, kept)
     return {member: frozenset(share) for member, share in shares.items()}
 
 
@@ -54,8 +57,6 @@ Shares = dict[str, set[tuple[bytes, int]]]
 def _share_alike(counts: Counts, kept: Shares) -> Shares:
     """Everybody wants the same: who has most already gets the odd ones, so that the least has to move."""
     everything = [(topic, index) for topic in sorted(counts) for index in range(counts[topic])]
-    if not kept:
-        return {}
     fair, odd = divmod(len(everything), len(kept))
     order = sorted(kept, key=lambda member: (-len(kept[member]), member))
     quotas = {member: fair + (number < odd) for number, member in enumerate(order)}

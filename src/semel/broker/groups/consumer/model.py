@@ -58,7 +58,7 @@ class Current(NamedTuple):
 
     def at_epoch(self, epoch: int) -> Current:
         """The same at an epoch; the last one before it is remembered, in case the answer gets lost."""
-        return self if epoch == self.epoch else self._replace(previous_epoch=self.epoch, epoch=epoch)
+        return self._replace(previous_epoch=self.epoch, epoch=epoch)
 
 
 # -- changes: each is one record; None stands for a tombstone ----------------------------------------------------------
@@ -100,7 +100,7 @@ class ConsumerGroup:
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
-        self.epoch = 0
+        self.epoch = 1  # as in Kafka: the first member raises it to 2
         self.topics_hash = 0
         self.target_epoch = 0
         self.subscriptions: dict[str, Subscription] = {}

@@ -25,7 +25,7 @@ def reconcile(
     if current.state is MemberState.UNREVOKED:
         if _still_owns(owned, current.revoking):
             return current
-        return _next(current.at_epoch(current.epoch + 1), target_epoch, target, owned, is_free)
+        return _next(current, target_epoch, target, owned, is_free, epoch=current.epoch + 1)
     return _next(current, target_epoch, target, owned, is_free)
 
 
@@ -35,11 +35,13 @@ def _next(
     target: Partitions,
     owned: Partitions | None,
     is_free: Callable[[tuple[bytes, int]], bool],
+    epoch: int | None = None,
 ) -> Current:
     kept = current.assigned & target
     revoking = current.assigned - target
     if revoking and _still_owns(owned, revoking):
-        return current._replace(state=MemberState.UNREVOKED, assigned=kept, revoking=revoking)
+        stays = current.at_epoch(current.epoch if epoch is None else epoch)
+        return stays._replace(state=MemberState.UNREVOKED, assigned=kept, revoking=revoking)
     wanted = target - kept
     free = frozenset(filter(is_free, wanted))
     state = MemberState.STABLE if free == wanted else MemberState.UNRELEASED

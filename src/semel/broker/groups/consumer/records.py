@@ -94,7 +94,7 @@ def _member_value(value: Subscription) -> bytes:
             value.client_id,
             value.client_host,
             sorted(value.topics),
-            value.regex,
+            value.regex or "",  # as Kafka writes it
             value.rebalance_timeout_ms,
             value.assignor,
         ),
@@ -110,7 +110,7 @@ def _read_member(body: bytes) -> Subscription:
         read.client_id,
         read.client_host,
         tuple(read.subscribed_topic_names),
-        read.subscribed_topic_regex,
+        read.subscribed_topic_regex or None,
         read.rebalance_timeout_ms,
         read.server_assignor,
     )

@@ -84,7 +84,7 @@ def _member(broker: Broker, group: ConsumerGroup, member_id: str) -> described.M
         client_id=subscription.client_id,
         client_host=subscription.client_host,
         subscribed_topic_names=list(subscription.topics),
-        subscribed_topic_regex=subscription.regex,
+        subscribed_topic_regex=subscription.regex or "",
         assignment=_assignment(broker, current.assigned),
         target_assignment=_assignment(broker, group.target.get(member_id, NOTHING)),
         member_type=CONSUMER_MEMBER,

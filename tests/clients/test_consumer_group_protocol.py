@@ -1,0 +1,374 @@
+"""Groups of the consumer protocol (KIP-848) over the bare protocol: every answer is Apache Kafka's, and semel's too."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages.consumer_group_describe import CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest
+from semel.protocol.messages.consumer_group_heartbeat import (
+    CONSUMER_GROUP_HEARTBEAT,
+    ConsumerGroupHeartbeatRequest,
+    TopicPartitions,
+)
+from semel.protocol.messages.create_partitions import (
+    CREATE_PARTITIONS,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
+from semel.protocol.messages.delete_groups import DELETE_GROUPS, DeleteGroupsRequest
+from semel.protocol.messages.describe_groups import DESCRIBE_GROUPS, DescribeGroupsRequest
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
+from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
+from semel.protocol.messages.join_group import JOIN_GROUP, JoinGroupRequest, JoinGroupRequestProtocol
+from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
+from semel.protocol.messages.offset_commit import (
+    OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from semel.protocol.messages.offset_fetch import OFFSET_FETCH, OffsetFetchRequest, OffsetFetchRequestGroup
+from tests.support.broker import Cluster
+from tests.support.direct import DirectClient
+
+Owned = dict[bytes, list[int]]
+
+
+class Member:
+    """What a client keeps about itself."""
+
+    def __init__(self, groups: Groups, **fields: Any) -> None:
+        self.groups = groups
+        self.id = fields.pop("member_id", None) or str(uuid.uuid4())
+        self.epoch = 0
+        self.has: Owned = {}
+        self.fields = fields
+
+    def join(self, **changes: Any) -> Any:
+        fields = {
+            "rebalance_timeout_ms": 60_000,
+            "subscribed_topic_names": [self.groups.topic],
+            "topic_partitions": [],
+            **self.fields,
+            **changes,
+        }
+        return self._send(0, **fields)
+
+    def beat(self, **changes: Any) -> Any:
+        """A heartbeat that says what the member has."""
+        owned = [TopicPartitions(*entry) for entry in self.has.items()]
+        instance = {"instance_id": self.fields["instance_id"]} if "instance_id" in self.fields else {}
+        return self._send(self.epoch, **{"topic_partitions": owned, **instance, **changes})
+
+    def leave(self, epoch: int = -1) -> Any:
+        instance = {"instance_id": self.fields["instance_id"]} if "instance_id" in self.fields else {}
+        return self._send(epoch, **instance)
+
+    def _send(self, epoch: int, **fields: Any) -> Any:
+        fields = {"member_epoch": epoch, "member_id": self.id, **fields}
+        request = ConsumerGroupHeartbeatRequest(group_id=self.groups.group, **fields)
+        answer = self.groups.client.call(CONSUMER_GROUP_HEARTBEAT, request, 1)
+        if answer.error_code == 0 and epoch >= 0:
+            self.epoch = answer.member_epoch
+            if answer.assignment is not None:
+                self.has = {each.topic_id: sorted(each.partitions) for each in answer.assignment.topic_partitions}
+        return answer
+
+    @property
+    def partitions(self) -> list[int]:
+        return self.has.get(self.groups.topic_id, [])
+
+
+class Groups:
+    """A group and a topic with 4 partitions for one test."""
+
+    def __init__(self, cluster: Cluster, client: DirectClient) -> None:
+        self.cluster, self.client = cluster, client
+        self.group, self.topic = cluster.unique("consumers"), cluster.unique("read")
+        self.topic_id = self.create(self.topic, 4)
+
+        def ready() -> bool:
+            request = FindCoordinatorRequest(coordinator_keys=[self.group])
+            found = client.call(FIND_COORDINATOR, request, 4).coordinators[0]
+            return bool(found.error_code == 0 and self.describe().error_code == E.GROUP_ID_NOT_FOUND)
+
+        until(ready)
+
+    def create(self, name: str, partitions: int) -> bytes:
+        topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1)
+        created = self.client.call(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000), 7)
+        return bytes(created.topics[0].topic_id)
+
+    def member(self, **fields: Any) -> Member:
+        return Member(self, **fields)
+
+    def describe(self) -> Any:
+        return self.client.call(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest([self.group], True), 1).groups[0]
+
+    def alone(self, **fields: Any) -> Member:
+        """A member that has everything."""
+        member = self.member(**fields)
+        assert member.join().error_code == 0
+        until(lambda: member.beat().error_code == 0 and member.partitions == [0, 1, 2, 3])
+        return member
+
+    def commit(self, offset: int, who: Member | None = None, version: int = 9, **changes: Any) -> int:
+        part = OffsetCommitRequestPartition(0, offset)
+        topic = OffsetCommitRequestTopic(name=self.topic, partitions=[part])
+        fields = {} if who is None else {"generation_id_or_member_epoch": who.epoch, "member_id": who.id}
+        request = OffsetCommitRequest(group_id=self.group, topics=[topic], **{**fields, **changes})
+        return int(self.client.call(OFFSET_COMMIT, request, version).topics[0].partitions[0].error_code)
+
+
+@pytest.fixture
+def groups(cluster: Cluster) -> Iterator[Groups]:
+    with DirectClient(cluster.bootstrap) as client:
+        yield Groups(cluster, client)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+# -- joining, sharing, leaving -----------------------------------------------------------------------------------------
+def test_first_member_gets_everything(groups: Groups) -> None:
+    member = groups.member()
+    joined = member.join()
+    assert (joined.error_code, joined.member_id, joined.member_epoch) == (0, member.id, 2)
+    assert joined.heartbeat_interval_ms == 5000
+    assert joined.assignment is not None
+    until(lambda: member.partitions == [0, 1, 2, 3] or member.beat().error_code != 0)
+    quiet = member.beat(topic_partitions=None)
+    assert (quiet.error_code, quiet.assignment) == (0, None)
+
+
+def test_second_member_waits_for_what_the_first_gives_back(groups: Groups) -> None:
+    first = groups.alone()
+    second = groups.member()
+    assert second.join().error_code == 0
+    until(lambda: first.beat().error_code == 0 and len(first.partitions) == 2)
+    epoch = first.epoch
+    for _ in range(3):
+        second.beat()
+    assert second.partitions == [], "nobody has given anything back yet"
+    until(lambda: first.beat().error_code == 0 and first.epoch > epoch)  # it reports that it let go
+    until(lambda: second.beat().error_code == 0 and len(second.partitions) == 2)
+    assert sorted(first.partitions + second.partitions) == [0, 1, 2, 3]
+    until(lambda: groups.describe().group_state == "Stable")
+
+
+def test_partitions_of_a_member_that_leaves_go_to_the_others(groups: Groups) -> None:
+    first, second = groups.alone(), groups.member()
+    second.join()
+    until(lambda: first.beat().error_code == 0 and second.beat().error_code == 0 and len(second.partitions) == 2)
+    left = second.leave()
+    assert (left.error_code, left.member_id, left.member_epoch, left.assignment) == (0, second.id, -1, None)
+    until(lambda: first.beat().error_code == 0 and first.partitions == [0, 1, 2, 3])
+    assert second.beat().error_code == E.UNKNOWN_MEMBER_ID
+
+
+def test_new_partitions_are_handed_out(groups: Groups) -> None:
+    member = groups.alone()
+    topic = CreatePartitionsTopic(groups.topic, 6, None)
+    groups.client.call(CREATE_PARTITIONS, CreatePartitionsRequest([topic], 10_000), 3)
+    until(lambda: member.beat().error_code == 0 and member.partitions == [0, 1, 2, 3, 4, 5])
+
+
+def test_topic_that_comes_later_is_handed_out(groups: Groups) -> None:
+    later = groups.cluster.unique("later")
+    member = groups.member(subscribed_topic_names=[later])
+    assert member.join().assignment.topic_partitions == []
+    topic_id = groups.create(later, 2)
+    until(lambda: member.beat().error_code == 0 and member.has == {topic_id: [0, 1]})
+
+
+def test_subscription_can_change(groups: Groups) -> None:
+    member = groups.alone()
+    other = groups.cluster.unique("other")
+    other_id = groups.create(other, 1)
+    member.beat(subscribed_topic_names=[other])
+    until(lambda: member.beat().error_code == 0 and member.has == {other_id: [0]})
+
+
+def test_topics_by_expression(groups: Groups) -> None:
+    member = groups.member(subscribed_topic_names=None, subscribed_topic_regex=groups.topic + "(|-more)")
+    assert member.join().error_code == 0
+    until(lambda: member.beat().error_code == 0 and member.partitions == [0, 1, 2, 3])
+    bad = groups.member(subscribed_topic_names=None, subscribed_topic_regex="a(")
+    assert bad.join().error_code == E.INVALID_REGULAR_EXPRESSION
+
+
+def test_members_choose_the_assignor(groups: Groups) -> None:
+    member = groups.alone(server_assignor="range")
+    assert groups.describe().assignor_name == "range"
+    assert member.beat(server_assignor="magic").error_code == E.UNSUPPORTED_ASSIGNOR
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"member_id": ""}, E.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, E.INVALID_REQUEST),
+        ({"topic_partitions": None}, E.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, E.INVALID_REQUEST),
+        ({"instance_id": ""}, E.INVALID_REQUEST),
+        ({"rack_id": ""}, E.INVALID_REQUEST),
+        ({"member_epoch": -3}, E.INVALID_REQUEST),
+        ({"member_epoch": -2}, E.INVALID_REQUEST),
+        ({"member_epoch": 3}, E.GROUP_ID_NOT_FOUND),
+        ({"member_epoch": -1}, E.GROUP_ID_NOT_FOUND),
+        ({"server_assignor": "magic"}, E.UNSUPPORTED_ASSIGNOR),
+    ],
+)
+def test_first_heartbeat_that_cannot_be_is_refused(groups: Groups, changes: dict[str, Any], code: E) -> None:
+    assert groups.member().join(**changes).error_code == code
+    assert groups.describe().error_code == E.GROUP_ID_NOT_FOUND
+
+
+def test_group_id_must_not_be_empty(groups: Groups) -> None:
+    request = ConsumerGroupHeartbeatRequest("", "m", 0, rebalance_timeout_ms=1, subscribed_topic_names=["t"])
+    assert groups.client.call(CONSUMER_GROUP_HEARTBEAT, request, 0).error_code == E.INVALID_REQUEST
+
+
+def test_wrong_epochs_are_fenced(groups: Groups) -> None:
+    member = groups.alone()
+    assert member.beat(member_epoch=member.epoch + 1).error_code == E.FENCED_MEMBER_EPOCH
+    assert groups.member().beat(member_epoch=1).error_code == E.UNKNOWN_MEMBER_ID
+    assert member.beat().error_code == 0
+
+
+def test_member_whose_answer_was_lost_may_repeat_its_last_epoch(groups: Groups) -> None:
+    member = groups.alone()
+    before = member.epoch
+    other = groups.create(groups.cluster.unique("x"), 1)
+    assert other
+    member.beat(subscribed_topic_names=[groups.topic, "not-there-yet"])
+    until(lambda: member.beat().error_code == 0 and member.epoch > before)
+    repeated = member.beat(member_epoch=before)
+    assert (repeated.error_code, repeated.member_epoch) == (0, member.epoch)
+
+
+def test_member_that_lost_everything_may_join_again(groups: Groups) -> None:
+    member = groups.alone()
+    again = member.join()
+    assert (again.error_code, again.member_epoch) == (0, member.epoch)
+    assert again.assignment is not None
+
+
+# -- static members ----------------------------------------------------------------------------------------------------
+def test_static_member_comes_back_to_what_it_had(groups: Groups) -> None:
+    old = groups.alone(instance_id="i")
+    epoch = old.epoch
+    rival = groups.member(instance_id="i")
+    assert rival.join().error_code == E.UNRELEASED_INSTANCE_ID
+    away = old.leave(-2)
+    assert (away.error_code, away.member_epoch) == (0, -2)
+    new = groups.member(instance_id="i")
+    joined = new.join()
+    assert (joined.error_code, joined.member_id, joined.member_epoch) == (0, new.id, epoch)
+    assert new.partitions == [0, 1, 2, 3]
+    assert old.beat(member_epoch=epoch).error_code == E.FENCED_INSTANCE_ID
+    assert old.leave().error_code == E.FENCED_INSTANCE_ID
+    assert groups.member(instance_id="other").beat(member_epoch=1).error_code == E.UNKNOWN_MEMBER_ID
+
+
+def test_operator_removes_a_static_member(groups: Groups) -> None:
+    member = groups.alone(instance_id="i")
+    answer = groups.client.call(LEAVE_GROUP, LeaveGroupRequest(groups.group, members=[MemberIdentity("", "i")]), 5)
+    assert [each.error_code for each in answer.members] == [0]
+    until(lambda: groups.describe().group_state == "Empty")
+    assert member.beat().error_code == E.UNKNOWN_MEMBER_ID
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+def test_positions_need_the_members_epoch(groups: Groups) -> None:
+    member = groups.alone()
+    assert groups.commit(5, member) == 0
+    assert groups.commit(6, member, generation_id_or_member_epoch=member.epoch + 7) == E.STALE_MEMBER_EPOCH
+    assert groups.commit(6, member, member_id="x") == E.UNKNOWN_MEMBER_ID
+    assert groups.commit(6) == E.UNKNOWN_MEMBER_ID
+    assert groups.commit(6, member, version=8) == E.UNSUPPORTED_VERSION
+
+    def fetch(member_id: str | None, epoch: int) -> tuple[int, list[int]]:
+        asked = [OffsetFetchRequestGroup(groups.group, member_id, epoch, None)]
+        answer = groups.client.call(OFFSET_FETCH, OffsetFetchRequest(groups=asked), 9).groups[0]
+        return answer.error_code, [part.committed_offset for topic in answer.topics for part in topic.partitions]
+
+    assert fetch(member.id, member.epoch) == (0, [5])
+    assert fetch(None, -1) == (0, [5])
+    assert fetch(member.id, member.epoch + 7) == (E.STALE_MEMBER_EPOCH, [])
+    assert fetch("x", member.epoch) == (E.UNKNOWN_MEMBER_ID, [])
+    member.leave()
+    until(lambda: groups.describe().group_state == "Empty")
+    assert groups.commit(7) == 0
+    assert fetch(None, -1) == (0, [7])
+
+
+# -- administration and the other protocol -----------------------------------------------------------------------------
+def test_groups_are_described_listed_and_deleted(groups: Groups) -> None:
+    member = groups.alone()
+    until(lambda: groups.describe().group_state == "Stable")
+    group = groups.describe()
+    epoch = group.group_epoch
+    assert (group.error_code, group.assignment_epoch, group.assignor_name) == (0, epoch, "uniform")
+    assert group.authorized_operations == 3400
+    (shown,) = group.members
+    assert (shown.member_id, shown.member_epoch, shown.client_id, shown.client_host) == (
+        member.id, epoch, "raw", "/127.0.0.1",
+    )  # fmt: skip
+    assert (shown.subscribed_topic_names, shown.subscribed_topic_regex, shown.member_type) == ([groups.topic], "", 1)
+    for assignment in (shown.assignment, shown.target_assignment):
+        (topic,) = assignment.topic_partitions
+        assert (topic.topic_id, topic.topic_name, sorted(topic.partitions)) == (
+            groups.topic_id, groups.topic, [0, 1, 2, 3],
+        )  # fmt: skip
+    listed = groups.client.call(LIST_GROUPS, ListGroupsRequest(types_filter=["consumer"]), 5)
+    assert [(g.protocol_type, g.group_state, g.group_type) for g in listed.groups if g.group_id == groups.group] == [
+        ("consumer", "Stable", "consumer")
+    ]
+    classic = groups.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([groups.group]), 6).groups[0]
+    assert (classic.error_code, classic.group_state) == (E.GROUP_ID_NOT_FOUND, "Dead")
+
+    def delete() -> int:
+        answer = groups.client.call(DELETE_GROUPS, DeleteGroupsRequest([groups.group]), 2)
+        return int(answer.results[0].error_code)
+
+    assert delete() == E.NON_EMPTY_GROUP
+    member.leave()
+    until(lambda: delete() == 0)
+    assert groups.describe().error_code == E.GROUP_ID_NOT_FOUND
+
+
+def classic_join(groups: Groups, protocol_type: str = "consumer") -> Any:
+    protocols = [JoinGroupRequestProtocol("range", b"\0\0\0\0\0\0\xff\xff\xff\xff")]
+    request = JoinGroupRequest(groups.group, 10_000, 10_000, "", None, protocol_type, protocols)
+    return groups.client.call(JOIN_GROUP, request, 3)
+
+
+def test_empty_group_changes_its_protocol_with_its_next_member(groups: Groups) -> None:
+    member = groups.alone()
+    groups.commit(5, member)
+    assert classic_join(groups, "connect").error_code == E.INCONSISTENT_GROUP_PROTOCOL
+    heartbeat = HeartbeatRequest(groups.group, 1, "m")
+    assert groups.client.call(HEARTBEAT, heartbeat, 3).error_code == E.UNKNOWN_MEMBER_ID
+    member.leave()
+    until(lambda: groups.describe().group_state == "Empty")
+    joined = classic_join(groups)
+    assert (joined.error_code, joined.generation_id) == (0, 1)
+    assert groups.describe().error_code == E.GROUP_ID_NOT_FOUND
+    groups.client.call(LEAVE_GROUP, LeaveGroupRequest(groups.group, members=[MemberIdentity(joined.member_id)]), 5)
+    back = groups.member()
+    assert (back.join().error_code, back.epoch) == (0, 2)
+    assert groups.commit(6, back) == 0
