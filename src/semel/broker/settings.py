@@ -404,7 +404,13 @@ _GROUP = (
     Setting("group.consumer.min.heartbeat.interval.ms", "int", 5000, "KIP-848: its lower limit.", 1, INT32_MAX),
     Setting("group.consumer.max.heartbeat.interval.ms", "int", 15_000, "KIP-848: its upper limit.", 1, INT32_MAX),
     Setting("group.consumer.max.size", "int", INT32_MAX, "KIP-848: the most members of a group.", 1, INT32_MAX),
-    Setting("group.consumer.assignors", "list", ("uniform", "range"), "KIP-848: assignors, the first by default."),
+    Setting(
+        "group.consumer.assignors",
+        "list",
+        ("uniform", "range"),
+        "KIP-848: assignors, the first by default.",
+        choices=("uniform", "range"),
+    ),
     Setting("offset.metadata.max.bytes", "int", 4096, "The largest note with a committed position.", 0, INT32_MAX),
     Setting("offsets.retention.minutes", "int", 10_080, "How long positions of an empty group are kept.", 1),
     Setting(
@@ -529,7 +535,7 @@ MEANINGLESS: dict[str, str] = {
     "group.streams.": "streams groups are not served",
     "group.coordinator.threads": _NO_THREADS,
     "group.coordinator.append.linger.ms": "positions are written at once; the fsync is shared",
-    "group.consumer.migration.policy": "groups of both kinds move freely",
+    "group.consumer.migration.policy": "a group changes its protocol when it has no members",
     "offsets.commit.timeout.ms": _ONE_NODE,
     "offsets.load.buffer.size": "positions are read in fixed steps",
     "offsets.topic.compression.codec": "internal topics are not compressed",

@@ -30,6 +30,8 @@ async def consumer_group_heartbeat(
     broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
     consumers = groups_of(broker).consumers
+    if not _is_served(broker):
+        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     try:
         check_request(request, context.version, consumers.config.assignors)
         answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
@@ -49,9 +51,19 @@ async def consumer_group_heartbeat(
 def consumer_group_describe(
     broker: Broker, context: RequestContext, request: described.ConsumerGroupDescribeRequest
 ) -> described.ConsumerGroupDescribeResponse:
+    if not _is_served(broker):
+        refused = [described.DescribedGroup(ErrorCode.UNSUPPORTED_VERSION, group_id=each) for each in request.group_ids]
+        return described.ConsumerGroupDescribeResponse(groups=refused)
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     return described.ConsumerGroupDescribeResponse(
         groups=[_describe(broker, group_id, operations) for group_id in request.group_ids]
+    )
+
+
+def _is_served(broker: Broker) -> bool:
+    """The protocol can be switched off, as in Kafka."""
+    return bool(broker.settings["group.version"] >= 1) and (
+        "consumer" in broker.settings["group.coordinator.rebalance.protocols"]
     )
 
 
