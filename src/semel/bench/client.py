@@ -1,0 +1,21 @@
+"""The client against confluent-kafka, kafka-python and aiokafka, all on one Apache Kafka node (fsync as the system likes).
+
+Each side of the client has a file of its own: `client_produce` and `client_consume`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from semel.bench.harness import Report
+from semel.bench.peers.apache_kafka import ApacheKafka
+
+SIDES = ("produce", "consume")
+
+
+def run(report: Report, quick: bool = False) -> None:
+    with ApacheKafka(heap_mb=1024) as kafka:
+        for side in SIDES:
+            if find_spec(f"semel.bench.client_{side}") is not None:
+                getattr(import_module(f"semel.bench.client_{side}"), f"run_{side}")(report, kafka, quick)
