@@ -166,7 +166,7 @@ class Processor:
                 self._abandon(mode)
                 raise
             finally:
-                self._consumer = None
+                self._consumer = self._mode = None  # leaving the group revokes partitions; there is nothing to finish
                 mode.close()
         return self.stats
 
@@ -222,7 +222,11 @@ class Processor:
         return max(0.0, self._interval_s - (time.monotonic() - self._began_s)) * 1000
 
     def _is_idle(self) -> bool:
-        return self._idle_stop_s is not None and time.monotonic() - self._last_record_s >= self._idle_stop_s
+        """The clock starts when there are partitions to read."""
+        now_s = time.monotonic()
+        if self._consumer is not None and not self._consumer.assignment():
+            self._last_record_s = now_s
+        return self._idle_stop_s is not None and now_s - self._last_record_s >= self._idle_stop_s
 
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _recover(self, mode: Mode, error: KafkaError) -> None:

@@ -1,0 +1,285 @@
+"""The processing loop on both brokers: what it writes, how it stops, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import semel
+from semel.client.admin import Admin
+from semel.client.consumer_types import TopicPartition
+from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutError
+from semel.client.producer import Producer
+from semel.patterns.process import Output, Processor
+from semel.protocol.messages.end_txn import END_TXN
+from semel.protocol.messages.fetch import FETCH
+from semel.protocol.messages.heartbeat import HEARTBEAT
+from semel.protocol.messages.offset_commit import OFFSET_COMMIT
+from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
+from tests.support.broker import Cluster, SemelBroker
+from tests.support.process_campaign import Pipeline
+from tests.support.proxy import Proxy, cut_after_answer, cut_before
+from tests.support.reading import create_topic, read_topic
+
+COUNT = 500
+
+
+@pytest.fixture
+def topics(cluster: Cluster) -> tuple[str, str]:
+    """A source with records 0 to COUNT-1, and an empty sink."""
+    return fill(cluster, COUNT)
+
+
+def fill(cluster: Cluster, count: int) -> tuple[str, str]:
+    stem = cluster.unique("processed")
+    source = create_topic(cluster.bootstrap, stem, partitions=3)
+    sink = create_topic(cluster.bootstrap, f"{stem}.out", partitions=3)
+    with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        for number in range(count):
+            producer.send(source, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number)])
+    return source, sink
+
+
+def values(cluster: Cluster, topic: str) -> Counter[bytes]:
+    return Counter(seen.value for seen in read_topic(cluster.bootstrap, topic))
+
+
+def expected(count: int = COUNT) -> Counter[bytes]:
+    return Counter(b"%d" % number for number in range(count))
+
+
+def options(cluster: Cluster, **more: object) -> dict:
+    return {
+        "application_id": cluster.unique("app"),
+        "bootstrap_servers": cluster.bootstrap,
+        "idle_stop_ms": 1200,
+        **more,
+    }
+
+
+# --- what is written ---
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+def test_undisturbed_every_guarantee_writes_every_record_once(cluster: Cluster, topics, guarantee: str) -> None:
+    source, sink = topics
+    settings = options(cluster, guarantee=guarantee)
+    stats = semel.process(source, sink, lambda record: record, **settings)
+    assert (stats.records_in, stats.records_out, stats.aborts) == (COUNT, COUNT, 0)
+    written = read_topic(cluster.bootstrap, sink)
+    assert {(row.key, row.value, tuple(row.headers)) for row in written} == {
+        (b"k%d" % number, b"%d" % number, (("n", b"%d" % number),)) for number in range(COUNT)
+    }
+    assert len(written) == COUNT
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        positions = admin.group_positions(settings["application_id"])
+        assert sum(position.committed for position in positions) == COUNT
+    again = semel.process(source, sink, lambda record: record, **settings)
+    assert again.records_in == 0, "a second run starts where the first one ended"
+
+
+def test_tables_are_processed_whole(cluster: Cluster, topics) -> None:
+    source, sink = topics
+
+    def double_even(table: pa.Table) -> pa.Table:
+        number = pc.cast(pc.cast(table.column("value"), pa.string()), pa.int64())
+        chosen = table.filter(pc.equal(pc.bit_wise_and(number, 1), 0))
+        return chosen.set_column(
+            chosen.column_names.index("value"), "value", pc.cast(chosen.column("value"), pa.binary())
+        )
+
+    stats = semel.process(source, sink, double_even, **options(cluster, tables=True))
+    assert stats.records_in == COUNT
+    assert values(cluster, sink) == Counter(b"%d" % number for number in range(0, COUNT, 2))
+
+
+def test_function_may_filter_multiply_and_choose_topics(cluster: Cluster, topics) -> None:
+    source, sink = topics
+    other = create_topic(cluster.bootstrap, f"{sink}.other")
+
+    def route(record):
+        number = int(record.value)
+        if number % 3 == 0:
+            return None
+        if number % 3 == 1:
+            return [record.value, Output(b"copy", key=b"c")]
+        return Output(record.value, topic=other, partition=0, headers=[("from", source.encode())])
+
+    semel.process(source, sink, route, **options(cluster))
+    ones = [b"%d" % number for number in range(COUNT) if number % 3 == 1]
+    assert values(cluster, sink) == Counter(ones) + Counter({b"copy": len(ones)})
+    routed = read_topic(cluster.bootstrap, other)
+    assert Counter(row.value for row in routed) == Counter(b"%d" % n for n in range(COUNT) if n % 3 == 2)
+    assert routed[0].headers == [("from", source.encode())]
+
+
+def test_output_and_positions_become_visible_together(cluster: Cluster, topics) -> None:
+    """D1: while a transaction is open, neither its records nor its positions can be seen."""
+    source, sink = topics
+    settings = options(cluster, commit_interval_ms=60_000, transaction_timeout_ms=90_000, max_records=100_000)
+    processor = Processor(source, sink, lambda record: record, **{**settings, "idle_stop_ms": None})
+    thread = threading.Thread(target=processor.run, daemon=True)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while processor.stats.records_in < COUNT:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        assert admin.group_offsets(settings["application_id"]) == {}
+        assert read_topic(cluster.bootstrap, sink) == []
+        processor.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+        offsets = admin.group_offsets(settings["application_id"])
+        assert sum(position.offset for position in offsets.values()) == COUNT
+    assert values(cluster, sink) == expected()
+
+
+# --- stopping ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_finishes_the_transaction_and_leaves_the_group(cluster: Cluster, topics, number: int) -> None:
+    source, sink = topics
+    pipeline = Pipeline(cluster, "exactly_once", source, sink, cluster.unique("signalled"))
+    pipeline.start("a")
+    worker = pipeline.workers["a"]
+    with worker, Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        worker.wait_for_line("settled")
+        code = worker.terminate() if number == signal.SIGTERM else worker.interrupt()
+        assert code == 0, worker.output
+        assert "stopped" in worker.output
+        positions = admin.group_positions(pipeline.application)
+        committed = sum(position.committed or 0 for position in positions)
+    assert sum(values(cluster, sink).values()) == committed > 0
+
+
+def test_error_in_the_function_aborts_and_is_raised(cluster: Cluster, topics) -> None:
+    source, sink = topics
+    settings = options(cluster)
+
+    def fail(record):
+        if record.value == b"250":
+            raise ValueError("no good")
+        return record
+
+    with pytest.raises(ValueError, match="no good"):
+        semel.process(source, sink, fail, **settings)
+    assert b"250" not in values(cluster, sink)
+    semel.process(source, sink, lambda record: record, **settings)
+    assert values(cluster, sink) == expected()
+
+
+# --- trouble ---
+
+
+@pytest.mark.parametrize("fault", [cut_before, cut_after_answer])
+@pytest.mark.parametrize("api", [END_TXN, TXN_OFFSET_COMMIT, PRODUCE, FETCH, HEARTBEAT], ids=lambda api: api.name)
+def test_exactly_once_survives_cut_connections(cluster: Cluster, topics, api, fault) -> None:
+    source, sink = topics
+    with Proxy(cluster.bootstrap) as proxy:
+        injected = proxy.add(fault(api, times=2))
+        settings = options(cluster, bootstrap_servers=proxy.bootstrap, commit_interval_ms=50, max_records=60)
+        settings |= {"idle_stop_ms": 1500, "consumer": {"heartbeat_interval_ms": 100}}
+        semel.process(source, sink, lambda record: record, **settings)
+        injected.assert_fired()
+    assert values(cluster, sink) == expected()
+
+
+def test_at_least_once_loses_nothing_when_the_commit_of_positions_fails(cluster: Cluster, topics) -> None:
+    source, sink = topics
+    with Proxy(cluster.bootstrap) as proxy:
+        injected = proxy.add(cut_after_answer(OFFSET_COMMIT, times=2))
+        settings = options(cluster, bootstrap_servers=proxy.bootstrap, guarantee="at_least_once", max_records=60)
+        semel.process(source, sink, lambda record: record, **settings)
+        injected.assert_fired()
+    assert set(values(cluster, sink)) == set(expected())
+
+
+def test_broker_restart_is_survived(semel_broker: SemelBroker) -> None:
+    cluster = Cluster("semel", semel_broker)
+    source, sink = fill(cluster, 3000)
+    settings = options(cluster, commit_interval_ms=20, max_records=50, idle_stop_ms=3000)
+    processor = Processor(source, sink, lambda record: record, **settings)
+    thread = threading.Thread(target=processor.run, daemon=True)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while processor.stats.commits < 5:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    assert processor.stats.records_in < 3000, "the restart must come in the middle"
+    semel_broker.kill()
+    semel_broker.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert values(cluster, sink) == expected(3000)
+
+
+def test_instance_with_a_taken_name_stops_the_first_one(cluster: Cluster, topics) -> None:
+    source, sink = topics
+    settings = {**options(cluster, instance="same", commit_interval_ms=20), "idle_stop_ms": None}
+    first = Processor(source, sink, lambda record: record, **settings)
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            first.run()
+        except BaseException as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while first.stats.records_in < COUNT:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    with Producer(
+        bootstrap_servers=cluster.bootstrap, transactional_id=f"{settings['application_id']}-same"
+    ) as usurper:
+        usurper.init_transactions()
+        with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+            producer.send(source, b"one more").result()
+        thread.join(30)
+    assert not thread.is_alive()
+    assert isinstance(caught[0], FencedError)
+
+
+# --- bad input ---
+
+
+def test_wrong_options_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="guarantee"):
+        semel.process("a", "b", print, application_id="x", guarantee="twice")
+    with pytest.raises(ConfigError, match="application_id"):
+        semel.process("a", "b", print, application_id="")
+    with pytest.raises(ConfigError, match="transaction_timeout_ms"):
+        semel.process("a", "b", print, application_id="x", commit_interval_ms=20_000)
+    with pytest.raises(ConfigError, match="no option"):
+        semel.process("a", "b", print, application_id="x", consumer={"fetch.min.byte": 1})
+
+
+def test_unreachable_brokers_are_an_error_not_a_wait() -> None:
+    started_s = time.monotonic()
+    with pytest.raises((TimedOutError, KafkaError), match=r"127\.0\.0\.1:1"):
+        semel.process(
+            "a", "b", print, application_id="x", bootstrap_servers="127.0.0.1:1", producer={"max.block.ms": 1000}
+        )
+    with pytest.raises((TimedOutError, KafkaError), match=r"127\.0\.0\.1:1"):
+        semel.process("a", "b", print, application_id="x", bootstrap_servers="127.0.0.1:1", guarantee="at_least_once")
+    assert time.monotonic() - started_s < 15
+
+
+def test_function_that_returns_nonsense_is_told_so(cluster: Cluster, topics) -> None:
+    source, sink = topics
+    with pytest.raises(ConfigError, match="the function returned int"):
+        semel.process(source, sink, lambda record: 5, **options(cluster))
+    with pytest.raises(ConfigError, match="no sink topic"):
+        semel.process(source, None, lambda record: record, **options(cluster))
+    assert TopicPartition(source, 0)
