@@ -62,7 +62,10 @@ def attempt(seed: int) -> str:
         data = bytearray(with_right_crcs(damage(rng, data)))
     elif style == 2:
         ((_, header),) = list(iter_headers(data))[:1]
-        data = bytearray(with_right_crcs(with_right_length(damage(rng, data[: header.size]))))
+        data = with_right_length(damage(rng, data[: header.size]))
+        if rng.random() < 0.2 and len(data) > 22:
+            data[22] = rng.randrange(256)  # attributes: compression, timestamp type, control
+        data = bytearray(with_right_crcs(data))
     else:
         data = bytearray(rng.randbytes(rng.randint(0, 300)))
         if len(data) > 17:
