@@ -14,7 +14,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_errors import CommitFailedError
+from semel.client.consumer_errors import CommitFailedError, RebalanceError
 from semel.client.consumer_rebalance import RebalanceListener
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import AbortableError, FencedError
@@ -192,6 +192,8 @@ def test_topic_created_after_the_subscription_is_read(cluster: Cluster, group: s
     topic = cluster.unique("late")
     with member_of(cluster, group, allow_auto_create_topics=False) as consumer:
         consumer.subscribe([topic])
+        with pytest.raises(RebalanceError, match="not in a generation"):
+            consumer.group_metadata()
         assert consumer.poll(500) == []
         create_topic(cluster.bootstrap, topic)
         fill(cluster, topic, 1)
@@ -263,6 +265,11 @@ def test_program_slower_than_the_poll_interval_loses_its_partitions(brisk_broker
         assert len(quick.assignment()) == PARTITIONS
         with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
             slow.commit({(topic, 0): 1})
+        with Producer(bootstrap_servers=cluster.bootstrap, transactional_id="t") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            with pytest.raises(AbortableError, match="UNKNOWN_MEMBER_ID"):
+                producer.send_offsets_to_transaction({(topic, 0): 1}, slow.group_metadata())
         slow.poll(200)
         assert "lost" in [kind for kind, _ in diary.events]
         settle(slow, quick)

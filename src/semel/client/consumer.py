@@ -325,9 +325,9 @@ class Consumer:
     ) -> None:
         """Commits positions (all of this consumer, or the given ones) and waits until the group has them."""
         wanted = self._to_commit(offsets)
-        identity = self.group_metadata()
         if not wanted:
             return
+        identity = self.group_metadata()
         if self._core.member is not None and self._core.member.is_rebalancing:
             raise RebalanceError("the group is being rebalanced; call poll() to take part, then commit")
         deadline = self._deadline(timeout_ms)
@@ -345,9 +345,10 @@ class Consumer:
     ) -> None:
         """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll() or close()."""
         wanted = self._to_commit(offsets)
-        identity = self.group_metadata()
         if wanted:
-            self._core.commits.send(identity, wanted, callback, Deadline(self.settings.request_timeout_ms / 1000))
+            self._core.commits.send(
+                self.group_metadata(), wanted, callback, Deadline(self.settings.request_timeout_ms / 1000)
+            )
 
     def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
@@ -384,6 +385,7 @@ class Consumer:
 
     def _to_commit(self, offsets: Positions | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self._core.check_usable()
+        self._need_group("a commit")
         if offsets is None:
             return self.consumed()
         positions = [

@@ -22,6 +22,7 @@ from semel.client.assignors import (
     encode_subscription,
 )
 from semel.client.cluster import Cluster, group_coordinator
+from semel.client.consumer_errors import RebalanceError
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import GroupMetadata, TopicPartition
 from semel.client.errors import KafkaError, error_of
@@ -91,7 +92,7 @@ class GroupMember:
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._heartbeat: HeartbeatThread | None = None
         self._last_poll_s = clock()
-        self._topics: frozenset[str] = frozenset()
+        self._identity: GroupMetadata | None = None
 
     # -- what the consumer asks ----------------------------------------------------------------------------------------
     @property
@@ -104,9 +105,20 @@ class GroupMember:
         return self.state in (State.JOINING, State.SYNCING)
 
     def identity(self) -> GroupMetadata:
-        """Who commits. Outside of a generation the coordinator refuses it, as it should."""
+        """Who commits: the member in the last generation that it was in. It stays the same when the generation is lost,
+        so that the coordinator refuses it: one without member and generation it would take for a stranger's, and
+        let a zombie commit."""
         with self._lock:
-            return GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
+            if self._identity is None:
+                raise RebalanceError(
+                    f"this consumer is not in a generation of group {self.group_id!r} yet; call poll() until it has "
+                    "partitions"
+                )
+            return self._identity
+
+    def _is_current(self, identity: GroupMetadata | None) -> bool:
+        known = identity is not None and (identity.generation_id, identity.member_id)
+        return known == (self.generation, self.member_id) and self.state in (State.STABLE, State.UNJOINED)
 
     def polled(self) -> None:
         """The program is alive; called at every poll."""
@@ -129,7 +141,6 @@ class GroupMember:
         with self._lock:
             if self.state is not State.UNJOINED or self._clock() < self.retry_at_s:
                 return
-            self._topics = topics
             try:
                 connection = self._cluster.connect(self._coordinator, deadline, GROUP_LANE)
             except KafkaError:
@@ -188,6 +199,7 @@ class GroupMember:
             self._apply(event_of(code), code, "joining")
             return
         self.member_id, self.generation = answer.member_id, answer.generation_id
+        self._identity = GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
         self.is_leader = answer.leader == answer.member_id
         self._apply(Event.JOINED)
         try:
@@ -238,8 +250,7 @@ class GroupMember:
         """An error that a commit met may tell of the membership; about an older generation it tells nothing."""
         with self._lock:
             event = event_of(code)
-            is_current = self.identity() == identity and self.state in (State.STABLE, State.UNJOINED)
-            if is_current and event in _MEMBERSHIP_EVENTS:
+            if self._is_current(identity) and event in _MEMBERSHIP_EVENTS:
                 self._apply(event, code, "committing to")
 
     def _apply(self, event: Event, code: ErrorCode | None = None, doing: str = "") -> None:
@@ -266,14 +277,15 @@ class GroupMember:
             if self._clock() - self._last_poll_s > self._settings.max_poll_interval_ms / 1000:
                 self._give_up_slow_program()
                 return
-            identity = self.identity()
+            identity = self._identity
+            assert identity is not None
         request = HeartbeatRequest(
             self.group_id, identity.generation_id, identity.member_id, identity.group_instance_id
         )
         code = self._ask_heartbeat(request)
         if code is not ErrorCode.NONE:
             with self._lock:
-                if self.identity() == identity and self.state in (State.STABLE, State.UNJOINED):
+                if self._is_current(identity):
                     self._apply(event_of(code), code, "heartbeat to")
             self._wake()
 
