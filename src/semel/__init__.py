@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from semel.client.producer import Producer as Producer
     from semel.patterns.process import process as process
     from semel.spark.api import sink as sink
+    from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
     from semel.spark.session import spark_session as spark_session
 
@@ -24,6 +25,7 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Producer": "semel.client.producer",
     "process": "semel.patterns.process",
+    "route": "semel.spark.batch_writer",
     "sink": "semel.spark.api",
     "spark_session": "semel.spark.session",
     "table_pipeline": "semel.spark.fast_lane",

@@ -288,6 +288,12 @@ class TransactionOwner:
         self._epoch_used = False
         return self.identity
 
+    def resume(self, handle: TransactionHandle) -> None:
+        """Goes on with a transaction that this owner began in another process, to end it."""
+        self.generation = handle.generation
+        self.identity = handle.identity
+        self._epoch_used = True
+
     def renew(self, timeout_s: float | None = None) -> Identity:
         """The next epoch, if the id is still ours; aborts what was open and settles an end without an answer.
 

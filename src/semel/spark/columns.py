@@ -18,7 +18,7 @@ class ColumnError(OptionError):
 def prepared(df: Any, options: SinkOptions) -> Any:
     """Only what is written, in the types that tasks expect."""
     types = dict(df.dtypes)
-    _check(types, options)
+    check_columns(types, options)
     chosen = [df[name].cast("binary").alias(name) for name in ("key", "value") if name in types]
     if "headers" in types:
         chosen.append(df["headers"])
@@ -33,7 +33,7 @@ def prepared(df: Any, options: SinkOptions) -> Any:
     return df.select(*chosen)
 
 
-def _check(types: dict[str, str], options: SinkOptions) -> None:
+def check_columns(types: dict[str, str], options: SinkOptions) -> None:
     if "value" not in types:
         raise ColumnError(
             f"the DataFrame has no column 'value' (it has {', '.join(types) or 'none'}); select what to write, "

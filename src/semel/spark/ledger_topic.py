@@ -57,6 +57,14 @@ def last_entry(cluster: Cluster, application_id: str) -> Entry | None:
     return _newest(cluster, name, start, end)
 
 
+def all_entries(cluster: Cluster, application_id: str) -> list[Entry]:
+    """Everything that compaction has left."""
+    name = topic_of(application_id)
+    end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
+    start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
+    return entries(cluster, name, start, end)
+
+
 def _newest(cluster: Cluster, name: str, start: int, end: int) -> Entry | None:
     """Looks backwards in growing steps: behind the newest entry there are only markers and aborted batches."""
     step, upper = 64, end

@@ -19,8 +19,11 @@ from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
 from semel.spark.base_sink import BaseSink, BatchReport, SinkError, group_positions, log
-from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, topic_of
+from semel.spark.committing import audit, write_entry, written_places
+from semel.spark.encoding import BadRowError
+from semel.spark.ledger import Batch, Entry, Verdict, decide, topic_of
 from semel.spark.ledger_topic import create, last_entry
+from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.write_job import Cancelled, Job, Report, write_job
@@ -36,10 +39,6 @@ class FencedSinkError(SinkError):
 
 class TimedOutTransactionError(SinkError):
     """The batch took longer than transaction.timeout.ms."""
-
-
-class UnevenError(RuntimeError):
-    """The count audit failed: the batch is aborted and runs again."""
 
 
 class Sink(BaseSink):
@@ -85,12 +84,15 @@ class Sink(BaseSink):
             except FencedError as error:
                 self._fenced(error)
             except Exception as error:
-                if attempt == self.options.max_attempts:
+                if attempt == self.options.max_attempts or is_final(error):
                     self._abort()
                     raise
                 log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
                 if self._settle(batch):
                     return
+        raise SinkError(
+            f"batch {batch.batch_id} was not written in {self.options.max_attempts} attempts; see the log above"
+        )
 
     def _attempt(self, df: Any, batch: Batch, attempt: int) -> None:
         started_s = self._began_s = time.monotonic()
@@ -101,7 +103,8 @@ class Sink(BaseSink):
         reports = self._write(df, batch, handle)
         faults.reach("sink.after_write")
         written_s = time.monotonic()
-        self._audit(reports)
+        if self.options.precautions.count_audit:
+            audit(self._owner, self._targets, reports)
         faults.reach("sink.after_audit")
         entry = self._entry(batch, reports, attempt)
         if entry.rows == 0 and batch.starts == batch.ends:
@@ -129,22 +132,7 @@ class Sink(BaseSink):
             self._abort()
             raise
 
-    def _audit(self, reports: list[Report]) -> None:
-        """The log must hold exactly what the winners reported: catches rows of a dead attempt in a partition that the
-        winner had no rows for, which no handshake can see."""
-        if not self.options.precautions.count_audit:
-            return
-        reported = {self._targets.place(r.target): r.sequence for r in reports}
-        found = self._owner.last_sequences(self._targets.places())
-        if found != reported:
-            wrong = {place for place in {*found, *reported} if found.get(place) != reported.get(place)}
-            raise UnevenError(
-                f"tasks reported other counts than the log holds: last sequences reported and found: "
-                f"{ {place: (reported.get(place), found.get(place)) for place in sorted(wrong)[:5]} }"
-            )
-
     def _entry(self, batch: Batch, reports: list[Report], attempt: int) -> Entry:
-        written = [Written(*self._targets.place(r.target), r.rows, r.first, r.last) for r in reports]
         assert self._run is not None
         return Entry(
             sequence=0 if self._last is None else self._last.sequence + 1,
@@ -153,7 +141,7 @@ class Sink(BaseSink):
             batch_id=batch.batch_id,
             starts=batch.starts,
             ends=batch.ends,
-            written=sorted(written, key=lambda w: (w.topic, w.partition)),
+            written=written_places(self._targets, reports),
             rows=sum(r.rows for r in reports),
             dead_letters=sum(r.dead for r in reports),
             attempts=attempt,
@@ -162,7 +150,7 @@ class Sink(BaseSink):
 
     def _commit(self, handle: TransactionHandle, batch: Batch, entry: Entry) -> None:
         """The ledger entry, the positions and the end: one transaction with the data."""
-        self._write_entry(handle, entry)
+        write_entry(handle, self.options.application_id, entry)
         faults.reach("sink.after_ledger")
         positions = group_positions(batch, self.options.position_topics)
         if positions:
@@ -176,14 +164,6 @@ class Sink(BaseSink):
             if self._last is None or self._last.sequence != entry.sequence:
                 raise
         self._last = entry
-
-    def _write_entry(self, handle: TransactionHandle, entry: Entry) -> None:
-        import pyarrow as pa
-
-        row = pa.table({"key": pa.array([entry.key], pa.binary()), "value": pa.array([entry.encode()], pa.binary())})
-        with handle.writer() as writer:
-            writer.write(topic_of(self.options.application_id), 0, row)
-            writer.finish()
 
     # --- when it did not work ---
 
@@ -221,3 +201,8 @@ class Sink(BaseSink):
             self._owner.end(commit=False)
         except KafkaError as error:
             log.warning("the transaction could not be aborted now: %s", error)
+
+
+def is_final(error: Exception) -> bool:
+    """Errors of the query itself: running the batch again would only repeat them."""
+    return isinstance(error, OptionError) or BadRowError.__name__ in str(error)

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from semel.client.cluster import Cluster
@@ -19,7 +25,7 @@ from semel.client.settings import ClientSettings
 from semel.spark.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from semel.spark.ledger_topic import last_entry
 from semel.spark.offsets import INITIAL, START, Offsets, from_json, parse, start_of, to_json
-from semel.spark.options import COMMITTED, EARLIEST, LATEST, SourceOptions
+from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader
@@ -42,6 +48,13 @@ class SemelDataSource(DataSource):
             return RANGE_COLUMNS
         wants_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
         return f"{COLUMNS}, {HEADERS}" if wants_headers else COLUMNS
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from semel.spark.batch_writer import BatchWriter
+
+        if overwrite:
+            raise OptionError("a topic cannot be overwritten; use mode('append')")
+        return BatchWriter(dict(self.options), schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(dict(self.options))

@@ -19,6 +19,7 @@ from semel.spark.workers import settle_worker
 REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 LOOK_AGAIN_S = 0.5
+TASK_BITS = 20
 
 Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
@@ -26,6 +27,17 @@ Blob = tuple[int, int, int, memoryview]
 
 class OwnerStalledError(RuntimeError):
     """Another attempt opened the partition first and then stopped writing."""
+
+
+class WrongTaskError(RuntimeError):
+    """Rows of one partition are in two tasks."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(
+            f"rows for {topic}-{partition} are in more than one task, but in a transaction one task writes a "
+            "partition. Use semel.route(df, ...) before write, or partitioner=none and coalesce() to at most the "
+            "number of partitions"
+        )
 
 
 class Precautions(NamedTuple):
@@ -38,11 +50,14 @@ class Precautions(NamedTuple):
 class BlobWriter:
     """Writes blobs into a transaction and remembers what went where."""
 
-    def __init__(self, writer: PartitionWriter, targets: Targets, mark: int, handshake: bool) -> None:
+    def __init__(
+        self, writer: PartitionWriter, targets: Targets, mark: int, handshake: bool, patience_s: float = STALLED_S
+    ) -> None:
         self._writer = writer
         self._targets = targets
         self._mark = mark
         self._handshake = handshake
+        self._patience_s = patience_s
         self._dead: dict[int, int] = {}
         self._opened: set[int] = set()
 
@@ -63,6 +78,8 @@ class BlobWriter:
         table = decode_record_set(data, headers=True).table
         opening = self._writer.open(topic, partition, _rows(table, 0, 1), self._mark)
         if not opening.is_owner:
+            if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
+                raise WrongTaskError(topic, partition)
             self._wait_to_be_killed(topic, partition)
         if table.num_rows > 1:
             self._writer.write(topic, partition, _rows(table, 1, table.num_rows))
@@ -70,14 +87,14 @@ class BlobWriter:
     def _wait_to_be_killed(self, topic: str, partition: int) -> None:
         """Spark kills the attempt that it does not need. Raises only if the one that it needs makes no progress."""
         last, since_s = None, time.monotonic()
-        while time.monotonic() - since_s < STALLED_S:
+        while time.monotonic() - since_s < self._patience_s:
             time.sleep(LOOK_AGAIN_S)
             sequence = self._writer.last_sequence(topic, partition)
             if sequence != last:
                 last, since_s = sequence, time.monotonic()
         raise OwnerStalledError(
             f"another attempt at this task opened {topic}-{partition} first and has written nothing for "
-            f"{STALLED_S:.0f} s; the batch will be aborted and run again"
+            f"{self._patience_s:.0f} s; the batch will be aborted and run again"
         )
 
     def report(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
@@ -150,12 +167,17 @@ def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: It
 
 
 def task_identity() -> tuple[int, int]:
-    """(number of the task in its stage, id of this attempt, unique in the Spark application)"""
+    """(number of the task in its stage, mark of this attempt: unique in the Spark application, and says the task)"""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "this function runs in a Spark task"
-    return context.partitionId(), context.taskAttemptId() + 1  # 0 could be anybody's base timestamp
+    task, attempt = context.partitionId(), context.taskAttemptId() + 1  # 0 could be anybody's base timestamp
+    return task, attempt << TASK_BITS | task & (1 << TASK_BITS) - 1
+
+
+def task_of(mark: int) -> int:
+    return mark & (1 << TASK_BITS) - 1
 
 
 def attempt_number() -> int:

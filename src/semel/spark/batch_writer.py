@@ -1,0 +1,198 @@
+"""`df.write.format("semel")`: a whole batch job in one transaction.
+
+    semel.route(df, brokers, topic="out").write.format("semel").option("kafka.bootstrap.servers", brokers)
+        .option("topic", "out").option("applicationId", "nightly").option("jobId", "2026-11-15").mode("append").save()
+
+With a job id the ledger remembers the job: a second run with the same id is refused as done. Rows of one partition
+must be in one task; `semel.route` brings them there. Rows without keys need no routing, only at most as many tasks as
+partitions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from semel.client.cluster import Cluster
+from semel.client.coordinator import EndUnknownError
+from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.client.settings import ClientSettings
+from semel.spark.columns import check_columns
+from semel.spark.committing import audit, write_entry, written_places
+from semel.spark.encoding import MURMUR2, SPREAD, Encoder, Routing
+from semel.spark.ledger import Entry, topic_of
+from semel.spark.ledger_topic import all_entries, create
+from semel.spark.options import OptionError
+from semel.spark.sink_options import SinkOptions
+from semel.spark.targets import Targets
+from semel.spark.workers import settle_worker
+from semel.spark.write_job import Report, routing_of
+from semel.spark.writing import BlobWriter, task_identity
+
+PATIENCE_S = (
+    5.0  # another attempt of this task, or another task with rows of the same partition: wait a little, then say so
+)
+OPTIONS = {
+    "topic": "topic",
+    "deadlettertopic": "dead_letter_topic",
+    "badcolumn": "bad_column",
+    "partitioner": "partitioner",
+    "compression": "compression",
+}
+
+
+class AlreadyDoneError(RuntimeError):
+    """The job was run before."""
+
+
+@dataclass
+class Done(WriterCommitMessage):
+    """What one task wrote."""
+
+    reports: list[Report]
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Made once, when the job is planned; pickled to the tasks and to the commit."""
+
+    def __init__(self, raw: Mapping[str, str], schema: StructType) -> None:
+        given = {name.lower(): value for name, value in raw.items()}
+        self.job_id = given.get("jobid")
+        self.options = sink_options(given)
+        check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, self.options)
+        with TransactionOwner(self.options.producer_settings()) as owner:
+            create(owner.cluster, self.options.application_id)
+            owner.own()
+            self._refuse_if_done(owner.cluster)
+            self.targets = Targets.of(owner.cluster, self.options.topics())
+            ledger = (topic_of(self.options.application_id), 0)
+            self.handle: TransactionHandle = owner.begin([*self.targets.places(), ledger])
+
+    def _refuse_if_done(self, cluster: Cluster) -> None:
+        found = all_entries(cluster, self.options.application_id)
+        self.sequence = 1 + max((entry.sequence for entry in found), default=-1)
+        done = next((entry for entry in found if self.job_id is not None and entry.query_id == self.job_name), None)
+        if done is not None:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(done.committed_at_ms / 1000))
+            raise AlreadyDoneError(
+                f"job {self.job_id!r} of application {self.options.application_id!r} was written at {when} UTC "
+                f"({done.rows} rows); nothing was written now. Use another jobId for another job"
+            )
+
+    @property
+    def job_name(self) -> str:
+        return f"job:{self.job_id}"
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        settle_worker()
+        task, mark = task_identity()
+        with self.handle.writer() as writer:
+            out = BlobWriter(writer, self.targets, mark, handshake=True, patience_s=PATIENCE_S)
+            for blob in Encoder(self._routing(), task).blobs(iterator):
+                out.write(blob)
+            return Done([Report(*row) for row in out.report()])
+
+    def _routing(self) -> Routing:
+        return routing_of(self.options, self.targets, 0, self.handle.settings)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        reports = [report for message in messages if isinstance(message, Done) for report in message.reports]
+        with self._owner() as owner:
+            try:
+                audit(owner, self.targets, reports)
+                write_entry(self.handle, self.options.application_id, self._entry(reports), self._key())
+                owner.end(commit=True)
+            except EndUnknownError:
+                owner.renew()
+                if not any(
+                    e.sequence == self.sequence for e in all_entries(owner.cluster, self.options.application_id)
+                ):
+                    raise
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        with self._owner() as owner:
+            owner.end(commit=False)
+
+    def _owner(self) -> TransactionOwner:
+        """The owner of the transaction again, in the process that ends it."""
+        owner = TransactionOwner(self.handle.settings)
+        owner.resume(self.handle)
+        return owner
+
+    def _key(self) -> bytes | None:
+        """A job's entry has a key of its own: compaction never takes it away."""
+        return None if self.job_id is None else self.job_name.encode()
+
+    def _entry(self, reports: list[Report]) -> Entry:
+        return Entry(
+            sequence=self.sequence,
+            query_id=self.job_name if self.job_id is not None else "batch",
+            run_id="",
+            batch_id=0,
+            starts=[],
+            ends=[],
+            written=written_places(self.targets, reports),
+            rows=sum(r.rows for r in reports),
+            dead_letters=sum(r.dead for r in reports),
+            committed_at_ms=int(time.time() * 1000),
+        )
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    """The writer's options as those of the sink."""
+    if "kafka.bootstrap.servers" not in given:
+        raise OptionError("option kafka.bootstrap.servers is missing; give brokers as host:port,host:port")
+    if "applicationid" not in given:
+        raise OptionError("option applicationId is missing; it names the transactional id and the ledger of this job")
+    chosen: dict[str, Any] = {name: given[option] for option, name in OPTIONS.items() if option in given}
+    skipped = {"kafka.bootstrap.servers", "kafka.isolation.level"}
+    return SinkOptions(
+        bootstrap_servers=given["kafka.bootstrap.servers"],
+        application_id=given["applicationid"],
+        extra_topics=tuple(t.strip() for t in given.get("topics", "").split(",") if t.strip()),
+        client={k.removeprefix("kafka."): v for k, v in given.items() if k.startswith("kafka.") and k not in skipped},
+        **chosen,
+    )
+
+
+def route(
+    df: Any, brokers: str, *, topic: str, partitioner: str = MURMUR2, client: Mapping[str, Any] | None = None
+) -> Any:
+    """The same rows with a column `partition`, each partition's rows in one task: what a transaction needs.
+
+    murmur2 puts a key where any Kafka producer would; rows without a key, or partitioner=none, are shared out.
+    """
+    settings = ClientSettings.of({"bootstrap.servers": brokers, "allow.auto.create.topics": False, **(client or {})})
+    with Cluster(settings) as cluster:
+        count = Targets.of(cluster, [topic]).count
+    if partitioner == SPREAD or "key" not in df.columns:
+        return df.coalesce(count)
+    fields = [f for f in df.schema.fields if f.name != "partition"]
+    kept = df.select(*[f.name for f in fields])
+    schema = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields) + ", partition INT"
+    routed = kept.mapInArrow(_partition_of_key(count), schema)
+    return routed.repartitionById(count, routed["partition"])
+
+
+def _partition_of_key(count: int) -> Any:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        from semel.protocol.partitioning import partitions_for_keys
+
+        task, _ = task_identity()
+        for number, batch in enumerate(batches):
+            keys = batch.column("key")
+            chosen = np.full(batch.num_rows, (task + number) % count, np.int32)
+            has = keys.is_valid().to_numpy(zero_copy_only=False)
+            if has.any():
+                chosen[has] = partitions_for_keys(keys.filter(pa.array(has)), count)
+            yield batch.append_column("partition", pa.array(chosen, pa.int32()))
+
+    return run
