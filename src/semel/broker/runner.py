@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,17 +55,32 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
-    listen = listen_address(options.settings)
-    advertised_address(options.settings, *listen)  # wrong settings are told before anything is touched
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     if options.end_with_stdin:
         _stop_with_stdin(stopping)
+    listen = listen_address(options.settings)
+    advertised_address(options.settings, *listen)
+    sock = bind(*listen, options.settings["socket.listen.backlog.size"])  # what can fail, before the data is touched
     broker = Broker(options.settings, options.data)
-    server = Server(broker)
     await broker.start()
-    host, port = await server.listen(*listen)
+    try:
+        await _serve_clients(options, broker, sock, stopping, on_ready)
+    finally:
+        await broker.stop()
+
+
+async def _serve_clients(
+    options: Options,
+    broker: Broker,
+    sock: socket.socket,
+    stopping: asyncio.Event,
+    on_ready: Callable[[str, int], None],
+) -> None:
+    server = Server(broker)
+    host, port = sock.getsockname()[:2]
     broker.advertised = advertised_address(options.settings, host, port)
+    await server.listen(sock)
     maintenance = Maintenance(broker, server)
     maintenance.start()
     _calm_garbage_collector()
@@ -74,7 +90,15 @@ async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
     log.info("stopping", extra={"connections": len(server.connections)})
     await maintenance.stop()
     await server.stop()
-    await broker.stop()
+
+
+def bind(host: str, port: int, backlog: int) -> socket.socket:
+    """A listening socket. Clients that connect while the broker still reads its data wait instead of being refused."""
+    family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _calm_garbage_collector() -> None:

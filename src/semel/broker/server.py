@@ -37,17 +37,9 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._sockets = (settings["socket.send.buffer.bytes"], settings["socket.receive.buffer.bytes"])
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Accepts connections from now on; the address that was bound (port 0 takes a free one)."""
-        self._listener = await self.loop.create_server(
-            lambda: Connection(self),
-            host,
-            port,
-            backlog=self.broker.settings["socket.listen.backlog.size"],
-            reuse_address=True,
-        )
-        bound = self._listener.sockets[0].getsockname()
-        return bound[0], bound[1]
+    async def listen(self, sock: socket.socket) -> None:
+        """Accepts connections from now on."""
+        self._listener = await self.loop.create_server(lambda: Connection(self), sock=sock)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Takes no more requests, answers those under way, closes."""
