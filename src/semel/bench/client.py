@@ -1,4 +1,4 @@
-"""The client against confluent-kafka, kafka-python and aiokafka, all on one Apache Kafka node (fsync as the system likes).
+"""The client against confluent-kafka, kafka-python and aiokafka, on one Apache Kafka node with its own defaults.
 
 Each side of the client has a file of its own: `client_produce` and `client_consume`.
 """

@@ -1,0 +1,208 @@
+"""TLS and SASL as a client, against an Apache Kafka that asks for them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, TimedOutError
+from semel.client.producer import Producer
+from tests.support.kafka import ApacheKafka, free_ports
+from tests.support.missing import skip_loudly
+
+USER, PASSWORD = "alice", "s3cret,with=signs"
+MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+
+class Secured(NamedTuple):
+    """Where an Apache Kafka listens, and the files that its clients need."""
+
+    ports: dict[str, int]
+    folder: Path
+
+    def options(self, listener: str, **options: str) -> dict[str, str]:
+        protocols = {"PLAINTEXT": "PLAINTEXT", "TLS": "SSL", "SASL": "SASL_PLAINTEXT", "BOTH": "SASL_SSL"}
+        base = {
+            "bootstrap.servers": f"localhost:{self.ports[listener]}",
+            "security.protocol": protocols[listener],
+            "max.block.ms": "1500",
+            "request.timeout.ms": "1000",
+        }
+        if listener in ("TLS", "BOTH"):
+            base["ssl.ca.location"] = str(self.folder / "ca.pem")
+        if listener == "TLS":
+            base["ssl.certificate.location"] = str(self.folder / "client.pem")
+            base["ssl.key.location"] = str(self.folder / "client.key")
+        if listener in ("SASL", "BOTH"):
+            base |= {"sasl.username": USER, "sasl.password": PASSWORD}
+        return base | {name.replace("_", "."): value for name, value in options.items()}
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=30)
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority, and certificates of it for the broker (localhost) and for a client."""
+    if shutil.which("openssl") is None:
+        skip_loudly("there is no `openssl` to make certificates with")
+    openssl(
+        folder,
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-subj",
+        "/CN=ca",
+    )
+    (folder / "names.txt").write_text("subjectAltName=DNS:localhost")
+    for name in ("broker", "client"):
+        openssl(
+            folder,
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+            "-subj",
+            f"/CN={name}",
+        )
+        words = [
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-out",
+            f"{name}.pem",
+        ]
+        openssl(folder, *words, "-days", "2", "-extfile", "names.txt")
+    (folder / "keystore.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
+
+
+def broker_settings(folder: Path, ports: dict[str, int], plaintext: int, controller: int) -> dict[str, str]:
+    plain = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    settings = {
+        "listeners": ",".join(
+            [f"PLAINTEXT://127.0.0.1:{plaintext}", f"CONTROLLER://127.0.0.1:{controller}"]
+            + [f"{name}://localhost:{port}" for name, port in ports.items()]
+        ),
+        "advertised.listeners": ",".join(
+            [f"PLAINTEXT://127.0.0.1:{plaintext}"] + [f"{name}://localhost:{port}" for name, port in ports.items()]
+        ),
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TLS:SSL,SASL:SASL_PLAINTEXT,BOTH:SASL_SSL"
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "keystore.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(folder / "ca.pem"),
+        "listener.name.tls.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+    }
+    for listener in ("sasl", "both"):
+        settings[f"listener.name.{listener}.plain.sasl.jaas.config"] = plain
+        for mechanism in ("scram-sha-256", "scram-sha-512"):
+            settings[f"listener.name.{listener}.{mechanism}.sasl.jaas.config"] = scram
+    return settings
+
+
+@pytest.fixture(scope="module")
+def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    make_certificates(folder)
+    kafka = ApacheKafka(folder / "node")
+    tls, sasl, both = free_ports(3)
+    ports = {"TLS": tls, "SASL": sasl, "BOTH": both}
+    kafka.properties |= broker_settings(folder, ports, kafka.port, kafka._controller_port)
+    with kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            credential = ScramCredentialInfo(mechanism, 4096)
+            change = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
+            for done in admin.alter_user_scram_credentials([change]).values():
+                done.result(20)
+        yield Secured({**ports, "PLAINTEXT": kafka.port}, folder)
+
+
+def write_one(options: dict[str, str]) -> int:
+    with Producer(options) as producer:
+        return producer.send("secured", b"x").result(20).offset
+
+
+def test_tls_with_a_client_certificate(secured: Secured) -> None:
+    assert write_one(secured.options("TLS", max_block_ms="20000")) >= 0
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("listener", ["SASL", "BOTH"])
+def test_sasl_with_and_without_tls(secured: Secured, listener: str, mechanism: str) -> None:
+    options = secured.options(listener, sasl_mechanism=mechanism, max_block_ms="20000")
+    assert write_one(options) >= 0
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_wrong_password_is_refused_at_once(secured: Secured, mechanism: str) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(AuthenticationError, match=r"check sasl\.username and sasl\.password"):
+        write_one(secured.options("SASL", sasl_mechanism=mechanism, sasl_password="wrong", max_block_ms="20000"))
+    assert time.monotonic() - started_s < 10, "not tried again until the time-out"
+
+
+def test_an_unknown_authority_is_refused_at_once(secured: Secured) -> None:
+    options = secured.options("BOTH")
+    del options["ssl.ca.location"]
+    with pytest.raises(AuthenticationError, match=r"certificate was refused.*ssl\.ca\.location"):
+        write_one(options)
+
+
+def test_a_certificate_for_another_host_is_refused(secured: Secured) -> None:
+    options = secured.options("BOTH", bootstrap_servers=f"127.0.0.1:{secured.ports['BOTH']}")
+    with pytest.raises(AuthenticationError, match="host name"):
+        write_one(options)
+
+
+@pytest.mark.parametrize(
+    ("listener", "changes", "message"),
+    [
+        ("TLS", {"security_protocol": "PLAINTEXT"}, r"security\.protocol"),
+        ("BOTH", {"security_protocol": "SASL_PLAINTEXT"}, r"security\.protocol"),
+        ("SASL", {"security_protocol": "PLAINTEXT"}, r"security\.protocol"),
+        ("SASL", {"security_protocol": "SASL_SSL"}, r"does the port speak TLS"),
+    ],
+)
+def test_a_wrong_protocol_is_explained_within_the_time_out(
+    secured: Secured, listener: str, changes: dict[str, str], message: str
+) -> None:
+    started_s = time.monotonic()
+    with pytest.raises((TimedOutError, ConnectionFailedError, KafkaError), match=message):
+        write_one(secured.options(listener, **changes))
+    assert time.monotonic() - started_s < 15
+
+
+def test_a_missing_client_certificate_is_explained(secured: Secured) -> None:
+    options = secured.options("TLS")
+    del options["ssl.certificate.location"]
+    del options["ssl.key.location"]
+    with pytest.raises(KafkaError, match=r"certificate|closed the connection"):
+        write_one(options)
