@@ -28,7 +28,7 @@ class Accumulator:
         self.used_bytes = 0
         self.additions = 0  # counts closed batches, so that the sender notices those that come while it works
         self.flushing = 0  # callers in flush(): nothing lingers meanwhile
-        self._batch_size = settings.batch_size
+        self._batch_size = min(settings.batch_size, settings.max_request_size)
         self._memory_bytes = settings.buffer_memory
         self._max_block_s = settings.max_block_ms / 1000
         self._delivery_s = settings.delivery_timeout_ms / 1000

@@ -323,6 +323,8 @@ class Cluster:
         with self._lane(lane):
             with self._lock:
                 connection = self._connections.get(key)
+            if connection is not None and not connection.in_flight:
+                connection.notice_closing()
             if connection is not None and not connection.closed:
                 if not connection.retiring or connection.in_flight:
                     return connection

@@ -193,6 +193,10 @@ class Connection:
             poller.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.wants_write else 0))
             poller.poll(min(timeout_s, 3600.0) * 1000)
 
+    def notice_closing(self) -> None:
+        """Finds out, without waiting, whether the broker has closed a connection that nobody used for a while."""
+        self._unreported += self._advance()
+
     # --- progress ---
 
     def progress(self) -> list[Pending]:

@@ -393,10 +393,18 @@ def _as_headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     packed = []
     for name, value in pairs:
-        if not isinstance(name, str):
-            raise ConfigError(f"a header's name is text, not {type(name).__name__}")
+        if not isinstance(name, str) or not _is_utf8(name):
+            raise ConfigError(f"a header's name is text that can be written as UTF-8, not {name!r}")
         packed.append((name, None if value is None else _as_bytes(value, f"header {name!r}")))
     return tuple(packed)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _too_large(size_bytes: int, limit_bytes: int) -> RecordTooLargeError:

@@ -18,12 +18,12 @@ from semel.client.accumulator import Accumulator, Place
 from semel.client.batches import Batch, Identity
 from semel.client.cluster import Cluster, Leader, Node
 from semel.client.connection import Connection, poll
-from semel.client.errors import ConnectionFailedError, DeliveryTimedOutError, KafkaError, error_of
+from semel.client.errors import ConnectionFailedError, DeliveryTimedOutError, FatalError, KafkaError, error_of
 from semel.client.partition_queue import MAX_UNACKED, PartitionQueue, Verdict
 from semel.client.producer_settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
-from semel.protocol.errors import DecodeError, ErrorCode, Recovery
+from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
 from semel.protocol.messages.produce import (
     PRODUCE,
     PartitionProduceData,
@@ -193,8 +193,17 @@ class Sender:
                 if batch.data is None
             ]
         for batch in heads:
-            batch.encode(self.settings.compression)
+            self._encode(batch)
         return seen
+
+    def _encode(self, batch: Batch) -> None:
+        try:
+            batch.encode(self.settings.compression)
+        except EncodeError as error:
+            failure = FatalError(f"records for {batch.topic}-{batch.partition} cannot be encoded: {error}")
+            with self.accumulator.changed:
+                self._fail(self.accumulator.queues[batch.topic, batch.partition], batch, failure)
+            self.gate.failed(failure)
 
     def _ready_queues(self, identity: Identity) -> list[PartitionQueue]:
         now_s = time.monotonic()

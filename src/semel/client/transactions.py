@@ -56,12 +56,14 @@ class TransactionalGate:
         self._written: dict[Place, int] = {}  # first offset of this transaction in each partition
         self._touched = False  # the coordinator may know of this transaction
         self._end_maybe_sent = False
+        self._sealed = False  # the end is next: nothing more is sent
 
     # --- for the sender ---
 
     def identity(self) -> Identity | None:
         with self._lock:
-            return self._identity if self.state in (State.IN_TRANSACTION, State.COMMITTING) else None
+            is_open = self.state in (State.IN_TRANSACTION, State.COMMITTING) and not self._sealed
+            return self._identity if is_open else None
 
     def prepare(self) -> None:
         """The identity comes from init_transactions."""
@@ -102,6 +104,8 @@ class TransactionalGate:
                 return AbortableError("the transaction was aborted before this record was acknowledged")
             if self.state in (State.ABORTABLE, State.ABORTING, State.FENCED, State.FATAL):
                 return self.error
+            if self.state is State.READY or self._sealed:
+                return IllegalStateError("sent while another thread ended the transaction; it is in none")
             return None
 
     # --- for the user ---
@@ -137,7 +141,7 @@ class TransactionalGate:
             self.error = None
             self._added.clear()
             self._written.clear()
-            self._touched = self._end_maybe_sent = False
+            self._touched = self._end_maybe_sent = self._sealed = False
             self.state = after(self.state, Event.BEGIN)
 
     def _new_epoch(self, timeout_s: float) -> None:
@@ -191,9 +195,14 @@ class TransactionalGate:
         self._ended(Event.COMMITTED, answer.identity)
 
     def _deliver_all(self, deadline: Deadline) -> None:
-        delivered = self.sender.accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
+        accumulator = self.sender.accumulator
+        delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
+        if delivered:
+            self._sealed = True  # what other threads send from here on is refused; what is on its way is awaited
+            delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
         self._raise_if_failed()
         if not delivered:
+            self._sealed = False
             self._move(Event.COMMIT_NOT_SENT)
             raise TimedOutError(
                 f"the transaction's records were not all acknowledged within {deadline.total_s:.3g} s, so nothing was "
@@ -202,6 +211,7 @@ class TransactionalGate:
 
     def _commit_unknown(self, error: EndUnknownError, deadline: Deadline) -> KafkaError:
         if not error.maybe_sent:
+            self._sealed = False
             self._move(Event.COMMIT_NOT_SENT)
             return TimedOutError(
                 f"the commit could not be sent within {deadline.total_s:.3g} s ({error}); nothing was committed: call "
