@@ -114,7 +114,7 @@ def run(folder: Path, power: bool, is_v2: bool, commit: bool, points: list[str])
 
 
 def check(bootstrap: str, expected: list[bytes], last_position: int, commit: bool) -> None:
-    """Through a client that we did not write: every committed record once, in order, in both topics; and the position."""
+    """Through a client that we did not write: every committed record once, in order, everywhere; and the position."""
     for topic in TOPICS:
         assert [seen.value for seen in read_topic(bootstrap, topic)] == expected
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP, "isolation.level": "read_committed"})
