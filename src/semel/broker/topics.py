@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
 from semel.broker import topic_configs
+from semel.broker.adoption import DELETED_KEY, TOPIC_KEY, adopt_folders, remove_leftovers
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.settings import SettingError, Settings
 from semel.protocol.errors import ErrorCode
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 MAX_NAME_LENGTH = 249
 MAX_PARTITIONS_PER_TOPIC = 10_000  # as Kafka limits one request
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
-_KEY = "topic/"
 
 INTERNAL_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
 # Name -> (setting with the number of partitions, setting with the segment size, other settings).
@@ -134,29 +134,14 @@ class Topics:
     def load(self) -> None:
         """Brings store and data folder together: the store says what exists, the folder holds it.
 
-        A folder without an entry is a creation that was never acknowledged, or a deletion that was; it goes. An entry
-        without a folder gets an empty one. If there is no store at all, the topics are taken from the folders.
+        An entry without a folder gets an empty one; for folders without an entry see `adoption`.
         """
-        if self._store.is_new and self._data_dir.logs:
-            self._adopt_folders()
-        for name, entry in self._store.items(_KEY):
+        adopt_folders(self._store, self._data_dir)
+        for name, entry in self._store.items(TOPIC_KEY):
             topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"])
             self._open_partitions(topic, entry["partitions"])
             self._register(topic)
-        for name, index in list(self._data_dir.logs):
-            if self.partition(name, index) is None:
-                self._data_dir.delete(name, index)
-        self._data_dir.sync_namespace()
-
-    def _adopt_folders(self) -> None:
-        counts: dict[str, int] = {}
-        ids: dict[str, UUID] = {}
-        for (name, index), log in self._data_dir.logs.items():
-            counts[name] = max(counts.get(name, 0), index + 1)
-            ids[name] = log.topic_id
-        for name, count in counts.items():
-            self._store.put(_KEY + name, {"id": ids[name].hex, "partitions": count, "configs": {}})
-        self._store.commit()
+        remove_leftovers(self._store, self._data_dir)
 
     def _open_partitions(self, topic: Topic, count: int) -> None:
         """Gives a topic its partitions up to a number, from the folder where it has them."""
@@ -248,7 +233,8 @@ class Topics:
     def delete(self, topics: list[Topic]) -> None:
         """Takes topics away; what waits for them is told."""
         for topic in topics:
-            self._store.put(_KEY + topic.name, None)
+            self._store.put(TOPIC_KEY + topic.name, None)
+            self._store.put(DELETED_KEY + topic.id.hex(), 1)
         try:
             self._commit()
         except OSError as error:
@@ -303,7 +289,7 @@ class Topics:
 
     def _put(self, topic: Topic) -> None:
         entry = {"id": topic.id.hex(), "partitions": len(topic.partitions), "configs": topic.configs}
-        self._store.put(_KEY + topic.name, entry)
+        self._store.put(TOPIC_KEY + topic.name, entry)
 
 
 def check_name(name: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -13,7 +15,7 @@ from semel.broker.store import FILE_NAME, Store
 from semel.broker.topics import TopicError, Topics, name_problem
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
-from semel.storage import DataDir, SyncGroup
+from semel.storage import DataDir, LogConfig, SyncGroup
 
 
 class World:
@@ -105,6 +107,53 @@ def test_without_a_store_the_folders_are_taken_over(tmp_path: Path) -> None:
         assert found is not None
         assert found.id == topic.id
         assert [part.log.end_offset for part in found.partitions] == [0, 1]
+
+    in_loop(go)
+
+
+def test_a_folder_that_was_copied_in_becomes_a_topic(tmp_path: Path) -> None:
+    def go() -> None:
+        source = World(tmp_path / "source")
+        topic = source.topics.create("restored", 2)
+        append(source, "restored", 0)
+        source.data_dir.close()
+        World(tmp_path / "target").crash()
+        for index in range(2):
+            shutil.copytree(tmp_path / f"source/restored-{index}", tmp_path / f"target/restored-{index}")
+        found = World(tmp_path / "target").topics.get("restored")
+        assert found is not None
+        assert (found.id, [part.log.end_offset for part in found.partitions]) == (topic.id, [1, 0])
+
+    in_loop(go)
+
+
+def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next_start(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        doomed = world.topics.create("doomed", 2)
+        append(world, "doomed", 1)
+        folder = tmp_path / "doomed-1"
+        shutil.copytree(folder, tmp_path / "copy")
+        world.topics.delete([doomed])
+        world.crash()
+        (tmp_path / "copy").rename(folder)  # as if the crash came before the folder was renamed
+        again = World(tmp_path)
+        assert again.topics.get("doomed") is None
+        assert not folder.exists()
+        again.crash()
+        assert World(tmp_path).topics.get("doomed") is None
+
+    in_loop(go)
+
+
+def test_kafkas_own_metadata_folder_is_left_alone(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        world.data_dir.create("__cluster_metadata", 0, uuid4(), LogConfig())
+        world.crash()
+        again = World(tmp_path)
+        assert len(again.topics) == 0
+        assert (tmp_path / "__cluster_metadata-0").exists()
 
     in_loop(go)
 
