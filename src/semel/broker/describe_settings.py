@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.broker import settings, topic_configs
 from semel.broker.settings import as_text
@@ -42,7 +42,7 @@ def of_topic(broker: Broker, topic: Topic, names: Collection[str] | None = None)
 def _topic_entry(broker: Broker, topic: Topic, name: str) -> Entry:
     origins = topic_configs.broker_origins(broker.settings, name)
     if name in topic.configs:
-        origins.insert(0, Origin(name, topic.configs[name], SOURCE_TOPIC))
+        origins.insert(0, Origin(name, topic.configs[name], SOURCE_TOPIC, topic.configs[name]))
     row = topic_configs.row_of(name)
     return _entry(name, origins, row, is_read_only=False)
 
@@ -56,7 +56,7 @@ def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Ent
     """Only what was altered for all brokers, as Kafka shows it."""
     altered = broker.altered_settings(for_cluster=True)
     return [
-        _entry(name, [Origin(name, text, SOURCE_BROKER_DEFAULT)], settings.TABLE[name], is_read_only=False)
+        _entry(name, [Origin(name, text, SOURCE_BROKER_DEFAULT, text)], settings.TABLE[name], is_read_only=False)
         for name, text in sorted(altered.items())
         if not names or name in names
     ]
@@ -64,13 +64,16 @@ def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Ent
 
 def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:
     own = broker.settings
-    layers = (
+    layers: tuple[tuple[Any, int], ...] = (
         (own.altered(row.name), SOURCE_BROKER_DYNAMIC),
         (own.altered_for_cluster(row.name), SOURCE_BROKER_DEFAULT),
         (own.given(row.name), SOURCE_BROKER_STATIC),
         (row.default, SOURCE_DEFAULT),
     )
-    return [Origin(row.name, as_text(value), source) for value, source in layers if value is not None]
+    if row.name in ("broker.id", "node.id"):  # two names of one setting
+        layers = ((broker.node_id, SOURCE_BROKER_STATIC),)
+    texts = [(as_text(value), source) for value, source in layers if value is not None]
+    return [Origin(row.name, text, source, text) for text, source in texts]
 
 
 def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> Entry:

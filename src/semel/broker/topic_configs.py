@@ -46,8 +46,9 @@ class Origin(NamedTuple):
     """One place that gives, or could give, a topic's setting its value."""
 
     name: str
-    value: str | None
+    value: str | None  # in the topic setting's unit
     source: int
+    shown: str | None  # in its own: log.retention.hours=168
 
 
 def row_of(name: str) -> Setting:
@@ -113,13 +114,14 @@ def broker_origins(settings: Settings, name: str) -> list[Origin]:
         for synonym, factor in SYNONYMS[name]:
             value = layer(synonym)
             if value is not None:
-                found.append(Origin(synonym, _scaled(value, factor), source))
+                found.append(Origin(synonym, _scaled(value, factor), source, as_text(value)))
     for synonym, factor in SYNONYMS[name]:
         value = TABLE[synonym].default
         if value is not None:
-            found.append(Origin(synonym, _scaled(value, factor), SOURCE_DEFAULT))
+            found.append(Origin(synonym, _scaled(value, factor), SOURCE_DEFAULT, as_text(value)))
     if not found and name == "flush.ms":
-        found.append(Origin("log.flush.interval.ms", str(2**63 - 1), SOURCE_DEFAULT))
+        never = str(2**63 - 1)
+        found.append(Origin("log.flush.interval.ms", never, SOURCE_DEFAULT, never))
     return found
 
 

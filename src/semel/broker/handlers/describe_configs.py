@@ -53,7 +53,7 @@ def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[Entry]:
 def _result(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
     synonyms = []
     if request.include_synonyms:
-        synonyms = [DescribeConfigsSynonym(o.name, o.value, o.source) for o in entry.origins]
+        synonyms = [DescribeConfigsSynonym(o.name, o.shown, o.source) for o in entry.origins]
     return DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
