@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     # Options may stand between the topic and the files, which argparse takes only in this way.
-    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign,assignment]
+    parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument("files", metavar="FILE", nargs="*", default=["-"], help="- is stdin (default)")
     parser.add_argument("-K", "--key-delimiter", metavar="TEXT", help="what stands before it in a line is the key")
