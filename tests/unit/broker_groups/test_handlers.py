@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from semel.broker.groups.handlers import admin, membership, positions
+from semel.broker.groups.handlers import admin, consumer, membership, positions
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from semel.protocol.messages.delete_groups import DeleteGroupsRequest
 from semel.protocol.messages.describe_groups import DescribeGroupsRequest
 from semel.protocol.messages.heartbeat import HeartbeatRequest
@@ -49,6 +51,8 @@ HANDLERS: dict[int, Any] = {
     16: admin.list_groups,
     42: admin.delete_groups,
     47: positions.offset_delete,
+    68: consumer.consumer_group_heartbeat,
+    69: consumer.consumer_group_describe,
 }
 TOPIC_ID = b"T" * 16
 
@@ -71,7 +75,7 @@ class Topics:
 async def ask(world: World, key: int, request: Any, version: int) -> Any:
     """The answer as a client of that version reads it: request and answer cross the wire."""
     api = api_of(key)
-    broker = SimpleNamespace(groups=world.groups, topics=Topics())
+    broker = SimpleNamespace(groups=world.groups, topics=Topics(), settings=world.settings)
     context = SimpleNamespace(version=version, client_id="c", client_host="/127.0.0.1")
     answer = HANDLERS[key](broker, context, api.request.decode(api.request.encode(request, version), version))
     if isinstance(answer, Awaitable):
@@ -323,3 +327,55 @@ async def test_delete_positions_judges_partition_by_partition(world: World) -> N
     assert [[part.error_code for part in topic.partitions] for topic in answer.topics] == [[0, 3], [3]]
     assert world.committed() is None
     assert (await ask(world, 47, OffsetDeleteRequest("none", topics), 0)).error_code == E.GROUP_ID_NOT_FOUND
+
+
+# -- the consumer protocol ---------------------------------------------------------------------------------------------
+def consumer_join(version: int, **changes: Any) -> ConsumerGroupHeartbeatRequest:
+    fields = {"rebalance_timeout_ms": 1000, "subscribed_topic_names": ["t"], "topic_partitions": []}
+    return ConsumerGroupHeartbeatRequest("g", "m" if version else "", **{**fields, **changes})
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@in_world()
+async def test_consumer_member_in_every_version(world: World, version: int) -> None:
+    world.topics.create("t", 2)
+    joined = await ask(world, 68, consumer_join(version), version)
+    assert (joined.error_code, joined.member_epoch, joined.heartbeat_interval_ms) == (0, 2, 5000)
+    assert joined.member_id, "before version 1 the broker makes up the id"
+    assert [each.partitions for each in joined.assignment.topic_partitions] == [[0, 1]]
+    described = (await ask(world, 69, ConsumerGroupDescribeRequest(["g", "none", ""]), version)).groups
+    assert [(each.group_state, each.error_code) for each in described] == [
+        ("Stable", 0),
+        ("", E.GROUP_ID_NOT_FOUND),
+        ("", E.INVALID_GROUP_ID),
+    ]
+    assert described[0].members[0].member_type == (1 if version else -1)
+    assert (await ask(world, 15, DescribeGroupsRequest(["g"]), 6)).groups[0].error_message == (
+        "Group g is not a classic group."
+    )
+    left = await ask(world, 68, ConsumerGroupHeartbeatRequest("g", joined.member_id, -1), version)
+    assert (left.error_code, left.member_epoch, left.heartbeat_interval_ms) == (0, -1, 0)
+
+
+@pytest.mark.parametrize("off", [{"group.version": 0}, {"group.coordinator.rebalance.protocols": ("classic",)}])
+@in_world()
+async def test_consumer_protocol_can_be_switched_off(world: World, off: dict[str, Any]) -> None:
+    world.settings.update(off)
+    assert (await ask(world, 68, consumer_join(1), 1)).error_code == E.UNSUPPORTED_VERSION
+    described = await ask(world, 69, ConsumerGroupDescribeRequest(["g"]), 1)
+    assert described.groups[0].error_code == E.UNSUPPORTED_VERSION
+
+
+@in_world()
+async def test_member_of_a_consumer_group_reads_positions_at_its_epoch(world: World) -> None:
+    world.topics.create("t", 1)
+    joined = await ask(world, 68, consumer_join(1), 1)
+
+    async def fetch(member_id: str | None, epoch: int) -> int:
+        asked = [OffsetFetchRequestGroup("g", member_id, epoch, topics=None)]
+        return int((await ask(world, 9, OffsetFetchRequest(groups=asked), 9)).groups[0].error_code)
+
+    assert await fetch("m", joined.member_epoch) == 0
+    assert await fetch("m", joined.member_epoch - 1) == E.STALE_MEMBER_EPOCH
+    assert await fetch("x", joined.member_epoch) == E.UNKNOWN_MEMBER_ID
+    assert await fetch(None, -1) == 0

@@ -37,6 +37,8 @@ SETTINGS = {
     "group.consumer.heartbeat.interval.ms": 5000,
     "group.consumer.max.size": 2**31 - 1,
     "group.consumer.assignors": ("uniform", "range"),
+    "group.version": 1,
+    "group.coordinator.rebalance.protocols": ("classic", "consumer"),
 }
 SESSION_MS = 10_000
 REBALANCE_MS = 60_000
@@ -168,7 +170,10 @@ class World:
     """A coordinator and short words for what clients do to it."""
 
     def __init__(self, **settings: int) -> None:
-        self.settings = {**SETTINGS, **{name.replace("_", "."): value for name, value in settings.items()}}
+        self.settings: dict[str, Any] = {
+            **SETTINGS,
+            **{name.replace("_", "."): value for name, value in settings.items()},
+        }
         self.clock = ManualClock(1_700_000_000_000)
         self.timers = ManualTimers()
         self.journal = MemoryJournal()
