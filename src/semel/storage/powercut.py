@@ -110,6 +110,14 @@ class _Model:
             event, *details = line.split(_SEPARATOR)
             getattr(self, f"_{event}")(*details)
 
+    def keep_some_names(self, luck: random.Random) -> None:
+        """Names that were changed before a random moment survive although no sync asked for it."""
+        moment = max(0, self._number + 1 - int(luck.expovariate(1 / 40)))  # most often among the last few
+        folders = [self.root]
+        for folder in folders:
+            _settle_names(folder, moment)
+            folders += [node for node in folder.synced.values() if isinstance(node, _Folder)]
+
     def _folder(self, path: str) -> _Folder:
         node: _Folder | _File = self.root
         for part in Path(path).parts:
@@ -162,14 +170,7 @@ class _Model:
             file.synced_length = min(file.synced_length, int(size))
 
     def _sync_dir(self, path: str, mark: str) -> None:
-        folder = self._folder(path)
-        for name, number in list(folder.changed.items()):
-            if number < int(mark):
-                del folder.changed[name]
-                if name in folder.seen:
-                    folder.synced[name] = folder.seen[name]
-                else:
-                    folder.synced.pop(name, None)
+        _settle_names(self._folder(path), int(mark))
 
     def _rename(self, old: str, new: str, kept: str) -> None:
         source, old_name = self._parent(old)
@@ -192,6 +193,17 @@ class _Model:
         folder.seen.pop(name)
 
 
+def _settle_names(folder: _Folder, mark: int) -> None:
+    """The changes of names before an event are on the disk."""
+    for name, number in list(folder.changed.items()):
+        if number < mark:
+            del folder.changed[name]
+            if name in folder.seen:
+                folder.synced[name] = folder.seen[name]
+            else:
+                folder.synced.pop(name, None)
+
+
 def _move(node: _File | _Folder, place: str) -> None:
     if isinstance(node, _File):
         node.place = place
@@ -203,13 +215,15 @@ def _move(node: _File | _Folder, place: str) -> None:
 def cut_power(data_dir: str | Path, luck: random.Random | None = None) -> int:
     """Puts the folder back to what was synced; returns how many written bytes were lost. Its process must be gone.
 
-    With `luck`, a random part of what was not synced survives in each file, as it may on a real disk: sometimes as
-    it was written, sometimes as zeros.
+    With `luck`, a random part of what was not synced survives, as it may on a real disk: of each file, sometimes as
+    it was written, sometimes as zeros; and of the names.
     """
     root = Path(data_dir).absolute()
     side = side_folder(root)
     model = _Model()
     model.replay(_that_happened((side / "journal").read_text().splitlines(), root))
+    if luck is not None:
+        model.keep_some_names(luck)
     after = root.with_name(root.name + ".after")
     shutil.rmtree(after, ignore_errors=True)
     lost_bytes = _Restorer(root, side / "kept", luck).restore(model.root, after, "")

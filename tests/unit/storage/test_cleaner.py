@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from semel.storage import Compactor, PartitionLog, StorageError, cut_power
 from semel.storage import cleaner as cleaner_module
 from semel.storage.cleaner import clean, plan, swap
 from semel.storage.files import JournaledFiles
+from semel.storage.powercut import side_folder
 from semel.storage.segment import CLEANED, SWAP
 from tests.unit.storage.helpers import (
     START_MS,
@@ -383,25 +385,29 @@ def test_crash_at_every_rename_of_the_swap_leaves_a_whole_log(folder: Folder, tm
     assert stops > 10
 
 
-def test_power_cut_during_compaction_loses_nothing(tmp_path: Path) -> None:
-    for seed in range(6):
-        luck = random.Random(seed)
-        path = tmp_path / f"data{seed}"
-        folder = Folder(path, fsync="commit", files=lambda path=path: JournaledFiles(path, real_sync=False))
-        log = folder.log(cleanup_policy=COMPACT, segment_bytes=500)
-        folder.data_dir.sync_namespace()
-        for number in range(60):
-            put(log, b"key%d" % (number % 5), b"%d" % number)
-        log.flush()
-        expected = view(all_records(log))
-        compact(log)
-        if luck.random() < 0.5:
-            folder.data_dir.remove_garbage(START_MS + 10**9)
-        folder.data_dir.crash()
-        cut_power(path, luck)
-        folder.data_dir = folder._open()
-        assert view(all_records(folder.log())) == expected
-        folder.data_dir.crash()
+@pytest.mark.parametrize("garbage_removed", [False, True])
+def test_power_cut_during_compaction_loses_nothing(tmp_path: Path, garbage_removed: bool) -> None:
+    path = tmp_path / "data"
+    folder = Folder(path, fsync="commit", files=lambda: JournaledFiles(path, real_sync=False))
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=500)
+    folder.data_dir.sync_namespace()
+    for number in range(40):
+        put(log, b"once%d" % number if number % 2 else b"often", b"%d" % number)
+    log.flush()
+    expected = view(all_records(log))
+    log.config = replace(log.config, segment_bytes=5000)  # so that one segment takes the place of several
+    assert compact(log)
+    if garbage_removed:
+        folder.data_dir.remove_garbage(START_MS + 10**9)
+    folder.data_dir.crash()
+    for seed in range(40):
+        copy = tmp_path / f"copy{seed}"
+        shutil.copytree(path, copy)
+        shutil.copytree(side_folder(path), side_folder(copy))
+        cut_power(copy, random.Random(seed))
+        victim = Folder(copy, fsync="commit")
+        assert view(all_records(victim.log())) == expected, seed
+        victim.data_dir.crash()
 
 
 def test_swap_is_given_up_if_retention_was_faster(folder: Folder) -> None:
