@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import java_tool, start_tool
+from tests.support.kafka import free_ports, java_tool, start_tool
 
 PARTITIONS = 6
 CLASSIC = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}  # in the consumer protocol the broker says them
@@ -333,6 +334,22 @@ def test_committed_positions_survive_kill_9(semel_broker: SemelBroker) -> None:
         seen = {each.partition: each.offset for each in consumer.committed(asked, 20)}
         assert seen == acknowledged
     consumer.close()
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+def test_lag_is_a_metric(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with SemelBroker(tmp_path / "broker", "--metrics", f"127.0.0.1:{port}") as broker:
+        create_topic(broker.bootstrap, "watched", 1)
+        produce(broker.bootstrap, "watched", [str(n) for n in range(10)], 1)
+        reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
+        reader.commit(offsets=[TopicPartition("watched", 0, 4)], asynchronous=False)
+        reader.close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            shown = answer.read().decode().splitlines()
+    assert 'semel_groups{state="Empty"} 1.0' in shown
+    assert 'semel_group_offset{group="g",partition="0",topic="watched"} 4.0' in shown
+    assert 'semel_group_lag{group="g",partition="0",topic="watched"} 6.0' in shown
 
 
 # -- Kafka's tools -----------------------------------------------------------------------------------------------------

@@ -4,12 +4,15 @@ until then; the library is only loaded if metrics are switched on."""
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from semel.broker.groups.handlers import groups_of
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -25,6 +28,7 @@ class BrokerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._traffic()
         yield from self._topics()
+        yield from self._groups()
 
     def _traffic(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("semel_requests", "Requests taken, by API.", labels=["api"])
@@ -54,6 +58,25 @@ class BrokerCollector(Collector):
                     size.add_metric(where, part.log.size_bytes)
                     stable.add_metric(where, part.log.last_stable_offset)
         yield from (end, start, size, stable)
+
+    def _groups(self) -> Iterator[Metric]:
+        coordinator = groups_of(self._broker)
+        groups = GaugeMetricFamily("semel_groups", "Groups, by state.", labels=["state"])
+        states = Counter(group.state.value for group in coordinator.groups())
+        states.update(group.state.value for group in coordinator.consumer_groups())
+        for state, count in states.items():
+            groups.add_metric([state], count)
+        yield groups
+        labels = ["group", "topic", "partition"]
+        committed = GaugeMetricFamily("semel_group_offset", "Committed position.", labels=labels)
+        lag = GaugeMetricFamily("semel_group_lag", "Records that the group has still to read.", labels=labels)
+        for (group, topic, index), position in coordinator.all_positions():
+            where = [group, topic, str(index)]
+            committed.add_metric(where, position.offset)
+            log = self._broker.topics.find_log(topic, index)
+            if log is not None and log.is_loaded:
+                lag.add_metric(where, max(log.high_watermark - position.offset, 0))
+        yield from (committed, lag)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from semel.broker.groups.membership import Membership
 from semel.broker.groups.ordered_log import Journal, OrderedLog, error_of
 from semel.broker.groups.positions import Positions
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import TOPIC, Slot, group_tombstone, position_tombstone
+from semel.broker.groups.records import TOPIC, Position, Slot, group_tombstone, position_tombstone
 from semel.broker.groups.replay import replay
 from semel.broker.groups.states import Act, Event, GroupState
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
@@ -137,6 +137,10 @@ class GroupCoordinator:
 
     def find_consumer_group(self, group_id: str) -> ConsumerGroup | None:
         return self._core.consumer_groups.get(group_id)
+
+    def all_positions(self) -> list[tuple[Slot, Position]]:
+        """Every committed position, for metrics. May be called from another thread."""
+        return list(self._core.positions)
 
     async def delete(self, group_id: str) -> ErrorCode:
         """Deletes a group that has no members, and its positions."""

@@ -63,6 +63,13 @@ class Positions:
         for group in self.groups():
             yield from (slot for slot in self.slots_of(group) if slot.topic in wanted)
 
+    def __iter__(self) -> Iterator[tuple[Slot, Position]]:
+        """All committed positions. Works on copies: another thread may count them meanwhile."""
+        for group, topics in list(self._committed.items()):
+            for topic, partitions in list(topics.items()):
+                for partition, position in list(partitions.items()):
+                    yield Slot(group, topic, partition), position
+
     def __len__(self) -> int:
         return sum(len(partitions) for topics in self._committed.values() for partitions in topics.values())
 
