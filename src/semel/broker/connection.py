@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from semel.broker import faults
 from semel.broker.context import RequestContext
+from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
 from semel.protocol.api import API_VERSIONS_KEY, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
 from semel.protocol.errors import ProtocolError, UnsupportedVersionError
@@ -29,13 +30,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SMALL_BUFFER_BYTES = 16 << 10  # what an idle connection costs
-LARGE_BUFFER_BYTES = 256 << 10  # what a busy one reads at once; a larger frame gets a larger buffer for its time
 MAX_UNANSWERED = 64  # requests taken off the socket before their answers are out
 MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
 WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
 JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
-_SIZE = struct.Struct(">i")
 
 
 class Slot:
@@ -60,9 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = server.broker
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(SMALL_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+        self._received = ReceiveBuffer(server.max_request_bytes)
         self._slots: deque[Slot] = deque()
         self._queue: deque[bytearray] = deque()
         self._queued_bytes = 0
@@ -128,71 +124,30 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- bytes in ------------------------------------------------------------------------------------------------------
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._end == len(self._buffer):
-            self._make_room(4)
-        return self._view[self._end :]
+        return self._received.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
+        """Works on every whole frame that has come; their answers leave together."""
+        self._received.add(nbytes)
         self.last_active_s = self._loop.time()
         self._server.bytes_in += nbytes
-        filled = self._end == len(self._buffer)
-        if self._take_frames() and filled and self._end == 0 and len(self._buffer) < LARGE_BUFFER_BYTES:
-            self._renew_buffer(len(self._buffer) * 4)
-
-    def eof_received(self) -> bool:
-        return False  # close; answers to a client that went away are of no use
-
-    def _take_frames(self) -> bool:
-        """Works on every whole frame in the buffer; their answers leave together. False: the connection was closed."""
         self._is_corked = True
         try:
-            return self._take_each_frame()
+            self._take_frames()
         finally:
             self._is_corked = False
             if self._outbox:
                 self._flush()
 
-    def _take_each_frame(self) -> bool:
-        while self._end - self._start >= 4:
-            at = self._start
-            (size,) = _SIZE.unpack_from(self._buffer, at)
-            if not 0 <= size <= self._server.max_request_bytes:
-                self.close(f"a request of {size} bytes; allowed are {self._server.max_request_bytes}")
-                return False
-            if self._end - at - 4 < size:
-                self._make_room(4 + size)
-                return True
-            self._start = at + 4 + size
-            self._on_frame(self._view[at + 4 : at + 4 + size])
-            if self._transport is None:
-                return False
-        if self._start == self._end:
-            self._start = self._end = 0
-            if len(self._buffer) > LARGE_BUFFER_BYTES:
-                self._renew_buffer(LARGE_BUFFER_BYTES)
-        return True
+    def _take_frames(self) -> None:
+        try:
+            while self._transport is not None and (frame := self._received.next_frame()) is not None:
+                self._on_frame(frame)
+        except FrameSizeError as error:
+            self.close(str(error))
 
-    def _make_room(self, needed: int) -> None:
-        """Room for the rest of a frame of this size: grows with what has come, not with what was claimed."""
-        waiting = self._end - self._start
-        size = len(self._buffer)
-        if waiting == size and needed > size:
-            size = min(max(needed, LARGE_BUFFER_BYTES), 2 * max(size, LARGE_BUFFER_BYTES))
-        if self._start or size != len(self._buffer):
-            self._renew_buffer(size)
-
-    def _renew_buffer(self, size: int) -> None:
-        """Another buffer with the bytes that were not taken yet at its start."""
-        rest = self._view[self._start : self._end]
-        if size == len(self._buffer) and len(rest) <= self._start:
-            self._view[: len(rest)] = rest
-        else:
-            self._buffer = bytearray(size)
-            view = memoryview(self._buffer)
-            view[: len(rest)] = rest
-            self._view = view
-        self._start, self._end = 0, len(rest)
+    def eof_received(self) -> bool:
+        return False  # close; answers to a client that went away are of no use
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def _on_frame(self, frame: memoryview) -> None:

@@ -1,0 +1,64 @@
+"""Frames come out whole and in order however the bytes arrive, and memory follows the bytes, not the claims."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.broker.receive_buffer import LARGE_BYTES, SMALL_BYTES, FrameSizeError, ReceiveBuffer
+
+
+def framed(frame: bytes) -> bytes:
+    return struct.pack(">i", len(frame)) + frame
+
+
+def feed(buffer: ReceiveBuffer, data: bytes, step: int) -> list[bytes]:
+    frames = []
+    while data:
+        room = buffer.room()
+        assert len(room) > 0
+        count = min(step, len(room), len(data))
+        room[:count] = data[:count]
+        data = data[count:]
+        buffer.add(count)
+        while (frame := buffer.next_frame()) is not None:
+            frames.append(bytes(frame))
+    return frames
+
+
+@given(
+    sizes=st.lists(
+        st.one_of(st.integers(0, 50), st.integers(SMALL_BYTES - 20, SMALL_BYTES + 20), st.integers(0, 3 * LARGE_BYTES)),
+        max_size=8,
+    ),
+    step=st.integers(1, 2 * LARGE_BYTES),
+)
+def test_frames_come_out_whole_and_in_order(sizes: list[int], step: int) -> None:
+    step = max(step, sum(sizes) // 500)  # a million single bytes would say no more than thousands
+    frames = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+    buffer = ReceiveBuffer(3 * LARGE_BYTES)
+    assert feed(buffer, b"".join(map(framed, frames)), step) == frames
+    assert buffer.capacity_bytes <= LARGE_BYTES
+
+
+@pytest.mark.parametrize("size", [-1, 1001, 2**31 - 1, -(2**31)])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(FrameSizeError, match=f"a request of {size} bytes; allowed are 1000"):
+        feed(ReceiveBuffer(1000), struct.pack(">i", size), 4)
+
+
+def test_memory_follows_the_bytes_that_came() -> None:
+    buffer = ReceiveBuffer(1 << 30)
+    feed(buffer, struct.pack(">i", 1 << 30) + bytes(1000), 500)
+    assert buffer.capacity_bytes == SMALL_BYTES
+    feed(buffer, bytes(10 * LARGE_BYTES), LARGE_BYTES)
+    assert buffer.capacity_bytes <= 32 * LARGE_BYTES
+
+
+def test_a_busy_connection_gets_a_larger_buffer() -> None:
+    buffer = ReceiveBuffer(1 << 20)
+    feed(buffer, b"".join(framed(bytes(SMALL_BYTES - 4)) for _ in range(5)), 1 << 20)
+    assert buffer.capacity_bytes > SMALL_BYTES
