@@ -14,6 +14,7 @@ import logging
 import socket
 import struct
 from collections import deque
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.broker import faults
@@ -39,7 +40,7 @@ JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
 class Slot:
     """The place of an answer in the order of the connection."""
 
-    __slots__ = ("correlation_id", "future", "is_done", "parts", "served", "version")
+    __slots__ = ("correlation_id", "future", "is_done", "parts", "served", "started_s", "version")
 
     def __init__(self, served: Served, version: int, correlation_id: int) -> None:
         self.served = served
@@ -47,6 +48,7 @@ class Slot:
         self.correlation_id = correlation_id
         self.parts: list[Any] | None = None
         self.is_done = False
+        self.started_s = perf_counter()
         self.future: asyncio.Future[Any] | None = None
 
 
@@ -216,6 +218,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _complete(self, slot: Slot, response: Struct | None) -> None:
         slot.is_done = True
+        slot.served.seconds += perf_counter() - slot.started_s
         if response is not None:
             try:
                 slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)

@@ -22,7 +22,7 @@ Handler = Callable[[Any, RequestContext, Any], Answer]
 class Served:
     """A row of the table, ready to be called."""
 
-    __slots__ = ("api", "given_up", "handler", "max_version", "min_version", "name", "pipelined", "requests")
+    __slots__ = ("api", "given_up", "handler", "max_version", "min_version", "name", "pipelined", "requests", "seconds")
 
     def __init__(self, row: Row) -> None:
         self.api: Api[Any, Any] = api_of(row.key)
@@ -32,6 +32,7 @@ class Served:
         self.pipelined = row.pipelined
         self.given_up = row.given_up
         self.requests = 0
+        self.seconds = 0.0  # from request to answer, waiting included, all together
         module, _, function = row.handler.partition(":")
         self.handler: Handler = getattr(import_module(module), function)
 

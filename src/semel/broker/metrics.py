@@ -32,9 +32,14 @@ class BrokerCollector(Collector):
 
     def _traffic(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("semel_requests", "Requests taken, by API.", labels=["api"])
+        seconds = CounterMetricFamily(
+            "semel_request_seconds", "Time from request to answer, waiting included, by API.", labels=["api"]
+        )
         for served in tuple(self._server.dispatcher.served.values()):
             requests.add_metric([served.name], served.requests)
+            seconds.add_metric([served.name], served.seconds)
         yield requests
+        yield seconds
         yield CounterMetricFamily("semel_bytes_in", "Bytes read from clients.", self._server.bytes_in)
         yield CounterMetricFamily("semel_bytes_out", "Bytes sent to clients.", self._server.bytes_out)
         yield GaugeMetricFamily("semel_connections", "Open connections.", len(self._server.connections))

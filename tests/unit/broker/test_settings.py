@@ -42,6 +42,8 @@ def test_given_settings_win_over_defaults_and_altered_ones_over_both() -> None:
         ("num.io.threads", "8", "num.io.threads means nothing"),
         ("ssl.keystore.location", "x", "no security layer"),
         ("num.partitions", "many", "Invalid value many for configuration num.partitions: Not a number of type INT"),
+        ("num.partitions", "1_000", "Not a number of type INT"),
+        ("log.cleaner.min.cleanable.ratio", "nan", "Not a number of type DOUBLE"),
         ("num.partitions", "0", "Value must be at least 1"),
         ("auto.create.topics.enable", "yes", "either true or false"),
         ("fsync", "never", "must be one of: commit, os"),
