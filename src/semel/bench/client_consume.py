@@ -1,0 +1,243 @@
+"""Consuming from one Apache Kafka node: semel's tables and rows side by side with the other Python clients.
+
+A topic of four partitions is written once for each size and mode; then the contestants read it from its start in turns,
+without a group. The clock starts with the first record, so that nobody pays for connecting, and stops with the last.
+
+    plain          as any producer writes, read_uncommitted
+    transactional  written in transactions of 100 ms, read_committed
+
+"the broker's limit" is what the node gives to a client that fetches the same bytes and looks at nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from semel.bench.client_produce import SIZES, TRANSACTION_S
+from semel.bench.harness import Report, compare, interleave
+from semel.bench.peers.apache_kafka import ApacheKafka
+
+PARTITIONS = 4
+MODES = ("plain", "transactional")
+DIFFERENT_VALUES = 997
+WAIT_MS = 10_000
+
+
+class Case(NamedTuple):
+    """What is read: a topic with `record_count` values, of which the slow contestants read fewer."""
+
+    bootstrap: str
+    mode: str
+    value_bytes: int
+    record_count: int
+    topic: str = ""
+
+    def fewer(self, divisor: int) -> Case:
+        return self._replace(record_count=max(1000, self.record_count // divisor))
+
+    @property
+    def isolation(self) -> str:
+        return "read_committed" if self.mode == "transactional" else "read_uncommitted"
+
+
+def run_consume(report: Report, kafka: ApacheKafka, quick: bool) -> None:
+    """Every size and mode."""
+    runs = 3 if quick else 5
+    for size, value_bytes in SIZES.items():
+        megabytes = 100 if quick else 300
+        for mode in MODES:
+            case = filled(Case(kafka.bootstrap, mode, value_bytes, megabytes * 1_000_000 // (value_bytes + 20)))
+            tables = interleave(
+                {
+                    "semel": lambda case=case: semel_tables(case),  # type: ignore[misc]
+                    "confluent-kafka": lambda case=case: confluent(case.fewer(3)),  # type: ignore[misc]
+                    "the broker's limit": lambda case=case: limit(case),  # type: ignore[misc]
+                },
+                runs=runs,
+            )
+            compare(report, bench="client", case=f"consume tables, {size}, {mode}", unit="records/s", values=tables)
+            few = case.fewer(20 if quick else 10)
+            rows = interleave(
+                {
+                    "semel": lambda few=few: semel_rows(few),  # type: ignore[misc]
+                    "confluent-kafka": lambda few=few: confluent(few),  # type: ignore[misc]
+                    "kafka-python": lambda few=few: kafka_python(few),  # type: ignore[misc]
+                    "aiokafka": lambda few=few: aiokafka(few),  # type: ignore[misc]
+                },
+                runs=runs,
+            )
+            compare(report, bench="client", case=f"consume rows, {size}, {mode}", unit="records/s", values=rows)
+
+
+# --- the topic ---
+
+
+def filled(case: Case) -> Case:
+    """The case with a topic that holds its records, spread evenly."""
+    import pyarrow as pa
+
+    from semel.client.admin import Admin
+    from semel.client.producer import Producer
+
+    name = f"bench-consume-{time.time_ns()}"
+    with Admin(bootstrap_servers=case.bootstrap) as admin:
+        admin.create_topic(name, PARTITIONS)
+    rng = random.Random(case.value_bytes)
+    values = [rng.randbytes(case.value_bytes) for _ in range(DIFFERENT_VALUES)]
+    rows = min(case.record_count, 4_000_000 // case.value_bytes)
+    table = pa.table(
+        {
+            "value": pa.array([values[number % DIFFERENT_VALUES] for number in range(rows)], pa.binary()),
+            "partition": pa.array([number * PARTITIONS // rows for number in range(rows)], pa.int32()),
+        }
+    )
+    options = {"transactional_id": name} if case.mode == "transactional" else {}
+    with Producer(bootstrap_servers=case.bootstrap, **options) as producer:
+        for _ in _rounds(producer, case, rows):
+            producer.send_table(name, table)
+    return case._replace(topic=name, record_count=_round_count(case, rows) * rows)
+
+
+def _round_count(case: Case, rows: int) -> int:
+    return max(1, case.record_count // rows)
+
+
+def _rounds(producer: Any, case: Case, rows: int) -> Iterator[int]:
+    """Each round of sending; in transactions of 100 ms where the case says so."""
+    if case.mode == "plain":
+        yield from range(_round_count(case, rows))
+        producer.flush()
+        return
+    producer.init_transactions()
+    producer.begin_transaction()
+    begun_s = time.perf_counter()
+    for number in range(_round_count(case, rows)):
+        yield number
+        if time.perf_counter() - begun_s >= TRANSACTION_S:
+            producer.commit_transaction()
+            producer.begin_transaction()
+            begun_s = time.perf_counter()
+    producer.commit_transaction()
+
+
+# --- the contestants: each returns records per second ---
+
+
+def _timed(case: Case, read: Callable[[], int]) -> float:
+    """Reads until the count is reached; the clock starts when the first records are there."""
+    first = got = read()
+    started_s = time.perf_counter()
+    while got < case.record_count:
+        count = read()
+        if not count:
+            raise RuntimeError(f"only {got} of {case.record_count} records came")
+        got += count
+    seconds = time.perf_counter() - started_s
+    return (got - first) / seconds if got > first else first / max(seconds, 1e-9)
+
+
+def _semel(case: Case) -> Any:
+    from semel.client.consumer import Consumer
+
+    consumer = Consumer(bootstrap_servers=case.bootstrap, auto_offset_reset="earliest", isolation_level=case.isolation)
+    consumer.assign([(case.topic, number) for number in range(PARTITIONS)])
+    return consumer
+
+
+def semel_tables(case: Case) -> float:
+    with _semel(case) as consumer:
+        return _timed(case, lambda: consumer.poll_table(WAIT_MS).num_rows)
+
+
+def semel_rows(case: Case) -> float:
+    with _semel(case) as consumer:
+        return _timed(case, lambda: len(consumer.poll(WAIT_MS, max_records=2000)))
+
+
+def confluent(case: Case) -> float:
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": case.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "isolation.level": case.isolation,
+            "check.crcs": True,  # as semel does
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(case.topic, number, 0) for number in range(PARTITIONS)])
+    try:
+        consumer.consume(1, 10)
+        return _timed(case._replace(record_count=case.record_count - 1), lambda: len(consumer.consume(10_000, 0.5)))
+    finally:
+        consumer.close()
+
+
+def kafka_python(case: Case) -> float:
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(
+        bootstrap_servers=case.bootstrap,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        isolation_level=case.isolation,
+    )
+    consumer.assign([TopicPartition(case.topic, number) for number in range(PARTITIONS)])
+    try:
+        return _timed(case, lambda: sum(map(len, consumer.poll(timeout_ms=WAIT_MS, max_records=2000).values())))
+    finally:
+        consumer.close()
+
+
+def aiokafka(case: Case) -> float:
+    import asyncio
+
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def read() -> float:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=case.bootstrap,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            isolation_level=case.isolation,
+        )
+        await consumer.start()
+        try:
+            consumer.assign([TopicPartition(case.topic, number) for number in range(PARTITIONS)])
+            got = first = sum(map(len, (await consumer.getmany(timeout_ms=WAIT_MS, max_records=2000)).values()))
+            started_s = time.perf_counter()
+            while got < case.record_count:
+                got += sum(map(len, (await consumer.getmany(timeout_ms=WAIT_MS, max_records=2000)).values()))
+            return (got - first) / (time.perf_counter() - started_s)
+        finally:
+            await consumer.stop()
+
+    return asyncio.run(read())
+
+
+def limit(case: Case) -> float:
+    """Fetches everything as semel does and drops it unread; in records, counted from the offsets."""
+    with _semel(case) as consumer:
+        fetching = consumer._core.fetching
+        offsets = {"read": 0}
+
+        def read() -> int:
+            from semel.client.timing import Deadline
+
+            deadline, before = Deadline(WAIT_MS / 1000), offsets["read"]
+            while not deadline.expired:
+                consumer._core.turn(deadline)
+                while (chunk := fetching.fetcher.take()) is not None:
+                    offsets["read"] += chunk.next_offset - chunk.start
+                if offsets["read"] > before:
+                    fetching.send(deadline)
+                    break
+                consumer._core.wait(deadline)
+            return offsets["read"] - before
+
+        return _timed(case, read)
