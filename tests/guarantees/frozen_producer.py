@@ -3,7 +3,7 @@
     python -m tests.guarantees.frozen_producer BOOTSTRAP ID TOPIC TIMEOUT_MS
 
 It opens a transaction, writes one record, says `open`, and waits for a line on stdin. Then it writes another record and
-commits, and says `committed` or `refused CODE`.
+commits, and says `committed` or `refused CODE`; if it is told to abort, it does, and the code is what comes of that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 from confluent_kafka import KafkaException
 
-from tests.support.transactional import transactional, write
+from tests.support.transactional import code_of, transactional, write
 
 
 def main() -> None:
@@ -27,7 +27,9 @@ def main() -> None:
         producer.flush(20)
         producer.commit_transaction(20)
     except KafkaException as error:
-        print("refused", error.args[0].code(), flush=True)
+        refusal = error.args[0]
+        code = code_of(lambda: producer.abort_transaction(20)) if refusal.txn_requires_abort() else 0
+        print("refused", code or refusal.code(), flush=True)
         return
     print("committed", flush=True)
 
