@@ -321,10 +321,12 @@ async def test_group_changes_its_protocol_only_when_it_is_empty(world: World) ->
     assert (state(world), world.committed()) == (None, 5)
 
 
+@pytest.mark.parametrize("existed", [True, False])
 @in_world()
-async def test_nobody_joins_the_other_way_while_a_group_is_changing(world: World) -> None:
+async def test_nobody_joins_the_other_way_while_a_group_is_changing(world: World, existed: bool) -> None:
     world.topics.create("t", 1)
-    await world.commit(5)
+    if existed:
+        await world.commit(5)
     world.journal.held = []
     joining = asyncio.create_task(Member(world, "a").join())
     await world.settle()
