@@ -33,7 +33,7 @@ from semel.protocol.messages.txn_offset_commit import (
 )
 
 FEATURE = "transaction.version"
-FIRST_WAIT_MS = 5  # a coordinator that is busy with the last transaction is done in milliseconds
+FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
 
 
 class Versions(NamedTuple):

@@ -39,7 +39,7 @@ NAMES_UP_TO = 12  # later versions of Produce name topics by id
 IDLE_S = 10.0
 # The broker is still finishing something of ours: it takes milliseconds, so ask again soon.
 SHORT_WAITS = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS})
-SHORT_WAIT_S = 0.004
+SHORT_WAIT_S = 0.001
 # Says that another leader must be found.
 MOVED = frozenset(
     {
