@@ -50,9 +50,8 @@ def test_retention_by_size_takes_the_oldest_segments(broker: SemelBroker) -> Non
         client.create_topic("t", segment_bytes="1048576", retention_bytes="2000000")
         for _ in range(10):
             client.produce("t", batch_of([os.urandom(500_000)]))
-        eventually(lambda: first_offset(client, "t") > 0, "no segment went")
-        kept = 10 - first_offset(client, "t")
-        assert 4 <= kept <= 6, "about 2 MB and the active segment stay"
+        eventually(lambda: first_offset(client, "t") >= 4, "the oldest segments are still there")
+        assert first_offset(client, "t") <= 6, "about 2 MB and the active segment stay"
         assert client.fetch("t", 9).error_code == 0
 
 
