@@ -4,7 +4,8 @@ about every failure.
 The six failure rules:
     begin or init times out            the same call again, with the same transactional.id
     a broker fails while sending       the sender retries; the commit waits for it and can be called again
-    the transaction's time-out passed  the coordinator aborted it: `FencedError`; a new producer does it again
+    the transaction's time-out passed  the coordinator aborted it. TV1: `FencedError`, a new producer does it again; TV2
+                                       can tell it from a take-over: `AbortableError`, abort and do it again
     the commit's answer is lost        it is asked for again until there is one; see `_settle_from_log` for the rest
     the network is cut                 the coordinator aborts at transaction.timeout.ms
     the coordinator moves              found again, nothing to do for the user
@@ -232,9 +233,12 @@ class TransactionalGate:
             if decision is Decision.COMMITTED:
                 return  # done; the next begin_transaction() says that somebody else owns the id now
             raise FencedError(f"the transaction was aborted, not committed: {error}", error.code) from error
-        if error.code in NOT_OPEN and repeated:
+        if error.code in NOT_OPEN:  # a commit that was carried out is never answered so, repeated or not
             self._needs_epoch = True
-            error = AbortableError(f"the coordinator aborted the transaction (time-out?): {error}", error.code)
+            error = AbortableError(
+                f"the coordinator has aborted the transaction: it took longer than transaction.timeout.ms ({error})",
+                error.code,
+            )
         elif error.recovery is Recovery.FATAL:
             with self._lock:
                 self.error = error
