@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.consumer_commits import AsyncCommits
-from semel.client.consumer_fetching import Fetching, wait_readable
+from semel.client.consumer_fetching import Fetching, wait_ready
 from semel.client.consumer_patience import Patience
 from semel.client.consumer_positions import Positions
 from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
@@ -89,7 +89,10 @@ class ConsumerCore:
             until_s = min(until_s, self._group_due_s(self.member))
             connections += self.cluster.connections(GROUP_LANE)
         until_s = min([until_s, *(connection.next_deadline_s() for connection in connections)])
-        if wait_readable(connections, until_s - self._clock(), self._wake_read):
+        ready = wait_ready(connections, until_s - self._clock(), self._wake_read)
+        while self.fetching.read_on(ready):
+            ready = wait_ready(connections, until_s - self._clock(), self._wake_read)
+        if self._wake_read in ready:
             self._drain_wakeups()
 
     def wake(self) -> None:

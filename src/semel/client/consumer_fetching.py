@@ -111,6 +111,15 @@ class Fetching:
     def connections(self) -> list[Connection]:
         return self._cluster.connections(FETCH_LANE)
 
+    def read_on(self, ready: set[int]) -> bool:
+        """Reads what has come; whether that was only a part of an answer, so that all there is to do is wait on."""
+        mine = {connection.fileno(): connection for connection in self.connections()}
+        if not ready or not ready <= mine.keys():
+            return False
+        for fd in ready:
+            mine[fd].progress()
+        return not any(pending.done for _, pending in self._in_flight.values())
+
     def receive(self) -> None:
         """Takes the answers that have come. Raises what the program must decide about."""
         for connection in self.connections():
@@ -257,11 +266,11 @@ class Fetching:
         return min((s.retry_at_s for s in self._positions if s.retry_at_s > now_s), default=float("inf"))
 
 
-def wait_readable(connections: Iterable[Connection], timeout_s: float, wakeup: int) -> bool:
-    """Waits until a connection can go on or `wakeup` is readable; whether it was `wakeup`."""
+def wait_ready(connections: Iterable[Connection], timeout_s: float, wakeup: int) -> set[int]:
+    """Waits until a connection can go on or `wakeup` is readable; the file descriptors that are ready."""
     poller = select.poll()
     for connection in connections:
         if not connection.closed:
             poller.register(connection.fileno(), select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
     poller.register(wakeup, select.POLLIN)
-    return any(fd == wakeup for fd, _ in poller.poll(max(0.0, min(timeout_s, 3600.0)) * 1000))
+    return {fd for fd, _ in poller.poll(max(0.0, min(timeout_s, 3600.0)) * 1000)}

@@ -6,6 +6,7 @@ A broker answers in the order of the requests, so answers are matched in order a
 from __future__ import annotations
 
 import struct
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -74,6 +75,7 @@ class Wire:
         self._rest = b""  # the start of a frame that has not come whole
         self._frame: memoryview | None = None  # a frame larger than a chunk, read in place
         self._frame_at = 0
+        self._frames = FramePool()
 
     # --- out ---
 
@@ -130,7 +132,7 @@ class Wire:
                 raise _not_kafka(data[at : at + 4], size)
             if len(data) - at - 4 < size:
                 if size > CHUNK_BYTES:
-                    self._frame, self._frame_at = memoryview(bytearray(size)), len(data) - at - 4
+                    self._frame, self._frame_at = self._frames.take(size), len(data) - at - 4
                     self._frame[: self._frame_at] = view[at + 4 :]
                     self._rest = b""
                     return
@@ -152,6 +154,24 @@ class Wire:
         self._heard = True
         pending.frame = frame
         return pending
+
+
+class FramePool:
+    """Memory for large frames, used again once nobody looks at it: fresh memory costs as much as filling it."""
+
+    KEPT = 3  # one being read, one being decoded, one to spare
+    _FREE = 3  # references to a buffer that is in the list, in the loop below and an argument, and nowhere else
+
+    def __init__(self) -> None:
+        self._buffers: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        for buffer in self._buffers:
+            if len(buffer) >= size and sys.getrefcount(buffer) == self._FREE:
+                return memoryview(buffer)[:size]
+        fresh = bytearray(size + size // 8)  # the next frame is often a little larger
+        self._buffers = [*self._buffers[1 - self.KEPT :], fresh]
+        return memoryview(fresh)[:size]
 
 
 def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
