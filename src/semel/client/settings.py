@@ -106,7 +106,7 @@ class ClientSettings:
         known = {item.name: item for item in dataclasses.fields(cls)}
         hints = typing.get_type_hints(cls)
         values: dict[str, Any] = {}
-        for given, value in [*(options or {}).items(), *keywords.items()]:
+        for given, value in from_java({**(options or {}), **keywords}).items():
             name = _known_name(str(given), known, cls.__name__)
             values[name] = _converted(name, value, hints[name])
         if "bootstrap_servers" not in values:
@@ -120,6 +120,43 @@ class ClientSettings:
         """Only the options of `ClientSettings`, for a helper connection of another kind."""
         names = [item.name for item in dataclasses.fields(ClientSettings)]
         return ClientSettings(**{name: getattr(self, name) for name in names} | changes)
+
+
+def from_java(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the Java client that say the same in another form: JAAS for SASL, PEM stores for TLS."""
+    named = {str(name).replace("_", "."): value for name, value in options.items()}
+    out = {name: value for name, value in options.items() if str(name).replace("_", ".") not in _JAVA_OPTIONS}
+    jaas = named.get("sasl.jaas.config")
+    if jaas is not None:
+        found = dict(re.findall(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"', str(jaas)))
+        if set(found) != {"username", "password"}:
+            raise ConfigError(
+                'sasl.jaas.config must name username="..." and password="..." of a PLAIN or SCRAM login module; '
+                "or set sasl.username and sasl.password"
+            )
+        out |= {f"sasl.{name}": re.sub(r"\\(.)", r"\1", text) for name, text in found.items()}
+    for store, option in (("truststore", "ssl.ca.location"), ("keystore", "ssl.certificate.location")):
+        place = named.get(f"ssl.{store}.location")
+        if place is None:
+            continue
+        if str(named.get(f"ssl.{store}.type", "JKS")).upper() != "PEM":
+            raise ConfigError(
+                f"ssl.{store}.location={place!r} is a Java key store, which only Java reads; export it as PEM "
+                f"(keytool -list -rfc, openssl pkcs12) and set {option}"
+            )
+        out[option] = place
+    return out
+
+
+_JAVA_OPTIONS = frozenset(
+    {
+        "sasl.jaas.config",
+        "ssl.truststore.location",
+        "ssl.truststore.type",
+        "ssl.keystore.location",
+        "ssl.keystore.type",
+    }
+)
 
 
 def dotted(name: str) -> str:

@@ -81,3 +81,22 @@ def test_idempotence_is_on_unless_acks_rule_it_out() -> None:
     assert not ProducerSettings.of(BOOT, acks=1).is_idempotent
     assert not ProducerSettings.of(BOOT, acks=0).is_idempotent
     assert not ProducerSettings.of(BOOT, enable_idempotence=False).is_idempotent
+
+
+def test_the_java_clients_forms_of_security_options_are_understood() -> None:
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule required"
+    settings = ClientSettings.of(
+        {
+            **BOOT,
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": f'{module} username="al" password="a\\"b;c";',
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": "/ca.pem",
+        }
+    )
+    assert (settings.sasl_username, settings.sasl_password, settings.ssl_ca_location) == ("al", 'a"b;c', "/ca.pem")
+    with pytest.raises(ConfigError, match="export it as PEM"):
+        ClientSettings.of({**BOOT, "ssl.truststore.location": "/store.jks"})
+    with pytest.raises(ConfigError, match=r"sasl\.jaas\.config"):
+        ClientSettings.of({**BOOT, "sasl.jaas.config": "com.sun.Krb5LoginModule required;"})
