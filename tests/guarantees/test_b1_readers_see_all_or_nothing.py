@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.support.broker import SemelBroker
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic, read_topic
-from tests.support.transactional import persist, transactional, write
+from tests.support.reading import create_topic
+from tests.support.transactional import persist, read_settled, transactional, write
 
 TOPICS = ("left", "middle", "right")
 
 
 def values(bootstrap: str, topic: str) -> list[bytes | None]:
-    return [seen.value for seen in read_topic(bootstrap, topic)]
+    return [seen.value for seen in read_settled(bootstrap, topic)]
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
@@ -55,7 +56,7 @@ def test_topics_and_positions_never_disagree_through_kills_at_random_moments(sem
         producer.begin_transaction()
         write(producer, [value], *TOPICS)
         position = [TopicPartition("source", 0, number + 1)]
-        persist(lambda p=position: producer.send_offsets_to_transaction(p, reader.consumer_group_metadata(), 30))
+        persist(partial(producer.send_offsets_to_transaction, position, reader.consumer_group_metadata(), 30))
         killer = threading.Timer(rng.random() * 0.01, semel_broker.kill)
         if number in kills:
             killer.start()
@@ -64,7 +65,7 @@ def test_topics_and_positions_never_disagree_through_kills_at_random_moments(sem
         if number in kills:
             killer.join()
             semel_broker.start()
-        persist(lambda end=end: end(30))
+        persist(partial(end, 30))
         committed += [value] if commit else []
         if number in kills:  # librdkafka's next send_offsets_to_transaction would hang, here as on Apache Kafka
             producer = transactional(bootstrap, "id")

@@ -11,16 +11,16 @@ from semel.protocol.errors import ErrorCode as E
 from tests.support.broker import SemelBroker
 from tests.support.crashes import MortalBroker
 from tests.support.raw import RawClient
-from tests.support.reading import create_topic, read_topic
-from tests.support.transactional import transactional, write
+from tests.support.reading import create_topic
+from tests.support.transactional import read_settled, settle, transactional, write
 
 
 def committed(bootstrap: str) -> list[bytes | None]:
-    return [seen.value for seen in read_topic(bootstrap, "t")]
+    return [seen.value for seen in read_settled(bootstrap, "t")]
 
 
 def uncommitted(bootstrap: str) -> list[bytes | None]:
-    return [seen.value for seen in read_topic(bootstrap, "t", "read_uncommitted")]
+    return [seen.value for seen in read_settled(bootstrap, "t", "read_uncommitted")]
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["", "over kill -9"])
@@ -60,10 +60,7 @@ def test_decided_transaction_shows_when_its_markers_are_written_and_not_before(t
             from semel.protocol.messages.end_txn import EndTxnRequest
 
             client.send(26, 3, EndTxnRequest(*who, True))
-            process = broker.broker.process
-            assert process is not None
-            process.wait_for_line(f"^fault fired: {point}$", 20)
-            process.resume()
+            broker.freeze_and_return(point)
             assert E.of(client.receive(26, 3).error_code) is E.NONE
             client.settled("id")
             fetched = client.fetch(("t", 0))
@@ -93,4 +90,5 @@ def test_offsets_by_time_and_end_follow_the_isolation_level(semel_broker: SemelB
             semel_broker.start()
         assert (end(IsolationLevel.READ_COMMITTED), end(IsolationLevel.READ_UNCOMMITTED)) == (0, 2)
     producer.commit_transaction(30)
+    settle(bootstrap)
     assert (end(IsolationLevel.READ_COMMITTED), end(IsolationLevel.READ_UNCOMMITTED)) == (3, 3)

@@ -6,6 +6,7 @@ The transaction's client knows the protocol's rules for a lost answer and follow
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,18 @@ class MortalBroker:
         self.broker.kill()
         self.broker.env = {**self.broker.env, "SEMEL_FAULTS": fault}
         self.broker.start()
+
+    def freeze_and_return(self, point: str) -> None:
+        """Waits until the armed fault has frozen the broker, then lets it go on."""
+        process = self.broker.process
+        assert process is not None
+        process.wait_for_line(f"^fault fired: {point}$", 20)
+        command = ["ps", "-o", "stat=", "-p", str(process.pid)]
+        patiently(
+            lambda: subprocess.run(command, capture_output=True, text=True, check=True).stdout,
+            until=lambda state: state.startswith("T"),
+        )
+        process.resume()
 
     def die_and_return(self, point: str) -> None:
         """Waits until the armed fault has killed the broker, then starts it again without one."""

@@ -7,6 +7,10 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from semel.protocol.messages.list_transactions import ListTransactionsRequest
+from tests.support.raw import RawClient, patiently
+from tests.support.reading import Seen, read_topic
+
 # What librdkafka calls it when somebody newer owns the id: its own code, the broker's new one, the broker's old one.
 FENCED = frozenset({-144, 90, 47})
 
@@ -57,3 +61,16 @@ def code_of(step: Callable[[], Any]) -> int:
     except KafkaException as error:
         return int(error.args[0].code())
     return 0
+
+
+def settle(bootstrap: str) -> None:
+    """Returns when no markers are on their way: a commit is answered before they are written, as on Kafka."""
+    prepared = ListTransactionsRequest(["PrepareCommit", "PrepareAbort"])
+    with RawClient(bootstrap) as client:
+        patiently(lambda: client.call(66, 1, prepared).transaction_states, until=lambda busy: not busy)
+
+
+def read_settled(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Seen]:
+    """What a reader sees, by confluent-kafka, when every decision that was made has arrived."""
+    settle(bootstrap)
+    return read_topic(bootstrap, topic, isolation)
