@@ -1,0 +1,127 @@
+"""The consumer's options and its patience."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from semel.client.consumer_errors import CorruptRecordError
+from semel.client.consumer_patience import Patience
+from semel.client.consumer_settings import ConsumerSettings
+from semel.client.consumer_types import TopicPartition
+from semel.client.errors import ConfigError, ConnectionFailedError, RequestTimedOutError, TimedOutError, error_of
+from semel.client.timing import Deadline
+from semel.protocol.errors import ErrorCode
+
+
+def settings(**options: object) -> ConsumerSettings:
+    return ConsumerSettings.of({"bootstrap.servers": "localhost:9092"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_id": ""}, r"group\.id is empty"),
+        ({"group_instance_id": "x"}, r"needs a group\.id"),
+        ({"auto_offset_reset": "newest"}, "earliest, latest, none"),
+        ({"isolation_level": "serializable"}, "read_committed"),
+        ({"heartbeat_interval_ms": 50_000}, r"below session\.timeout\.ms"),
+        ({"partition_assignment_strategy": "fair"}, "range, roundrobin, sticky, cooperative-sticky"),
+        ({"partition_assignment_strategy": ""}, "one or more of"),
+        ({"max_poll_records": 0}, "above 0"),
+        ({"session_timeout_ms": -1}, "positive"),
+        ({"max_poll_record": 5}, r"did you mean 'max\.poll\.records'"),
+        ({"fetch_max_bytes": "many"}, "expected int"),
+    ],
+)
+def test_impossible_options_are_refused_with_a_remedy(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**options)
+
+
+def test_read_committed_is_the_default() -> None:
+    assert settings().reads_committed
+    assert settings().isolation == 1
+    assert settings(isolation_level="read_uncommitted").isolation == 0
+
+
+def test_settings_and_errors_travel_between_processes() -> None:
+    given = settings(group_id="g", partition_assignment_strategy="sticky,range")
+    assert pickle.loads(pickle.dumps(given)) == given
+    error = CorruptRecordError("broken", ErrorCode.CORRUPT_MESSAGE, TopicPartition("t", 1), 5)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.code, copy.partition, copy.offset) == ("broken", error.code, ("t", 1), 5)
+
+
+def test_importing_the_consumer_loads_neither_numpy_nor_pyarrow() -> None:
+    code = "import sys, semel.client.consumer; print('numpy' in sys.modules, 'pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+# --- patience ---
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def patience(clock: Clock) -> Patience:
+    return Patience(limit_s=60, longest_step_s=30, clock=clock)
+
+
+REFUSED = ConnectionFailedError("connection refused", ErrorCode.NETWORK_EXCEPTION)
+LATE = RequestTimedOutError("no answer", ErrorCode.REQUEST_TIMED_OUT)
+
+
+def test_refused_first_connection_is_told_when_poll_ends(patience: Patience) -> None:
+    patience.failed(REFUSED)
+    patience.check(poll_ends=False)
+    with pytest.raises(TimedOutError, match="connection refused"):
+        patience.check(poll_ends=True)
+
+
+def test_after_the_first_contact_trouble_is_borne_for_the_limit(patience: Patience, clock: Clock) -> None:
+    patience.succeeded()
+    patience.failed(REFUSED)
+    clock.now_s = 59
+    patience.failed(REFUSED)
+    patience.check(poll_ends=True)
+    clock.now_s = 60
+    with pytest.raises(TimedOutError, match="for 60 s"):
+        patience.check(poll_ends=False)
+
+
+def test_any_answer_counts_as_contact(patience: Patience) -> None:
+    patience.failed(error_of(ErrorCode.COORDINATOR_NOT_AVAILABLE, "looking"))
+    patience.check(poll_ends=True)
+
+
+def test_success_forgets_the_trouble(patience: Patience, clock: Clock) -> None:
+    patience.succeeded()
+    patience.failed(REFUSED)
+    patience.succeeded()
+    clock.now_s = 100
+    patience.check(poll_ends=True)
+
+
+def test_short_polls_get_longer_steps_while_the_broker_is_slow(patience: Patience) -> None:
+    assert patience.step(Deadline(0)).total_s == 1.0
+    for _ in range(10):
+        patience.failed(LATE)
+    assert patience.step(Deadline(0)).total_s == 30
+    patience.succeeded()
+    assert patience.step(Deadline(0)).total_s == 1.0
+    assert patience.step(Deadline(12)).total_s == pytest.approx(12, abs=0.1)
