@@ -188,6 +188,18 @@ def test_added_partitions_are_shared_out(cluster: Cluster, group: str) -> None:
         settle(consumer, total=3)
 
 
+def test_subscription_changed_during_a_rebalance_is_heard(cluster: Cluster, topic: str, group: str) -> None:
+    other = create_topic(cluster.bootstrap, cluster.unique("changed"))
+    with member_of(cluster, group) as consumer:
+        consumer.subscribe([topic])
+        deadline_s = time.monotonic() + 20
+        while not consumer._core.member.is_rebalancing:  # type: ignore[union-attr]
+            consumer.poll(0)
+            assert time.monotonic() < deadline_s
+        consumer.subscribe([other])
+        _await(lambda: (consumer.poll(100), consumer.assignment() == {(other, 0)})[1])
+
+
 def test_topic_created_after_the_subscription_is_read(cluster: Cluster, group: str) -> None:
     topic = cluster.unique("late")
     with member_of(cluster, group, allow_auto_create_topics=False) as consumer:

@@ -93,6 +93,7 @@ class GroupMember:
         self._heartbeat: HeartbeatThread | None = None
         self._last_poll_s = clock()
         self._identity: GroupMetadata | None = None
+        self._joins_again = False
 
     # -- what the consumer asks ----------------------------------------------------------------------------------------
     @property
@@ -132,8 +133,10 @@ class GroupMember:
     def rejoin(self, reason: str) -> None:
         """Asks for a new generation: topics or partitions changed, or partitions were given back."""
         with self._lock:
-            if self.state in (State.STABLE, State.UNJOINED):
-                log.info("group %s: joining again: %s", self.group_id, reason)
+            log.info("group %s: joining again: %s", self.group_id, reason)
+            if self.is_rebalancing:
+                self._joins_again = True  # the generation under way does not know of the change yet
+            elif self.state in (State.STABLE, State.UNJOINED):
                 self._apply(Event.REBALANCE)
 
     def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], deadline: Deadline) -> None:
@@ -148,6 +151,7 @@ class GroupMember:
                 self.retry_at_s = self._clock() + self._backoff.next_s()
                 raise
             request = self._join_request(topics, list(owned))
+            self._joins_again = False
             self._apply(Event.JOIN_SENT)
             self._pending = connection.send(JOIN_GROUP, request, timeout_s=self._rebalance_s)
 
@@ -241,6 +245,9 @@ class GroupMember:
         self._apply(Event.SYNCED)
         self._backoff.reset()
         self._news = self._news._replace(assignment=partitions)
+        if self._joins_again:
+            self._joins_again = False
+            self._apply(Event.REBALANCE)
         if self._heartbeat is None:
             self._heartbeat = HeartbeatThread(self, self._settings.heartbeat_interval_ms / 1000)
             self._heartbeat.start()

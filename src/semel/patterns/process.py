@@ -27,7 +27,7 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.consumer_rebalance import RebalanceListener
 from semel.client.consumer_types import TopicPartition
-from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FencedError, KafkaError
+from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.client.timing import Backoff
 from semel.patterns.process_modes import MODES, Mode
@@ -39,10 +39,11 @@ __all__ = ["Output", "Processor", "Stats", "process"]
 log = logging.getLogger("semel.process")
 
 IDLE_POLL_MS = 200
+TIME_OUTS_BORNE = 3
 
 
 class Stats(msgspec.Struct):
-    """What a run did. `records_out` counts what was sent, also what an abort took back."""
+    """What a run did. Records that were read or sent again after an abort count again."""
 
     records_in: int = 0
     records_out: int = 0
@@ -116,6 +117,7 @@ class Processor:
         self.stats = Stats()
         self._topics = [source] if isinstance(source, str) else list(source)
         self._tables = tables
+        self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
         self._max_records = max_records
         self._idle_stop_s = None if idle_stop_ms is None else idle_stop_ms / 1000
@@ -142,6 +144,7 @@ class Processor:
         self._collected = 0
         self._began_s = self._last_record_s = time.monotonic()
         self._has_worked = False
+        self._timed_out_in_a_row = 0
 
     def stop(self) -> None:
         """Ends the loop after the current transaction. May be called from a signal handler or another thread."""
@@ -206,6 +209,7 @@ class Processor:
     def _settled(self, mode: Mode) -> None:
         self._collected = 0
         self._has_worked = True
+        self._timed_out_in_a_row = 0
         self._backoff.reset()
         self._count(mode)
 
@@ -246,10 +250,21 @@ class Processor:
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
             return False
         if isinstance(error, FencedError):
-            return self._owns_name
+            return self._owns_name and self._may_time_out_again(error)
         if isinstance(error, CommitUncertainError):
             return True
         return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._has_worked or self._has_joined())
+
+    def _may_time_out_again(self, error: FencedError) -> bool:
+        """Nobody else has this name, so the broker's time-out ended the transaction. Once is bad luck."""
+        self._timed_out_in_a_row += 1
+        if self._timed_out_in_a_row < TIME_OUTS_BORNE:
+            return True
+        raise FatalError(
+            f"{TIME_OUTS_BORNE} transactions in a row ran into transaction_timeout_ms={self._transaction_timeout_ms} "
+            f"({error}); the work takes too long: lower max_records (now {self._max_records}), or raise the time-out",
+            error.code,
+        ) from error
 
     def _has_joined(self) -> bool:
         """Before the first contact an error is most likely a wrong address or a missing right: say so and stop."""

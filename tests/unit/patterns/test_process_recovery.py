@@ -1,0 +1,53 @@
+"""Which errors the processing loop bears, and which end it."""
+
+from __future__ import annotations
+
+import pytest
+
+from semel.client.errors import (
+    AbortableError,
+    CommitUncertainError,
+    FatalError,
+    FencedError,
+    KafkaError,
+    RetriableError,
+    error_of,
+)
+from semel.patterns.process import TIME_OUTS_BORNE, Processor
+from semel.protocol.errors import ErrorCode
+
+
+def processor(instance: str | None = None, has_worked: bool = True) -> Processor:
+    made = Processor("in", "out", lambda record: record, application_id="app", instance=instance)
+    made._has_worked = has_worked
+    return made
+
+
+@pytest.mark.parametrize("error", [RetriableError("busy"), AbortableError("lost"), CommitUncertainError("who knows")])
+def test_transient_errors_are_borne_once_it_has_worked(error: KafkaError) -> None:
+    assert processor()._can_go_on(error)
+
+
+def test_trouble_before_the_first_success_ends_it() -> None:
+    """It is most likely a wrong address or a missing topic: better said than retried for ever."""
+    assert not processor(has_worked=False)._can_go_on(RetriableError("unreachable"))
+
+
+def test_fatal_errors_end_it() -> None:
+    assert not processor()._can_go_on(FatalError("no rights"))
+
+
+def test_fenced_instance_with_a_given_name_stops() -> None:
+    assert not processor(instance="a")._can_go_on(FencedError("somebody took over"))
+
+
+def test_fenced_instance_with_a_name_of_its_own_ran_into_the_timeout_and_goes_on_a_few_times() -> None:
+    made = processor()
+    for _ in range(TIME_OUTS_BORNE - 1):
+        assert made._can_go_on(FencedError("timed out"))
+    with pytest.raises(FatalError, match=r"in a row ran into transaction_timeout_ms=10000.*lower max_records"):
+        made._can_go_on(FencedError("timed out"))
+
+
+def test_fenced_group_member_stops_whatever_its_name() -> None:
+    assert not processor()._can_go_on(error_of(ErrorCode.FENCED_INSTANCE_ID, "heartbeat"))
