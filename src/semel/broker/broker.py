@@ -16,7 +16,7 @@ from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, 
 from semel.broker.fetches import Fetches
 from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import Store
-from semel.broker.topics import Partition, Topic, Topics
+from semel.broker.topics import Topic, Topics
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
 
@@ -103,21 +103,12 @@ class Broker:
                 continue
             if faults.armed:
                 faults.hit("marker.after")
-            waits.append(self._marker_durable(partition, marker.last_offset + 1))
-        for (name, index), code in await asyncio.gather(*waits):
-            results[name, index] = code
+            waits.append(((name, index), self.sync.wait(partition.log, marker.last_offset + 1)))
+        for (name, index), durable in waits:
+            code = results[name, index] = await _outcome(durable)
             if name == CONSUMER_OFFSETS and code is ErrorCode.NONE:
                 self.groups.on_marker(index, producer_id, commit)
         return results
-
-    async def _marker_durable(self, partition: Partition, end_offset: int) -> tuple[TopicPartition, ErrorCode]:
-        key = (partition.topic.name, partition.index)
-        try:
-            if partition.log.high_watermark < end_offset:
-                await self.sync.wait(partition.log, end_offset)
-        except StorageError as error:
-            return key, error.code
-        return key, ErrorCode.NONE
 
     def address_for(self, context: RequestContext) -> tuple[str, int]:
         """Host and port that a client is told to use."""
@@ -161,3 +152,11 @@ class Broker:
             {"version": "1", "cluster.id": cluster_id, "node.id": str(self.node_id), "directory.id": directory_id}
         )
         return cluster_id
+
+
+async def _outcome(durable: asyncio.Future[None]) -> ErrorCode:
+    try:
+        await durable
+    except StorageError as error:
+        return error.code
+    return ErrorCode.NONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,7 @@ class Journal:
         if producer is not None and not log.has_open_transaction(producer_id, producer_epoch):
             guard = log.start_verification(producer_id, producer_epoch, -1, supports_epoch_bump=False)
         result = log.append_records(batch, now_ms=now_ms, guard=guard)
-        return self._durable(log, result.base_offset, result.last_offset + 1)
-
-    async def _durable(self, log: PartitionLog, base_offset: int, end_offset: int) -> int:
-        if log.high_watermark < end_offset:
-            await self._broker.sync.wait(log, end_offset)
-        return base_offset
+        return _once_durable(self._broker.sync.wait(log, result.last_offset + 1), result.base_offset)
 
     def replay(self, partition: int) -> Iterator[DecodedBatch]:
         """(header, records) of every batch from the start, control ones too. Nothing if there is no topic."""
@@ -86,3 +82,8 @@ class Journal:
             return self._broker.topics.internal(self.topic).partitions[partition].log
         except TopicError as error:
             raise StorageError(error.code, str(error)) from error
+
+
+async def _once_durable(durable: asyncio.Future[None], base_offset: int) -> int:
+    await durable
+    return base_offset
