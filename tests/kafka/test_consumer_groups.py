@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from semel.protocol.messages.heartbeat import HEARTBEAT
 from semel.protocol.messages.join_group import JOIN_GROUP
 from semel.protocol.messages.sync_group import SYNC_GROUP
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.kafka import start_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before
 from tests.support.reading import create_topic
 
@@ -362,6 +364,49 @@ def test_mixed_group_with_confluent_shares_all_partitions(
             _await(is_shared)
             foreign.close()
             settle(own)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "java_class"),
+    [("range", "RangeAssignor"), ("sticky", "StickyAssignor"), ("cooperative-sticky", "CooperativeStickyAssignor")],
+)
+def test_mixed_group_with_java_shares_all_partitions(
+    cluster: Cluster, topic: str, group: str, strategy: str, java_class: str
+) -> None:
+    """First semel leads and Java joins, then semel leaves and comes back to a group that Java leads."""
+    options = {"partition_assignment_strategy": strategy}
+    with member_of(cluster, group, **options) as own:
+        own.subscribe([topic])
+        settle(own)
+        with start_tool(
+            "VerifiableConsumer",
+            *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group-id", group),
+            *("--assignment-strategy", f"org.apache.kafka.clients.consumer.{java_class}"),
+        ) as java:
+            _await(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1])
+            own.unsubscribe()
+            _await(lambda: len(_owned_by_java(java.output, topic)) == PARTITIONS)
+            own.subscribe([topic])
+            _await(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1])
+        own.poll(0)
+
+
+def _shared_with(output: str, own: Consumer, topic: str) -> bool:
+    theirs = _owned_by_java(output, topic)
+    return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
+
+
+def _owned_by_java(output: str, topic: str) -> set[TopicPartition]:
+    """What the tool has now, from the events that it prints."""
+    owned: set[TopicPartition] = set()
+    for line in output.splitlines():
+        event = json.loads(line) if line.startswith("{") else {}
+        named = {TopicPartition(entry["topic"], entry["partition"]) for entry in event.get("partitions") or []}
+        if event.get("name") == "partitions_assigned":
+            owned |= named
+        elif event.get("name") == "partitions_revoked":
+            owned -= named
+    return {partition for partition in owned if partition.topic == topic}
 
 
 def _await(condition, timeout_s: float = 30) -> None:
