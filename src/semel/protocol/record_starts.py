@@ -23,6 +23,7 @@ from semel.protocol.vector_varints import SHORT_RECORD_SIZES, SHORT_SIZES, Bytes
 LANE_RECORDS = 32  # records in a lane: more steps of fewer lanes, or fewer steps of more
 FEW_RECORDS = 2500  # not worth lanes: a walk costs a fifth of a microsecond per record
 WIDEST_SEARCH_BYTES = 16 * 1024
+MOST_CANDIDATES = 64  # per place
 
 
 class Bodies(NamedTuple):
@@ -171,6 +172,8 @@ def _scan(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s, Int64s]:
     at = np.minimum(at, len(data) - width)
     zero = _windows(data, at, width) == 0
     hits = np.flatnonzero(zero[2:-2] | zero[3:-1] | zero[4:])
+    if len(hits) > MOST_CANDIDATES * len(at):  # values full of zeros: looking at all of them costs more than walking
+        hits = hits[:0]
     found = []
     for length_bytes in (1, 2, 3):
         lane, place = np.divmod(hits[zero[hits + length_bytes + 1]], width)
