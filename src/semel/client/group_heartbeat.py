@@ -7,6 +7,7 @@ that others can go on. See docs/decisions/0040.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from semel.client.group import GroupMember
+
+log = logging.getLogger(__name__)
 
 SERVICE_EVERY_S = 0.05  # while a rebalance is under way and the program is not in poll()
 
@@ -45,11 +48,19 @@ class HeartbeatThread:
                 return
             rebalancing = member.is_rebalancing
             if rebalancing:
-                member.service()
+                self._attempt(member.service)
             elif self._clock() >= next_beat_s:
-                member.beat()
+                self._attempt(member.beat)
                 next_beat_s = self._clock() + self._interval_s
             del member
             wait_s = SERVICE_EVERY_S if rebalancing else min(next_beat_s - self._clock(), 1.0)
             if self._stopped.wait(max(wait_s, 0.001)):
                 return
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """A bug must not end the heartbeats silently; what fails because the consumer is being closed is no bug."""
+        try:
+            step()
+        except Exception:
+            if not self._stopped.is_set():
+                log.exception("a heartbeat failed in a way that was not foreseen; the next one follows")
