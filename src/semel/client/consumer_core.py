@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,8 +69,8 @@ class ConsumerCore:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._close_pipe = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
         self._owner_pid = os.getpid()
-        self._in_turn = False
 
     # -- a turn --------------------------------------------------------------------------------------------------------
     def turn(self, deadline: Deadline) -> None:
@@ -222,8 +223,12 @@ class ConsumerCore:
         self.closed = True
         if os.getpid() == self._owner_pid:
             self.cluster.close()
-        for fd in (self._wake_read, self._wake_write):
-            os.close(fd)
+        self._close_pipe()
+
+
+def _close_all(*descriptors: int) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
 
 def checked_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:

@@ -125,3 +125,18 @@ def test_short_polls_get_longer_steps_while_the_broker_is_slow(patience: Patienc
     patience.succeeded()
     assert patience.step(Deadline(0)).total_s == 1.0
     assert patience.step(Deadline(12)).total_s == pytest.approx(12, abs=0.1)
+
+
+def test_consumer_dropped_without_close_leaves_no_descriptor_behind() -> None:
+    import gc
+    import os
+
+    from semel.client.consumer import Consumer
+
+    Consumer(bootstrap_servers="localhost:9092")
+    gc.collect()
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(5):
+        Consumer(bootstrap_servers="localhost:9092", group_id="g").subscribe(["t"])
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) <= before
