@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
+    from semel.patterns.process import Output as Output
     from semel.patterns.process import process as process
     from semel.spark.api import sink as sink
     from semel.spark.batch_writer import route as route
@@ -23,6 +24,7 @@ _LAZY = {
     "Admin": "semel.client.admin",
     "Broker": "semel.broker.embedded",
     "Consumer": "semel.client.consumer",
+    "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",
     "process": "semel.patterns.process",
     "route": "semel.spark.batch_writer",

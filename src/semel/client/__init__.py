@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from semel.client.batches import TableDelivery as TableDelivery
     from semel.client.cluster import Cluster as Cluster
     from semel.client.consumer import Consumer as Consumer
+    from semel.client.consumer_errors import CommitFailedError as CommitFailedError
+    from semel.client.consumer_errors import CorruptRecordError as CorruptRecordError
+    from semel.client.consumer_errors import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from semel.client.consumer_errors import RebalanceError as RebalanceError
+    from semel.client.consumer_rebalance import RebalanceListener as RebalanceListener
+    from semel.client.consumer_settings import ConsumerSettings as ConsumerSettings
     from semel.client.consumer_types import ConsumerRecord as ConsumerRecord
     from semel.client.consumer_types import GroupMetadata as GroupMetadata
     from semel.client.consumer_types import OffsetAndMetadata as OffsetAndMetadata
@@ -39,6 +45,9 @@ _HOMES = {
     "batches": ("Delivery", "RecordMetadata", "TableDelivery"),
     "cluster": ("Cluster",),
     "consumer": ("Consumer",),
+    "consumer_errors": ("CommitFailedError", "CorruptRecordError", "OffsetOutOfRangeError", "RebalanceError"),
+    "consumer_rebalance": ("RebalanceListener",),
+    "consumer_settings": ("ConsumerSettings",),
     "consumer_types": ("ConsumerRecord", "GroupMetadata", "OffsetAndMetadata", "TopicPartition"),
     "errors": (
         "AbortableError",
