@@ -14,6 +14,7 @@ from semel.broker.transactions.records import (
     decode_value,
     encode_key,
     encode_value,
+    encode_value_by_table,
     pack,
     unpack,
     updated_ms_of,
@@ -42,6 +43,13 @@ transactions = st.builds(
 @given(transactions)
 def test_a_value_survives_the_log(txn: Transaction):
     assert decode_value(encode_value(txn)) == txn
+
+
+@given(transactions, st.booleans())
+def test_the_fast_encoder_writes_what_the_table_says(txn: Transaction, is_empty: bool):
+    if is_empty:
+        txn = txn._replace(state=State.EMPTY, partitions=frozenset())
+    assert encode_value(txn) == encode_value_by_table(txn)
 
 
 @given(transactions, st.sampled_from(sorted(IDLE)))

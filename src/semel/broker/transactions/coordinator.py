@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.broker import faults
 from semel.broker.coordinators import TRANSACTION_STATE, TopicPartition
+from semel.broker.transactions.eager import Done, start_now
 from semel.broker.transactions.errors import append_error, journal_error
 from semel.broker.transactions.ledger import Entry, Ledger
 from semel.broker.transactions.producer_ids import ProducerIds
@@ -78,6 +80,7 @@ class TransactionCoordinator:
         self._journal = journal
         self._ledger = Ledger()
         self._ids = ProducerIds(broker.reserve_producer_ids)
+        self._partition_of = lru_cache(maxsize=4096)(journal.partition_for)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -233,7 +236,7 @@ class TransactionCoordinator:
             if decision.to is not None:
                 log.info("transaction timed out", extra={"transactional_id": entry.id})
                 started.append(self._begin(entry, decision.to))
-        await asyncio.gather(*started)
+        await asyncio.gather(*(step for step in started if not isinstance(step, Done)))
         return len(started)
 
     async def forget_unused(self) -> int:
@@ -256,7 +259,7 @@ class TransactionCoordinator:
         by_partition: dict[int, list[Entry]] = {}
         for entry in entries:
             self._ledger.hold(entry)
-            by_partition.setdefault(self._journal.partition_for(entry.id), []).append(entry)
+            by_partition.setdefault(self._partition_of(entry.id), []).append(entry)
         if faults.armed:
             await faults.reach("expire.before_journal")
         for partition, members in by_partition.items():
@@ -304,13 +307,14 @@ class TransactionCoordinator:
         """Journals and applies a decision that changes something; the answer for the client."""
         if decision.to is None:
             return decision.error
-        failure = await asyncio.shield(self._begin(entry, decision.to))
+        step = self._begin(entry, decision.to)
+        failure = step.value if isinstance(step, Done) else await asyncio.shield(step)
         return failure or decision.error
 
-    def _begin(self, entry: Entry, to: Transaction) -> asyncio.Task[ErrorCode | None]:
-        """Holds the id at once, so that no other request gets between the decision and its journal record."""
+    def _begin(self, entry: Entry, to: Transaction) -> Done[ErrorCode | None] | asyncio.Task[ErrorCode | None]:
+        """Starts a step at once, so that no other request gets between the decision and its journal record."""
         self._ledger.hold(entry)
-        return self._spawn(self._transition(entry, to))
+        return start_now(self._transition(entry, to), self._spawn)
 
     async def _transition(self, entry: Entry, to: Transaction) -> ErrorCode | None:
         """One step of an id that is held. Afterwards it is settled, or its markers are on their way."""
@@ -329,9 +333,7 @@ class TransactionCoordinator:
         if faults.armed:
             await faults.reach(f"{point}.before_journal")
         try:
-            durable = self._journal.append(
-                self._journal.partition_for(entry.id), [(encode_key(entry.id), encode_value(to))]
-            )
+            durable = self._journal.append(self._partition_of(entry.id), [(encode_key(entry.id), encode_value(to))])
         except StorageError as error:  # nothing was written
             log.error("cannot write to the transaction log", extra={"transactional_id": entry.id, "error": str(error)})
             self._undo(entry)
@@ -368,7 +370,7 @@ class TransactionCoordinator:
     async def _write_markers(self, entry: Entry) -> None:
         txn = entry.txn
         commit = txn.state is State.PREPARE_COMMIT
-        coordinator_epoch = self._journal.log(self._journal.partition_for(entry.id)).leader_epoch
+        coordinator_epoch = self._journal.log(self._partition_of(entry.id)).leader_epoch
         missing: Collection[TopicPartition] = sorted(txn.partitions)
         while missing:
             results = await self._broker.write_markers(

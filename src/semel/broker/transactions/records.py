@@ -6,6 +6,7 @@ import struct
 from typing import Annotated
 
 from semel.broker.transactions.states import (
+    NO_EPOCH,
     NO_PARTITIONS,
     NO_PRODUCER_ID,
     State,
@@ -13,6 +14,7 @@ from semel.broker.transactions.states import (
     Transaction,
 )
 from semel.protocol.api import Format
+from semel.protocol.compiler import write_uvarint
 from semel.protocol.errors import DecodeError
 from semel.protocol.messages.transaction_log import (
     TRANSACTION_LOG_KEY,
@@ -24,6 +26,7 @@ from semel.protocol.schema import int16, tag
 
 KEY_VERSION = 0
 VALUE_VERSION = 1
+LAST_EPOCH_TAG = 10_000
 _VERSION = struct.Struct(">h")
 
 
@@ -34,7 +37,7 @@ class Value(TransactionLogValue):
     zombie. With the field, a retry stays a retry.
     """
 
-    last_producer_epoch: Annotated[int16, tag(10_000, "1+")] = -1
+    last_producer_epoch: Annotated[int16, tag(LAST_EPOCH_TAG, "1+")] = -1
 
 
 VALUE = Format(Value, "0-1", flexible="1+")
@@ -53,6 +56,51 @@ def decode_key(data: bytes) -> str | None:
 
 
 def encode_value(txn: Transaction) -> bytes:
+    """By hand, for speed; `encode_value_by_table` says the same in the words of the schema."""
+    parts = [
+        _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.epoch, txn.timeout_ms, txn.state),
+        b"\0" if txn.state is State.EMPTY else _encode_partitions(txn.partitions),
+        _TIMES.pack(txn.updated_ms, txn.started_ms),
+        _encode_tags(txn),
+    ]
+    return b"".join(parts)
+
+
+_HEAD = struct.Struct(">hqhib")  # version, producer id, epoch, time-out, state
+_TIMES = struct.Struct(">qq")  # last update, start
+_INT64_TAG = struct.Struct(">BBq")  # number of the tag, its size, a producer id
+_INT16_TAG = struct.Struct(">BBh")
+_LAST_EPOCH_TAG = struct.Struct(">BBBh")  # the same with a number that takes two bytes
+
+
+def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    parts = [write_uvarint(len(by_topic) + 1)]
+    for topic, indexes in by_topic.items():
+        name = topic.encode()
+        numbers = struct.pack(f">{len(indexes)}i", *indexes)
+        parts += (write_uvarint(len(name) + 1), name, write_uvarint(len(indexes) + 1), numbers, b"\0")
+    return b"".join(parts)
+
+
+def _encode_tags(txn: Transaction) -> bytes:
+    """Tags in the order of their numbers, each only where it differs from its default."""
+    tags = []
+    if txn.previous_producer_id != NO_PRODUCER_ID:
+        tags.append(_INT64_TAG.pack(0, 8, txn.previous_producer_id))
+    if txn.next_producer_id != NO_PRODUCER_ID:
+        tags.append(_INT64_TAG.pack(1, 8, txn.next_producer_id))
+    if txn.client_version != 0:
+        tags.append(_INT16_TAG.pack(2, 2, txn.client_version))
+    if txn.last_epoch != NO_EPOCH:
+        tags.append(_LAST_EPOCH_TAG.pack(LAST_EPOCH_TAG & 0x7F | 0x80, LAST_EPOCH_TAG >> 7, 2, txn.last_epoch))
+    return bytes((len(tags),)) + b"".join(tags)
+
+
+def encode_value_by_table(txn: Transaction) -> bytes:
+    """The plain way, as the schema of the record has it."""
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(txn.partitions):
         by_topic.setdefault(topic, []).append(partition)

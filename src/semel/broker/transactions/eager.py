@@ -1,0 +1,56 @@
+"""Work that starts at once and becomes a task only if it has to wait.
+
+With fsync=os, or when a group commit just passed, a journal write does not wait at all. Then a task, and a round of the
+event loop for it, would be most of what a small transaction costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Done(NamedTuple, Generic[T]):
+    """The result of work that did not have to wait."""
+
+    value: T
+
+
+def start_now(
+    work: Coroutine[Any, Any, T], spawn: Callable[[Coroutine[Any, Any, T]], asyncio.Task[T]]
+) -> Done[T] | asyncio.Task[T]:
+    """Runs a coroutine up to where it first waits: its result if it never does, otherwise a task that goes on."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration as ended:
+        return Done(ended.value)
+    return spawn(_rest(work, waits_for))
+
+
+async def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> T:
+    return await _Rest(work, waits_for)
+
+
+class _Rest(Generic[T]):
+    """What is left of a coroutine that already waits for something."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._work = work
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        waits_for = self._waits_for
+        while True:
+            value, error = None, None
+            try:
+                value = yield waits_for
+            except BaseException as thrown:  # a cancellation, say: it belongs to the work
+                error = thrown
+            try:
+                waits_for = self._work.send(value) if error is None else self._work.throw(error)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
