@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semel.broker.transactions.records import (
     decode_key,
     decode_value,
+    decode_value_by_table,
     encode_key,
     encode_value,
     encode_value_by_table,
@@ -49,7 +50,9 @@ def test_a_value_survives_the_log(txn: Transaction):
 def test_the_fast_encoder_writes_what_the_table_says(txn: Transaction, is_empty: bool):
     if is_empty:
         txn = txn._replace(state=State.EMPTY, partitions=frozenset())
-    assert encode_value(txn) == encode_value_by_table(txn)
+    value = encode_value(txn)
+    assert value == encode_value_by_table(txn)
+    assert decode_value(value) == decode_value_by_table(value) == txn
 
 
 @given(transactions, st.sampled_from(sorted(IDLE)))
@@ -74,6 +77,17 @@ def test_records_of_newer_brokers_are_left_alone_or_refused_by_name():
     assert decode_key(b"\x00\x07whatever") is None
     with pytest.raises(DecodeError, match="version 7"):
         decode_value(b"\x00\x07")
+    with pytest.raises(DecodeError, match="says its id takes 9 bytes"):
+        decode_key(b"\x00\x00\x00\x09short")
+
+
+def test_tags_of_newer_brokers_are_skipped():
+    txn = Transaction(7, 7, -1, 3, 2, 60_000, State.COMPLETE_ABORT, frozenset(), 5, 6, 2)
+    value = encode_value(txn)
+    tags_at = len(value) - (1 + 10 + 4 + 5)
+    assert value[tags_at] == 3
+    with_more = value[:tags_at] + b"\x04" + value[tags_at + 1 :] + b"\xff\x7f\x01!"
+    assert decode_value(with_more) == txn
 
 
 def test_an_empty_id_has_null_partitions_as_kafka_writes_it():

@@ -52,7 +52,10 @@ def decode_key(data: bytes) -> str | None:
     (version,) = _VERSION.unpack_from(data)
     if version != KEY_VERSION:
         return None
-    return TRANSACTION_LOG_KEY.decode(data, KEY_VERSION, 2).transactional_id
+    (length,) = _VERSION.unpack_from(data, 2)
+    if len(data) != 4 + length:
+        raise DecodeError(f"a key of the transaction log says its id takes {length} bytes, but {len(data) - 4} follow")
+    return str(data[4:], "utf-8")
 
 
 def encode_value(txn: Transaction) -> bytes:
@@ -70,7 +73,8 @@ _HEAD = struct.Struct(">hqhib")  # version, producer id, epoch, time-out, state
 _TIMES = struct.Struct(">qq")  # last update, start
 _INT64_TAG = struct.Struct(">BBq")  # number of the tag, its size, a producer id
 _INT16_TAG = struct.Struct(">BBh")
-_LAST_EPOCH_TAG = struct.Struct(">BBBh")  # the same with a number that takes two bytes
+_LAST_EPOCH_NUMBER = bytes((LAST_EPOCH_TAG & 0x7F | 0x80, LAST_EPOCH_TAG >> 7))
+_LAST_EPOCH_TAG = struct.Struct(">2sBh")  # the same with a number that takes two bytes
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
@@ -95,7 +99,7 @@ def _encode_tags(txn: Transaction) -> bytes:
     if txn.client_version != 0:
         tags.append(_INT16_TAG.pack(2, 2, txn.client_version))
     if txn.last_epoch != NO_EPOCH:
-        tags.append(_LAST_EPOCH_TAG.pack(LAST_EPOCH_TAG & 0x7F | 0x80, LAST_EPOCH_TAG >> 7, 2, txn.last_epoch))
+        tags.append(_LAST_EPOCH_TAG.pack(_LAST_EPOCH_NUMBER, 2, txn.last_epoch))
     return bytes((len(tags),)) + b"".join(tags)
 
 
@@ -123,6 +127,62 @@ def encode_value_by_table(txn: Transaction) -> bytes:
 
 
 def decode_value(data: bytes) -> Transaction:
+    """A record's value. Those of idle ids, which are nearly all that a restart reads, are taken apart by hand."""
+    if len(data) > _TAGS_AT and data[:2] == _VERSION_1 and data[_PARTITIONS_AT] <= 1:
+        idle = _decode_idle(data)
+        if idle is not None:
+            return idle
+    return decode_value_by_table(data)
+
+
+_VERSION_1 = _VERSION.pack(1)
+_PARTITIONS_AT = _HEAD.size  # the number of topics plus one, or 0 for null, in one byte if there are none
+_TIMES_AT = _PARTITIONS_AT + 1
+_TAGS_AT = _TIMES_AT + _TIMES.size
+
+
+def _decode_idle(data: bytes) -> Transaction | None:
+    """A value without partitions; None if it has tags in a form that only the table knows."""
+    _, producer_id, epoch, timeout_ms, state = _HEAD.unpack_from(data)
+    updated_ms, started_ms = _TIMES.unpack_from(data, _TIMES_AT)
+    previous = following = NO_PRODUCER_ID
+    client_version, last_epoch = 0, NO_EPOCH
+    at = _TAGS_AT + 1
+    for _ in range(data[_TAGS_AT]):
+        tag_and_size = data[at : at + 2]
+        if tag_and_size == b"\0\x08":
+            _, _, previous = _INT64_TAG.unpack_from(data, at)
+            at += _INT64_TAG.size
+        elif tag_and_size == b"\x01\x08":
+            _, _, following = _INT64_TAG.unpack_from(data, at)
+            at += _INT64_TAG.size
+        elif tag_and_size == b"\x02\x02":
+            _, _, client_version = _INT16_TAG.unpack_from(data, at)
+            at += _INT16_TAG.size
+        elif tag_and_size == _LAST_EPOCH_NUMBER and data[at + 2] == 2:
+            *_, last_epoch = _LAST_EPOCH_TAG.unpack_from(data, at)
+            at += _LAST_EPOCH_TAG.size
+        else:
+            return None
+    if at != len(data):
+        return None
+    return Transaction(
+        producer_id,
+        previous,
+        following,
+        epoch,
+        last_epoch,
+        timeout_ms,
+        State(state),
+        NO_PARTITIONS,
+        started_ms,
+        updated_ms,
+        client_version,
+    )
+
+
+def decode_value_by_table(data: bytes) -> Transaction:
+    """The plain way, as the schema of the record has it."""
     (version,) = _VERSION.unpack_from(data)
     if version not in VALUE.valid:
         raise DecodeError(f"a record of the transaction log has version {version}; this broker reads {VALUE.valid}")
