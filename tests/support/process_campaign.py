@@ -7,6 +7,7 @@ up as a zombie whose partitions others have.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -20,7 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from semel.client.admin import Admin
 from tests.support.broker import Cluster
-from tests.support.processes import Process
+from tests.support.processes import Process, ProcessFailed
 
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 INSTANCES = ("a", "b")
@@ -28,6 +29,7 @@ PARTITIONS = 4
 SESSION_TIMEOUT_MS = 6_000  # the least that Apache Kafka allows by default
 TRANSACTION_TIMEOUT_MS = 4_000
 FREEZE_S = 7.0  # longer than both
+WINDOW_WAIT_S = 3.0
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -88,7 +90,11 @@ class Pipeline:
         self.workers[name] = Process(command, cwd=REPOSITORY)
 
     def kill(self, name: str) -> None:
-        self.workers[name].kill()
+        """At a moment at which it hurts, if one comes soon."""
+        worker = self.workers[name]
+        with contextlib.suppress(ProcessFailed):
+            worker.wait_for_line("window", WINDOW_WAIT_S, after=worker.line_count)
+        worker.kill()
         self.outcome.kills += 1
         self.ended.append(self.workers[name])
         self.start(name)
@@ -182,7 +188,8 @@ def _wait_for_any_progress(pipeline: Pipeline) -> None:
     deadline_s = time.monotonic() + 60
     while not any("settled" in worker.output for worker in pipeline.workers.values()):
         pipeline.revive()
-        assert time.monotonic() < deadline_s, f"{pipeline.guarantee} did not start working"
+        outputs = "\n--\n".join(worker.output[-3000:] for worker in pipeline.workers.values())
+        assert time.monotonic() < deadline_s, f"{pipeline.guarantee} did not start working:\n{outputs}"
         time.sleep(0.05)
 
 
@@ -190,7 +197,7 @@ def _inflict(pipelines: list[Pipeline], rng: random.Random, duration_s: float) -
     """A kill or a freeze every few seconds; each of both happens at least once."""
     ends_s = time.monotonic() + duration_s
     faults = ["kill", "kill", "freeze"]
-    while time.monotonic() < ends_s:
+    while faults or time.monotonic() < ends_s:
         name, fault = rng.choice(INSTANCES), faults.pop(0) if faults else rng.choice(["kill", "kill", "freeze"])
         if fault == "kill":
             for pipeline in pipelines:
