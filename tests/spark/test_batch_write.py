@@ -42,6 +42,11 @@ print("done", flush=True)
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "cluster",
+    ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])],
+    indirect=True,
+)
 def test_a_job_is_written_whole_and_once(cluster: Cluster, tmp_path: Path) -> None:
     topic, app = cluster.unique("batch-out"), cluster.unique("batch-app")
     with DirectClient(cluster.bootstrap) as client:

@@ -92,12 +92,22 @@ class Pipeline:
         return found
 
 
+ALWAYS = {("semel", "sink.after_commit"), ("apache_kafka", "sink.after_positions")}  # the rest is in `make test-full`
+KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
+
+
+def _marks(name: str, point: str) -> list[pytest.MarkDecorator]:
+    kafka = [pytest.mark.kafka] if name == "apache_kafka" else []
+    return kafka if (name, point) in ALWAYS else [*kafka, pytest.mark.full]
+
+
 @pytest.fixture
 def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
     return Pipeline(cluster, tmp_path)
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 def test_rows_land_once_where_any_producer_would_put_them_and_the_group_shows_no_lag(pipeline: Pipeline) -> None:
     pipeline.run()
     assert pipeline.output_values() == pipeline.expected
@@ -106,11 +116,16 @@ def test_rows_land_once_where_any_producer_would_put_them_and_the_group_shows_no
         assert partition == partition_for_key(b"key-%d" % int(value or b""), PARTITIONS)
 
 
-OFTEN = ("sink.after_write", "sink.after_positions", "sink.after_commit")
-
-
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("point", [p if p in OFTEN else pytest.param(p, marks=pytest.mark.full) for p in POINTS])
+@pytest.mark.parametrize(
+    ("cluster", "point"),
+    [
+        pytest.param(name, point, marks=_marks(name, point), id=f"{name}-{point}")
+        for name in ("semel", "apache_kafka")
+        for point in POINTS
+    ],
+    indirect=["cluster"],
+)
 def test_driver_killed_at_a_named_point_leaves_no_trace(pipeline: Pipeline, point: str) -> None:
     pipeline.crash(f"{point}:kill:2")
     pipeline.run()
