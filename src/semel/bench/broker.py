@@ -281,7 +281,7 @@ def many_topics(report: Report, scale: Scale) -> None:
     round_s = 4
     with SemelBroker(None, "--fsync", "os", "--set", f"log.retention.check.interval.ms={round_s}000") as node:
         create_topics(node, scale.topics, 10)
-        node.stop()
+        node.stop(timeout_s=300)
         starts, fresh_mb, later_mb = [], [], []
         for _ in range(scale.starts):
             starts.append(start_to_metadata_s(node))
@@ -289,7 +289,7 @@ def many_topics(report: Report, scale: Scale) -> None:
             fresh_mb.append(resident_mb(node))
             time.sleep(2 * round_s)
             later_mb.append(resident_mb(node))
-            node.stop()
+            node.stop(timeout_s=300)
     case = f"{scale.topics:,} topics x 10 partitions"
     against_limit(report, f"{case}: start to first metadata", "s", starts, 5)
     against_limit(report, f"{case}: resident memory after the start", "MB", fresh_mb, 300)
