@@ -83,9 +83,7 @@ def _answers_metadata(bootstrap: str) -> bool:
         return False
 
 
-def create_topics(node: Node, topics: int, partitions: int) -> None:
-    """With a record in every partition, as a topic that is used has."""
-    from confluent_kafka import Producer
+def create_topics(node: Node, topics: int, partitions: int) -> list[str]:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
@@ -95,11 +93,18 @@ def create_topics(node: Node, topics: int, partitions: int) -> None:
         wanted = [NewTopic(name, partitions, 1) for name in names[first : first + 50]]
         for future in admin.create_topics(wanted, request_timeout=60).values():
             future.result(120)
+    return names
+
+
+def write_to_all(node: Node, names: list[str], partitions: int) -> None:
+    """A record into every partition."""
+    from confluent_kafka import Producer
+
     producer = Producer({"bootstrap.servers": node.bootstrap, "log_level": 0, "linger.ms": 50})
     for name in names:
         for partition in range(partitions):
             producer.produce(name, b"used", partition=partition)
         producer.poll(0)
-    left = producer.flush(120)
+    left = producer.flush(300)
     if left:
-        raise RuntimeError(f"{left} partitions did not get their record within two minutes")
+        raise RuntimeError(f"{left} partitions did not get their record within five minutes")
