@@ -3,6 +3,8 @@
 
 BIN := .venv/bin
 ARGS ?=
+# Tests wait more than they work (restarts, time-outs): three at a time keep two cores busy. PARALLEL= runs them one by one.
+PARALLEL ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-full lint format demo bench kafka lock clean
@@ -15,11 +17,11 @@ setup: ## create .venv with the locked dependencies; on Debian also a Java runti
 
 test: setup ## run the tests (with Apache Kafka too, where Java and Maven are there)
 	@scripts/kafka --if-possible
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-full: setup ## run the tests and the long campaigns
 	@scripts/kafka --if-possible
-	$(BIN)/python -m pytest -m "" $(ARGS)
+	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check .
