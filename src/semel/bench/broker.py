@@ -40,6 +40,7 @@ from semel.bench.harness import Better, Report, compare, interleave, median, spr
 from semel.bench.peers.semel_broker import SemelBroker
 
 SIZES = {"100 B": 100, "1 KB": 1_000}
+RECORDS_MAX = 1_500_000  # through a client in one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ Client = Callable[[Node, int, int], Rates]  # node, record bytes, how many
 def throughput(report: Report, scale: Scale) -> None:
     with pair() as nodes:
         for label, record_bytes in SIZES.items():
-            count = scale.client_bytes // record_bytes
+            count = min(scale.client_bytes // record_bytes, RECORDS_MAX)
             through_clients(report, scale, nodes, "confluent-kafka", with_confluent, label, record_bytes, count)
             through_clients(report, scale, nodes, "Kafka's tools", with_kafkas_tools, label, record_bytes, count)
 

@@ -50,6 +50,8 @@ def confluent_consume(node: Node, name: str, count: int, partitions: int = PARTI
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"group.id": "bench", "enable.auto.commit": False, "log_level": 0, "check.crcs": True}
+    # its default of 100,000 messages is 10 MB of small ones, and then it takes a break of up to a second
+    settings |= {"queued.min.messages": 1_000_000}
     consumer = Consumer({"bootstrap.servers": node.bootstrap, **settings})
     try:
         consumer.assign([TopicPartition(name, partition, start) for partition in range(partitions)])

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.allocator import keep_freed_memory
 from semel.broker.broker import Broker
 from semel.broker.maintenance import Maintenance
 from semel.broker.server import Server
@@ -86,6 +87,7 @@ async def _serve_clients(
     _calm_garbage_collector()
     with _metrics(options, broker, server):
         on_ready(host, port)
+        keep_freed_memory()  # late: it takes some milliseconds, and nobody needs it before the first large answer
         await stopping.wait()
     log.info("stopping", extra={"connections": len(server.connections)})
     await maintenance.stop()
