@@ -35,6 +35,7 @@ def test_chain_of_services_is_exactly_once_end_to_end(cluster: Cluster) -> None:
             _kill_in_the_middle(links, random.Random(5))
             _await_end(admin, links)
             for link in links:
+                link.workers["one"].wait_for_line("^started$", timeout_s=60)  # the last kill was perhaps just now
                 assert link.workers["one"].terminate() == 0
                 assert link.outcome.kills >= 1, "no service was killed"
         finally:

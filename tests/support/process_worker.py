@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 import time
 from typing import Any
@@ -41,6 +42,8 @@ class Window:
 
 
 def main(options: dict[str, Any]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop has its own handler there is nothing to end
+    print("started", flush=True)
     delay_s = options.pop("delay_ms", 0) / 1000
     window = Window(options["guarantee"])
 
