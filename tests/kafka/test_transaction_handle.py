@@ -180,6 +180,9 @@ def test_after_an_end_without_an_answer_renewing_tells_whether_the_id_is_ours(
             fault.assert_fired()
             assert unknown.value.maybe_sent
             proxy.clear()
+            deadline = time.monotonic() + 30  # the request is on its way: on a busy machine it may still be
+            while len(read_topic(cluster.bootstrap, topic)) != 3:
+                assert time.monotonic() < deadline, "the broker got EndTxn and did not commit"
             before = owner.identity
             assert before is not None
             assert owner.renew(30).epoch > before.epoch
