@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from semel.bench.peers.apache_kafka import ApacheKafka
-from semel.bench.peers.semel_broker import SemelBroker, semel_command
+from semel.local.semel_broker import SemelBroker, semel_command
 
 __all__ = ["Cluster", "SemelBroker", "semel_command"]
 

@@ -1,5 +1,5 @@
 """Child processes that are waited for, frozen, killed, and never left behind."""
 
-from semel.bench.peers.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed
 
 __all__ = ["Process", "ProcessFailed"]

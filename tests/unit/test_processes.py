@@ -94,7 +94,7 @@ def test_terminate_lets_it_end_in_order_and_kill_ends_a_frozen_one() -> None:
 def test_a_child_never_outlives_its_parent(end: str) -> None:
     parent = (
         "import os, sys\n"
-        "from semel.bench.peers.processes import Process\n"
+        "from semel.local.processes import Process\n"
         f"child = Process([sys.executable, '-c', {PRINT_THEN_SLEEP!r}])\n"
         "child.wait_for_line('hello')\n"
         "print('child', child.pid, flush=True)\n"

@@ -37,7 +37,7 @@ from semel.bench.contestants import (
     write_to_all,
 )
 from semel.bench.harness import Better, Report, compare, interleave, median, spread
-from semel.bench.peers.semel_broker import SemelBroker
+from semel.local.semel_broker import SemelBroker
 
 SIZES = {"100 B": 100, "1 KB": 1_000}
 RECORDS_MAX = 1_500_000  # through a client in one run

@@ -12,7 +12,7 @@ from typing import Literal
 
 from semel.bench.peers.apache_kafka import VERSION, ApacheKafka
 from semel.bench.peers.raw_client import RawClient
-from semel.bench.peers.semel_broker import SemelBroker
+from semel.local.semel_broker import SemelBroker
 
 KAFKA = f"Apache Kafka {VERSION}"
 PARTITIONS = 4

@@ -18,7 +18,7 @@ from typing import Any
 from semel.bench.harness import Report, compare
 from semel.bench.peers.apache_kafka import ApacheKafka, java_tool
 from semel.bench.peers.raw_client import RawClient, patiently
-from semel.bench.peers.semel_broker import SemelBroker
+from semel.local.semel_broker import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.end_txn import EndTxnRequest

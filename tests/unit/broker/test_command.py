@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.peers.semel_broker import semel_command
+from semel.local.semel_broker import semel_command
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
 from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
 from tests.support.direct import DirectClient, batch_of

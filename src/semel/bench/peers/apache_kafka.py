@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from semel.bench.peers.processes import Process
+from semel.local.processes import Process
 
 VERSION = "4.3.1"
 

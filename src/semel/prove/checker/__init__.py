@@ -1,0 +1,40 @@
+"""The independent checker: what is in the topics, and what is wrong with it.
+
+It shares no code with what it checks. Records are read by confluent-kafka; who wrote them and how their transactions
+ended is taken from the raw log by a reader of its own. Nothing of semel is imported; import-linter keeps it so.
+
+    verdict = check(Expectation(topics=("out",), ids={"a": 1, "b": 1}), "localhost:9092")
+    for violation in verdict.violations:
+        print(violation)
+
+A `Watcher` that runs during the faults adds what a reader saw meanwhile; pass its `observation`.
+"""
+
+from semel.prove.checker.check import RULES, check
+from semel.prove.checker.expectation import Expectation, Positions
+from semel.prove.checker.raw_log import Fate, LogReadError, read_log
+from semel.prove.checker.reading import CheckerError, Seen, create_topics, ends, group_positions, read, topics_like
+from semel.prove.checker.verdict import Kind, Verdict, Violation
+from semel.prove.checker.watcher import Observation, Watcher
+
+__all__ = [
+    "RULES",
+    "CheckerError",
+    "Expectation",
+    "Fate",
+    "Kind",
+    "LogReadError",
+    "Observation",
+    "Positions",
+    "Seen",
+    "Verdict",
+    "Violation",
+    "Watcher",
+    "check",
+    "create_topics",
+    "ends",
+    "group_positions",
+    "read",
+    "read_log",
+    "topics_like",
+]

@@ -1,0 +1,337 @@
+"""The rules, one function each, and the table that names them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from confluent_kafka import KafkaException
+
+from semel.prove.checker.expectation import Expectation, Positions
+from semel.prove.checker.raw_log import Batch, Fate, PartitionLog, read_log
+from semel.prove.checker.reading import Place, Seen, ends, group_positions, partitions_of, read
+from semel.prove.checker.verdict import Kind, Verdict, Violation
+from semel.prove.checker.watcher import Observation
+
+SETTLE_S = 20.0
+UNSEEN = (Fate.ABORTED, Fate.OPEN)
+
+
+@dataclass
+class Evidence:
+    """Everything that was read, for the rules to look at."""
+
+    expectation: Expectation
+    committed: list[Seen]
+    everything: list[Seen]  # also what was aborted
+    logs: dict[Place, PartitionLog]
+    observation: Observation
+    positions: list[tuple[Positions, list[Seen], dict[Place, int]]]
+
+    def id_of(self, record: Seen) -> str:
+        return self.expectation.identify(record)
+
+    def batch_of(self, record: Seen) -> Batch | None:
+        log = self.logs.get((record.topic, record.partition))
+        return log.batch_at(record.offset) if log is not None else None
+
+    def transaction_of(self, record: Seen) -> str:
+        """What to call its transaction in a message."""
+        named = self.expectation.transaction(record) if self.expectation.transaction else None
+        batch = self.batch_of(record)
+        known = batch.transaction if batch is not None else ""
+        return f"{named} ({known})" if named and known else named or known
+
+    @cached_property
+    def by_id(self) -> dict[str, list[Seen]]:
+        return _grouped(self.committed, self.id_of)
+
+    @cached_property
+    def all_by_id(self) -> dict[str, list[Seen]]:
+        return _grouped(self.everything, self.id_of)
+
+    def violation(self, kind: Kind, record: Seen, detail: str) -> Violation:
+        place = (record.topic, record.partition, record.offset)
+        return Violation(kind, *place, self.id_of(record), self.transaction_of(record), detail)
+
+
+def _grouped(records: Iterable[Seen], key: Callable[[Seen], str]) -> dict[str, list[Seen]]:
+    groups: dict[str, list[Seen]] = defaultdict(list)
+    for record in records:
+        groups[key(record)].append(record)
+    return dict(groups)
+
+
+def check(
+    expectation: Expectation, brokers: str, observation: Observation | None = None, *, settle_s: float = SETTLE_S
+) -> Verdict:
+    """Reads everything and applies all rules. Waits up to `settle_s` for open transactions to end."""
+    settled = _await_decisions(brokers, expectation.topics, settle_s)
+    evidence = _gather(expectation, brokers, observation or Observation())
+    violations = [violation for rule in RULES.values() for violation in rule(evidence)]
+    endings = {
+        (producer, epoch, commit) for log in evidence.logs.values() for _, producer, epoch, commit in log.markers
+    }
+    return Verdict(
+        violations if settled else [*violations, *_undecided(evidence)],
+        len(evidence.committed),
+        len(evidence.observation.records),
+        len(endings),
+        sum(not commit for *_, commit in endings),
+    )
+
+
+def _await_decisions(brokers: str, topics: tuple[str, ...], settle_s: float) -> bool:
+    """Whether every transaction in the topics has ended."""
+    places = partitions_of(brokers, topics)
+    deadline_s = time.monotonic() + settle_s
+    while True:
+        try:
+            if ends(brokers, places, stable=True) == ends(brokers, places, stable=False):
+                return True
+        except KafkaException:
+            pass  # a broker that is coming back
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.1)
+
+
+def _gather(expectation: Expectation, brokers: str, observation: Observation) -> Evidence:
+    positions = []
+    for rule in expectation.positions:
+        places = partitions_of(brokers, [rule.source])
+        positions.append((rule, read(brokers, [rule.source]), group_positions(brokers, rule.group, places)))
+    logs = {
+        (topic, partition): log for topic in expectation.topics for partition, log in read_log(brokers, topic).items()
+    }
+    committed = read(brokers, expectation.topics)
+    everything = read(brokers, expectation.topics, committed=False)
+    return Evidence(expectation, committed, everything, logs, observation, positions)
+
+
+# --- the rules ---
+
+
+def _lost(evidence: Evidence) -> Iterator[Violation]:
+    expectation = evidence.expectation
+    for record_id, wanted in (expectation.ids or {}).items():
+        found = len(evidence.by_id.get(record_id, ()))
+        if found < wanted:
+            yield _missing(evidence, record_id, f"it should be there {wanted}x and is there {found}x")
+    for name, wanted, last in _last_totals(evidence):
+        if last is None or last < wanted:
+            yield _missing(evidence, name, f"the output says {last}, it should end with {wanted}")
+
+
+def _missing(evidence: Evidence, record_id: str, detail: str) -> Violation:
+    """Names the aborted record that would have been it, if there is one."""
+    traces = [
+        record for record in evidence.all_by_id.get(record_id, ()) if record not in evidence.by_id.get(record_id, ())
+    ]
+    if not traces:
+        return Violation(Kind.LOST, "/".join(evidence.expectation.topics), -1, -1, record_id, "", detail)
+    batch = evidence.batch_of(traces[-1])
+    fate = f"; what is at this offset is {batch.fate.value}" if batch is not None else ""
+    return evidence.violation(Kind.LOST, traces[-1], detail + fate)
+
+
+def _duplicated(evidence: Evidence) -> Iterator[Violation]:
+    ids = evidence.expectation.ids
+    for record_id, found in evidence.by_id.items():
+        wanted = 1 if ids is None else ids.get(record_id, 1)
+        for record in found[max(wanted, 1) :]:
+            first = f"{found[0].topic}-{found[0].partition} offset {found[0].offset}"
+            yield evidence.violation(
+                Kind.DUPLICATED,
+                record,
+                f"it is also at {first} ({evidence.transaction_of(found[0]) or 'no transaction'})",
+            )
+    for name, wanted, last in _last_totals(evidence):
+        if last is not None and last > wanted:
+            topics = "/".join(evidence.expectation.topics)
+            detail = f"the output says {last}, it should end with {wanted}: inputs were counted twice"
+            yield Violation(Kind.DUPLICATED, topics, -1, -1, name, "", detail)
+
+
+def _last_totals(evidence: Evidence) -> Iterator[tuple[str, int, int | None]]:
+    """(name, wanted, what the output says last)."""
+    expectation = evidence.expectation
+    if expectation.totals is None or expectation.total_of is None:
+        return
+    last = dict(expectation.total_of(record) for record in evidence.committed)
+    for name, wanted in expectation.totals.items():
+        yield name, wanted, last.get(name)
+
+
+def _unexpected(evidence: Evidence) -> Iterator[Violation]:
+    ids = evidence.expectation.ids
+    for record_id, found in evidence.by_id.items():
+        if ids is not None and record_id not in ids and record_id not in evidence.expectation.forbidden:
+            yield from (evidence.violation(Kind.UNEXPECTED, record, "nobody expected it") for record in found)
+
+
+def _reordered(evidence: Evidence) -> Iterator[Violation]:
+    order = evidence.expectation.order
+    if order is None:
+        return
+    for source in (evidence.committed, _by_partition(evidence.observation.records)):
+        highest: dict[tuple[str, int, str], tuple[int, Seen]] = {}
+        for record in source:
+            place = order(record)
+            if place is None:
+                continue
+            stream, number = place
+            before = highest.get((record.topic, record.partition, stream))
+            if before is not None and number < before[0]:
+                earlier = before[1]
+                detail = f"it comes after {evidence.id_of(earlier)} at offset {earlier.offset} of stream {stream}"
+                yield evidence.violation(Kind.REORDERED, record, detail)
+            else:
+                highest[record.topic, record.partition, stream] = (number, record)
+
+
+def _by_partition(records: list[Seen]) -> list[Seen]:
+    """In the order in which they were seen, partition by partition."""
+    return sorted(records, key=lambda record: (record.topic, record.partition))
+
+
+def _aborted_read(evidence: Evidence) -> Iterator[Violation]:
+    for who, records in (("a reader at the end", evidence.committed), ("the watcher", evidence.observation.records)):
+        for record in records:
+            batch = evidence.batch_of(record)
+            if batch is not None and batch.fate in UNSEEN:
+                yield evidence.violation(
+                    Kind.ABORTED_READ, record, f"{who} got it, but its transaction is {batch.fate.value}"
+                )
+            elif evidence.id_of(record) in evidence.expectation.forbidden:
+                yield evidence.violation(Kind.ABORTED_READ, record, f"{who} got it, but the workload aborted it")
+
+
+def _partial(evidence: Evidence) -> Iterator[Violation]:
+    yield from _mixed_fates(evidence)
+    yield from _half_seen(evidence)
+    yield from _incomplete(evidence)
+
+
+def _group_of(evidence: Evidence, record: Seen) -> str | None:
+    """Whose transaction it is, where that can be said for certain."""
+    expectation = evidence.expectation
+    named = expectation.transaction(record) if expectation.transaction else None
+    if named is None and expectation.one_epoch_each:
+        batch = evidence.batch_of(record)
+        named = batch.transaction if batch is not None else None
+    return named or None
+
+
+def _mixed_fates(evidence: Evidence) -> Iterator[Violation]:
+    """One transaction, two endings."""
+    fates: dict[str, dict[Fate, Seen]] = defaultdict(dict)
+    for record in evidence.everything:
+        name, batch = _group_of(evidence, record), evidence.batch_of(record)
+        if name is not None and batch is not None:
+            fates[name].setdefault(batch.fate, record)
+    for name, found in fates.items():
+        if Fate.COMMITTED in found and (Fate.ABORTED in found or Fate.OPEN in found):
+            other = found.get(Fate.ABORTED) or found[Fate.OPEN]
+            committed = found[Fate.COMMITTED]
+            where = f"{committed.topic}-{committed.partition} offset {committed.offset}"
+            yield evidence.violation(Kind.PARTIAL, other, f"{name} is committed at {where}, and here it is not")
+
+
+def _half_seen(evidence: Evidence) -> Iterator[Violation]:
+    """The watcher passed records of a transaction without getting them. What it had not reached yet does not count."""
+    reached: dict[Place, int] = {}
+    seen: set[tuple[str, int, int]] = set()
+    for record in evidence.observation.records:
+        place = (record.topic, record.partition)
+        reached[place] = max(reached.get(place, -1), record.offset)
+        seen.add((record.topic, record.partition, record.offset))
+    for record in evidence.committed:
+        passed = reached.get((record.topic, record.partition), -1) > record.offset
+        if passed and (record.topic, record.partition, record.offset) not in seen:
+            detail = f"the watcher never got it, but read on to offset {reached[record.topic, record.partition]}"
+            yield evidence.violation(Kind.PARTIAL, record, detail)
+
+
+def _incomplete(evidence: Evidence) -> Iterator[Violation]:
+    """Of a transaction whose records the workload knows, some are there and some are not."""
+    for name, ids in evidence.expectation.transactions.items():
+        there = [record_id for record_id in ids if record_id in evidence.by_id]
+        if there and len(there) < len(ids):
+            missing = sorted(ids - set(there))
+            example = evidence.by_id[there[0]][0]
+            detail = f"{len(there)} of {len(ids)} records of {name} are there; not {', '.join(missing[:5])}"
+            yield evidence.violation(Kind.PARTIAL, example, detail)
+
+
+def _positions_disagree(evidence: Evidence) -> Iterator[Violation]:
+    for rule, source, positions in evidence.positions:
+        for record in source:
+            position = positions.get((record.topic, record.partition), 0)
+            for record_id in rule.outputs_of(record):
+                there = record_id in evidence.by_id
+                if there != (record.offset < position):
+                    done = "is in the output" if there else "is not in the output"
+                    detail = f"group {rule.group} stands at {position}, and input offset {record.offset} {done}"
+                    place = (record.topic, record.partition, record.offset)
+                    yield Violation(Kind.POSITIONS, *place, record_id, "", detail)
+
+
+def _non_monotonic(evidence: Evidence) -> Iterator[Violation]:
+    yield from _changed_records(evidence)
+    yield from _ends_that_went_back(evidence)
+    for place, error in evidence.observation.out_of_range:
+        detail = f"the watcher had read further than the log goes now: {error}"
+        yield Violation(Kind.NON_MONOTONIC, *place, -1, "", "", detail)
+
+
+def _changed_records(evidence: Evidence) -> Iterator[Violation]:
+    """The same place read twice gives the same record; and nobody gets one twice or backwards."""
+    now = {(record.topic, record.partition, record.offset): record for record in evidence.everything}
+    last: dict[Place, int] = {}
+    for record in evidence.observation.records:
+        place = (record.topic, record.partition)
+        if record.offset <= last.get(place, -1):
+            yield evidence.violation(
+                Kind.NON_MONOTONIC, record, f"the watcher got it after it had read offset {last[place]}"
+            )
+        last[place] = max(last.get(place, -1), record.offset)
+        found = now.get((*place, record.offset))
+        if found is None:
+            yield evidence.violation(Kind.NON_MONOTONIC, record, "the watcher got it, and now it is gone")
+        elif found[4:] != record[4:]:
+            detail = f"the watcher got it, and now there is {evidence.id_of(found)} at this offset"
+            yield evidence.violation(Kind.NON_MONOTONIC, record, detail)
+
+
+def _ends_that_went_back(evidence: Evidence) -> Iterator[Violation]:
+    highest: dict[tuple[Place, bool], int] = {}
+    for _, stable, found in evidence.observation.ends:
+        for place, offset in found.items():
+            before = highest.get((place, stable), 0)
+            if offset < before:
+                what = "last stable offset" if stable else "high watermark"
+                yield Violation(Kind.NON_MONOTONIC, *place, offset, "", "", f"the {what} went back from {before}")
+            highest[place, stable] = max(before, offset)
+
+
+def _undecided(evidence: Evidence) -> Iterator[Violation]:
+    for record in evidence.everything:
+        batch = evidence.batch_of(record)
+        if batch is not None and batch.fate is Fate.OPEN:
+            yield evidence.violation(Kind.UNDECIDED, record, "committed readers wait here for ever")
+
+
+RULES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
+    "lost": _lost,
+    "duplicated": _duplicated,
+    "unexpected": _unexpected,
+    "reordered": _reordered,
+    "aborted_read": _aborted_read,
+    "partial": _partial,
+    "positions": _positions_disagree,
+    "non_monotonic": _non_monotonic,
+}
