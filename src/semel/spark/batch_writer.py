@@ -32,7 +32,7 @@ from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker
 from semel.spark.write_job import Report, routing_of
-from semel.spark.writing import BlobWriter, task_identity
+from semel.spark.writing import BlobWriter, Precautions, task_identity
 
 PATIENCE_S = (
     5.0  # another attempt of this task, or another task with rows of the same partition: wait a little, then say so
@@ -92,7 +92,7 @@ class BatchWriter(DataSourceArrowWriter):
         settle_worker()
         task, mark = task_identity()
         with self.handle.writer() as writer:
-            out = BlobWriter(writer, self.targets, mark, handshake=True, patience_s=PATIENCE_S)
+            out = BlobWriter(writer, self.targets, mark, Precautions(patience_s=PATIENCE_S))
             for blob in Encoder(self._routing(), task).blobs(iterator):
                 out.write(blob)
             return Done([Report(*row) for row in out.report()])

@@ -20,6 +20,7 @@ from typing import Any
 from semel.client.cluster import Cluster
 from semel.client.handle import TransactionHandle
 from semel.client.settings import ClientSettings
+from semel.spark import faults
 from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
 from semel.spark.options import OptionError, SourceOptions
 from semel.spark.planning import Range
@@ -28,7 +29,7 @@ from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker
-from semel.spark.write_job import Report, collected, routing_of, write_tasks
+from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks
 from semel.spark.writing import (
     REPORT_COLUMNS,
     Blob,
@@ -103,16 +104,17 @@ class FastJob:
         self, df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
     ) -> list[Report]:
         routing = routing_of(options, targets, batch_id, handle.settings)
+        precautions = careful(options.precautions, df.sparkSession)
         tasks = write_tasks(df, targets)
         if self._step.by_key:
             blobs = df.mapInArrow(_encode_ranges(self._step, routing), BLOB_COLUMNS)
             shuffled = blobs.repartitionById(tasks, blobs["target"])
-            return collected(shuffled.mapInArrow(write_task(handle, targets, options.precautions), REPORT_COLUMNS))
+            return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
         topic = targets.topics[targets.index(options.topic)]
         numbered = df.selectExpr("*", f"{topic.first} + partition % {topic.partitions} AS target")
-        task = _copy_ranges(self._step, handle, routing, options.precautions)
+        task = _copy_ranges(self._step, handle, routing, precautions)
         placed = numbered.repartitionById(tasks, numbered["target"])
-        return collected(placed.mapInArrow(task, REPORT_COLUMNS))
+        return collected(placed.mapInArrow(task, REPORT_COLUMNS), precautions)
 
 
 def _copy_ranges(
@@ -124,12 +126,14 @@ def _copy_ranges(
         settle_worker()
         _, mark = task_identity()
         with handle.writer() as writer:
-            out = BlobWriter(writer, routing.targets, mark, precautions.handshake)
+            out = BlobWriter(writer, routing.targets, mark, precautions)
             for wanted, target in _ranges(batches):
                 for table in step.tables(wanted):
                     for blob in _encoded(table, target, routing):
                         out.write(blob)
-            yield from report_batches(list(out.report()))
+            reports = list(out.report())
+            faults.reach("task.after_rows")
+            yield from report_batches(reports)
 
     return run
 

@@ -1,6 +1,8 @@
-"""Named points of the sink's protocol where a test can kill or stop the driver. Off unless they are set.
+"""Named points of the sink's protocol where a test can kill or stop the driver or a task. Off unless they are set.
 
-SEMEL_SINK_FAULTS="sink.after_commit:kill:2"    name:action[:n], as for the broker
+SEMEL_SINK_FAULTS="sink.after_commit:kill:2"    name:action[:n], as for the broker; counted in each process
+SEMEL_SINK_FAULTS="@/some/folder"               armed by a file: the first process that reaches the point `name` and
+                                                can rename folder/name to folder/name.fired does what it says, once
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 VARIABLE = "SEMEL_SINK_FAULTS"
 
@@ -20,29 +23,57 @@ POINTS = {
     "sink.after_positions": "everything is written, EndTxn is not sent",
     "sink.after_commit": "the transaction is committed, Spark's commit log is not written",
 }
+TASK_POINTS = {
+    "task.after_opening": "an attempt owns its first partition, the rest of its rows is not sent",
+    "task.after_rows": "all rows of an attempt are acknowledged, Spark has no report of them",
+}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 _counts: dict[str, int] = {}
 
 
 def _parse(text: str) -> dict[str, tuple[str, int]]:
     found = {}
+    known = {**POINTS, **TASK_POINTS}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, action, *nth = entry.split(":")
-        if name not in POINTS or action not in ("kill", "stop"):
-            raise ValueError(f"{VARIABLE}: {entry!r} is not name:kill or name:stop with a name of {', '.join(POINTS)}")
+        if name not in known or action not in SIGNALS:
+            raise ValueError(f"{VARIABLE}: {entry!r} is not name:kill or name:stop with a name of {', '.join(known)}")
         found[name] = (action, int(nth[0]) if nth else 1)
     return found
 
 
-_armed = _parse(os.environ.get(VARIABLE, ""))
+_text = os.environ.get(VARIABLE, "")
+_folder = Path(_text[1:]) if _text.startswith("@") else None
+_armed = _parse(_text) if _folder is None else {}
 
 
 def reach(name: str) -> None:
     """A point has been reached."""
-    if not _armed or name not in _armed:
+    if _folder is not None:
+        _by_file(_folder, name)
+    elif name in _armed:
+        action, nth = _armed[name]
+        _counts[name] = _counts.get(name, 0) + 1
+        if _counts[name] == nth:
+            _fire(name, action)
+
+
+def _by_file(folder: Path, name: str) -> None:
+    """Renaming is atomic, so of many tasks exactly one is hit; the file then has its process id."""
+    if not (folder / name).exists():
         return
-    action, nth = _armed[name]
-    _counts[name] = _counts.get(name, 0) + 1
-    if _counts[name] == nth:
-        print(f"fault fired: {name}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    mine = folder / f"{name}.{os.getpid()}"
+    try:
+        (folder / name).rename(mine)
+    except OSError:
+        return
+    action = mine.read_text().strip()
+    mine.write_text(str(os.getpid()))
+    mine.rename(folder / f"{name}.fired")
+    _fire(name, action)
+
+
+def _fire(name: str, action: str) -> None:
+    print(f"fault fired: {name}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), SIGNALS[action])

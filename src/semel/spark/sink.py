@@ -64,14 +64,18 @@ class Sink(BaseSink):
     # --- one batch ---
 
     def _batch(self, df: Any, batch: Batch) -> None:
+        if self._is_written(batch):
+            df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
+            self._tell(BatchReport(batch.batch_id, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, 0.0, 0.0))
+            return
+        self._write_until_done(df, batch)
+
+    def _is_written(self, batch: Batch) -> bool:
+        """What the ledger says: written before, or to be written now; anything else is refused."""
         decision = decide(self._last, batch, adopt=self.options.adopt_checkpoint)
         if decision.verdict is Verdict.REFUSE:
             raise RefusedError(f"application {self.options.application_id!r}: {decision.reason}")
-        if decision.verdict is Verdict.ALREADY_WRITTEN:
-            df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
-            self._tell(BatchReport(batch.batch_id, decision.verdict.value, 0, 0, 0, 0.0, 0.0))
-            return
-        self._write_until_done(df, batch)
+        return decision.verdict is Verdict.ALREADY_WRITTEN
 
     def _write_until_done(self, df: Any, batch: Batch) -> None:
         """Aborts and runs the batch again after anything that is not final, a bounded number of times."""
@@ -83,6 +87,8 @@ class Sink(BaseSink):
                 raise
             except FencedError as error:
                 self._fenced(error)
+                if self._is_written(batch):
+                    return
             except Exception as error:
                 if attempt == self.options.max_attempts or is_final(error):
                     self._abort()
@@ -174,7 +180,7 @@ class Sink(BaseSink):
         except FencedError as error:
             self._fenced(error)
         self._last = last_entry(self._owner.cluster, self.options.application_id)
-        return decide(self._last, batch).verdict is Verdict.ALREADY_WRITTEN
+        return self._is_written(batch)
 
     def _fenced(self, error: FencedError) -> None:
         """Another owner, an id that expired, or our own transaction that took too long: told apart for the user."""

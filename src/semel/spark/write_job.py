@@ -11,6 +11,7 @@ from semel.client.handle import PlainHandle, TransactionHandle
 from semel.client.producer_settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
+from semel.spark.reruns import StageWatch, spark_notices
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.writing import REPORT_COLUMNS, Precautions, direct_task, encode_task, write_task
@@ -43,13 +44,14 @@ def write_job(
     """Writes rows into a transaction and returns what the winners reported."""
     rows = prepared(df, options)
     routing = routing_of(options, targets, batch_id, handle.settings)
+    precautions = careful(options.precautions, df.sparkSession)
     if needs_no_shuffle(rows, options):
         fewest = min(topic.partitions for topic in targets.topics)
-        task = direct_task(handle, replace(routing, partitioner=SPREAD), options.precautions)
-        return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS))
+        task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
+        return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
     blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
     shuffled = blobs.repartitionById(write_tasks(rows, targets), blobs["target"])
-    return collected(shuffled.mapInArrow(write_task(handle, targets, options.precautions), REPORT_COLUMNS))
+    return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
 
 
 def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: PlainHandle) -> list[Report]:
@@ -87,7 +89,23 @@ def write_tasks(rows: Any, targets: Targets) -> int:
     return max(1, min(targets.count, 2 * slots))
 
 
-def collected(job: Any) -> list[Report]:
+def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
+    """Runs the job. With precautions: raises if its rows may be mixed from two runs of a stage."""
+    if precautions is None or not precautions.single_runs or spark_notices(job.sparkSession):
+        return _collect(job)
+    with StageWatch(job.sparkSession) as watch:
+        reports = _collect(job)
+    watch.check()
+    return reports
+
+
+def careful(precautions: Precautions, session: Any) -> Precautions:
+    """Without speculation nobody wants an attempt that came second: it need not wait to be killed."""
+    speculates = session.sparkContext._conf.get("spark.speculation", "false") == "true"
+    return precautions if speculates else precautions._replace(patience_s=0.0)
+
+
+def _collect(job: Any) -> list[Report]:
     try:
         return [Report(*row) for row in job.collect()]
     except Exception as error:

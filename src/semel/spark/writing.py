@@ -8,10 +8,11 @@ exactly one gets a partition. Another one waits to be killed: if it failed, four
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
+from semel.spark import faults
 from semel.spark.encoding import Encoder, Routing
 from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker
@@ -43,21 +44,21 @@ class WrongTaskError(RuntimeError):
 class Precautions(NamedTuple):
     """What can be switched off to show that it is needed. Never in production."""
 
-    handshake: bool = True
-    count_audit: bool = True
+    handshake: bool = True  # one attempt per partition
+    count_audit: bool = True  # the log holds what the winners reported
+    single_runs: bool = True  # no stage ran twice, where Spark does not compare the runs itself
+    patience_s: float = STALLED_S  # how long an attempt that came second waits to be killed
 
 
 class BlobWriter:
     """Writes blobs into a transaction and remembers what went where."""
 
-    def __init__(
-        self, writer: PartitionWriter, targets: Targets, mark: int, handshake: bool, patience_s: float = STALLED_S
-    ) -> None:
+    def __init__(self, writer: PartitionWriter, targets: Targets, mark: int, precautions: Precautions) -> None:
         self._writer = writer
         self._targets = targets
         self._mark = mark
-        self._handshake = handshake
-        self._patience_s = patience_s
+        self._handshake = precautions.handshake
+        self._patience_s = precautions.patience_s
         self._dead: dict[int, int] = {}
         self._opened: set[int] = set()
 
@@ -81,6 +82,7 @@ class BlobWriter:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
                 raise WrongTaskError(topic, partition)
             self._wait_to_be_killed(topic, partition)
+        faults.reach("task.after_opening")
         if table.num_rows > 1:
             self._writer.write(topic, partition, _rows(table, 1, table.num_rows))
 
@@ -93,7 +95,7 @@ class BlobWriter:
             if sequence != last:
                 last, since_s = sequence, time.monotonic()
         raise OwnerStalledError(
-            f"another attempt at this task opened {topic}-{partition} first and has written nothing for "
+            f"another attempt at this task opened {topic}-{partition} first and has written nothing since "
             f"{self._patience_s:.0f} s; the batch will be aborted and run again"
         )
 
@@ -160,10 +162,12 @@ def direct_task(
 def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> Iterator[Any]:
     _, mark = task_identity()
     with handle.writer() as writer:
-        out = BlobWriter(writer, targets, mark, precautions.handshake)
+        out = BlobWriter(writer, targets, mark, precautions)
         for blob in blobs:
             out.write(blob)
-        yield from report_batches(list(out.report()))
+        reports = list(out.report())
+        faults.reach("task.after_rows")
+        yield from report_batches(reports)
 
 
 def task_identity() -> tuple[int, int]:
@@ -206,7 +210,7 @@ def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
             yield target, count, is_dead, memoryview(data[i].as_buffer())
 
 
-def report_batches(rows: list[tuple[int, ...]]) -> Iterator[Any]:
+def report_batches(rows: Sequence[tuple[int, ...]]) -> Iterator[Any]:
     import pyarrow as pa
 
     kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64()]
