@@ -35,7 +35,8 @@ def adopt_folders(store: Store, data_dir: DataDir) -> None:
     for name, logs in found.items():
         if store.is_new or (not _is_deleted(store, logs[0].topic_id) and any(map(_has_records, logs))):
             count = 1 + max(partition_log.partition for partition_log in logs)
-            store.put(TOPIC_KEY + name, {"id": logs[0].topic_id.hex, "partitions": count, "configs": {}})
+            entry = {"id": logs[0].topic_id.hex, "partitions": count, "configs": {}}
+            store.put(TOPIC_KEY + name, entry | {"epoch_base": max(map(_last_epoch, logs)) + 1})
             log.warning("topic taken over from its folders", extra={"topic": name, "partitions": count})
     store.commit()
 
@@ -54,6 +55,13 @@ def remove_leftovers(store: Store, data_dir: DataDir) -> None:
 
 def _is_deleted(store: Store, topic_id: UUID) -> bool:
     return store.get(DELETED_KEY + topic_id.hex) is not None
+
+
+def _last_epoch(partition_log: PartitionLog) -> int:
+    try:
+        return partition_log.last_epoch
+    except StorageError:
+        return 0  # the log itself sees to it, once it can be read
 
 
 def _has_records(partition_log: PartitionLog) -> bool:

@@ -40,7 +40,7 @@ class Broker:
         self.sync = SyncGroup(settings["fsync"])
         data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
-        self.store = Store(data, fsync=settings["fsync"] == "commit")
+        self.store = Store(data, fsync=settings["fsync"] == "commit", files=self.data_dir.files)
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)

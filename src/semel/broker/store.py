@@ -2,6 +2,8 @@
 
 It keeps what Kafka keeps in its metadata log: topics, altered settings, the next producer id. A change is on the disk
 before `commit` returns. A torn last line, as kill -9 or a power cut leaves, is a change that was never acknowledged.
+
+It also counts how often it was opened: leaders of a later start have a higher epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
+from semel.storage import Files, write_fully
+
 FILE_NAME = "broker.journal"
+_STARTS = "starts"
 
 
 class StoreCorruptError(Exception):
@@ -24,13 +29,15 @@ class StoreCorruptError(Exception):
 class Store:
     """The map. Keys are short strings such as "topic/name"; values are what JSON can hold."""
 
-    def __init__(self, folder: Path, *, fsync: bool = True) -> None:
-        self._path = folder / FILE_NAME
+    def __init__(self, folder: Path, *, fsync: bool = True, files: Files | None = None) -> None:
+        self._path = str(folder.absolute() / FILE_NAME)
+        self._files = files or Files()
         self._fsync = fsync
-        self.is_new = not self._path.exists()
+        self.is_new = not os.path.exists(self._path)
         self._values: dict[str, Any] = {} if self.is_new else _read(self._path)
+        self._values[_STARTS] = self.starts = self._values.get(_STARTS, 0) + 1
         self._changes = bytearray()
-        self._fd = self._write_anew()
+        self._fd, self._end = self._write_anew()
 
     def get(self, key: str) -> Any:
         return self._values.get(key)
@@ -55,15 +62,15 @@ class Store:
         if not self._changes:
             return
         changes, self._changes = self._changes, bytearray()
-        end = os.lseek(self._fd, 0, os.SEEK_END)
         try:
-            _write_all(self._fd, changes)
+            write_fully(self._files, self._fd, changes, self._end)
             if self._fsync:
-                os.fdatasync(self._fd)
+                self._files.sync_file(self._fd, self._path)
         except OSError:
-            os.ftruncate(self._fd, end)  # a half-written change must not stand before a later one
+            self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
             self._changes = changes
             raise
+        self._end += len(changes)
 
     def forget_changes(self) -> None:
         """Gives up what could not be committed; the values are as the file has them."""
@@ -74,17 +81,11 @@ class Store:
         self.commit()
         os.close(self._fd)
 
-    def _write_anew(self) -> int:
-        """One line for each key, in a new file that takes the old one's place at once."""
-        draft = self._path.with_suffix(".draft")
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        _write_all(fd, b"".join(_line(key, value) for key, value in self._values.items()))
-        os.fsync(fd)
-        os.replace(draft, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-        return fd
+    def _write_anew(self) -> tuple[int, int]:
+        """One line for each key, in a new file that takes the old one's place at once. Returns (file, size)."""
+        content = b"".join(_line(key, value) for key, value in self._values.items())
+        self._files.write_whole(self._path, content)
+        return self._files.open(self._path), len(content)
 
 
 def _line(key: str, value: Any) -> bytes:
@@ -92,15 +93,9 @@ def _line(key: str, value: Any) -> bytes:
     return b"%08x %s\n" % (crc32c(body), body)
 
 
-def _write_all(fd: int, data: bytes | bytearray) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    lines = path.read_bytes().split(b"\n")
+    lines = Path(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line:
             continue

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from semel.broker.store import Store
     from semel.storage import DataDir, LogConfig, PartitionLog
 
+EPOCHS_PER_START = 2  # as with Kafka: a leader is lost with the node, and elected when it comes back
 MAX_NAME_LENGTH = 249
 MAX_PARTITIONS_PER_TOPIC = 10_000  # as Kafka limits one request
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
@@ -83,12 +84,13 @@ class Partition:
 class Topic:
     """A topic. `id` is as the wire has it: 16 bytes."""
 
-    __slots__ = ("configs", "id", "is_internal", "name", "partitions")
+    __slots__ = ("configs", "epoch_base", "id", "is_internal", "name", "partitions")
 
-    def __init__(self, name: str, topic_id: bytes, configs: dict[str, str]) -> None:
+    def __init__(self, name: str, topic_id: bytes, configs: dict[str, str], epoch_base: int = 0) -> None:
         self.name = name
         self.id = topic_id
         self.configs = configs
+        self.epoch_base = epoch_base  # what the leader epoch would have been before the first start
         self.is_internal = name in INTERNAL_TOPICS
         self.partitions: list[Partition] = []
 
@@ -138,7 +140,7 @@ class Topics:
         """
         adopt_folders(self._store, self._data_dir)
         for name, entry in self._store.items(TOPIC_KEY):
-            topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"])
+            topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"], entry.get("epoch_base", 0))
             self._open_partitions(topic, entry["partitions"])
             self._register(topic)
         remove_leftovers(self._store, self._data_dir)
@@ -146,6 +148,7 @@ class Topics:
     def _open_partitions(self, topic: Topic, count: int) -> None:
         """Gives a topic its partitions up to a number, from the folder where it has them."""
         config, topic_id = self.log_config(topic.configs), UUID(bytes=topic.id)
+        leader_epoch = topic.epoch_base + EPOCHS_PER_START * self._store.starts
         for index in range(len(topic.partitions), count):
             log = self._data_dir.logs.get((topic.name, index))
             if log is not None and log.topic_id != topic_id:
@@ -154,6 +157,7 @@ class Topics:
             if log is None:
                 log = self._data_dir.create(topic.name, index, topic_id, config)
             log.config = config
+            log.leader_epoch = leader_epoch
             topic.partitions.append(Partition(topic, index, log))
 
     def _register(self, topic: Topic) -> None:
@@ -171,7 +175,7 @@ class Topics:
         try:
             for name, count, configs in wanted:
                 self.check_new(name, count, configs)
-                topic = Topic(name, _new_id(), configs)
+                topic = Topic(name, _new_id(), configs, -EPOCHS_PER_START * self._store.starts)
                 self._register(topic)
                 created.append(topic)
                 self._open_partitions(topic, count)
@@ -288,7 +292,12 @@ class Topics:
             partition.log.config = config
 
     def _put(self, topic: Topic) -> None:
-        entry = {"id": topic.id.hex(), "partitions": len(topic.partitions), "configs": topic.configs}
+        entry = {
+            "id": topic.id.hex(),
+            "partitions": len(topic.partitions),
+            "configs": topic.configs,
+            "epoch_base": topic.epoch_base,
+        }
         self._store.put(TOPIC_KEY + topic.name, entry)
 
 

@@ -4,6 +4,7 @@ from semel.storage.cleaner import Compactor
 from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
 from semel.storage.errors import DataDirLockedError, StorageError
+from semel.storage.files import Files, write_fully
 from semel.storage.log import PartitionLog
 from semel.storage.powercut import cut_power
 from semel.storage.results import AppendResult, Isolation, ProducerInfo, ReadResult, TimestampOffset
@@ -14,6 +15,7 @@ __all__ = [
     "Compactor",
     "DataDir",
     "DataDirLockedError",
+    "Files",
     "FsyncMode",
     "Isolation",
     "LogConfig",
@@ -24,4 +26,5 @@ __all__ = [
     "SyncGroup",
     "TimestampOffset",
     "cut_power",
+    "write_fully",
 ]

@@ -174,6 +174,13 @@ class PartitionLog:
         return max(unstable, self._start)
 
     @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last batch; -1 if there never was one."""
+        if not self._loaded:
+            self._load()
+        return self._epochs[-1][0] if self._epochs else -1
+
+    @property
     def recovery_point(self) -> int:
         """Below it everything is on the disk, indexes too. Known without reading the log."""
         return self._recovery_point
@@ -232,6 +239,9 @@ class PartitionLog:
         opened.states.verifications = self._states.verifications  # a failed sync does not undo what was verified
         self._segments = SegmentList(self.folder, self._shared, opened.segments)
         self._states, self._epochs = opened.states, opened.epochs
+        self.leader_epoch = max(
+            [self.leader_epoch, *(epoch for epoch, _ in self._epochs)]
+        )  # higher in a folder that was copied in
         self._start, self._end = opened.start_offset, opened.end_offset
         self._clean = True
         self._end_limit = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from semel.broker.store import FILE_NAME, Store, StoreCorruptError
+from semel.storage import Files, cut_power
+from semel.storage.files import JournaledFiles
 
 
 def test_committed_changes_survive(tmp_path: Path) -> None:
@@ -59,27 +60,63 @@ def test_damage_before_the_end_is_not_taken_for_a_torn_tail(tmp_path: Path) -> N
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(StoreCorruptError, match=r"line 2 .* is damaged"):
+    with pytest.raises(StoreCorruptError, match=r"line \d+ .* is damaged"):
         Store(tmp_path)
 
 
-def test_a_failed_write_leaves_no_half_change_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
-    store.put("before", 1)
-    store.commit()
-    real_write, calls = os.write, []
+class FullDisk(Files):
+    """A disk with room for five more bytes."""
 
-    def full_disk(fd: int, data: Any) -> int:
-        calls.append(len(data))
-        if len(calls) == 1:
-            return real_write(fd, data[:5])
+    def __init__(self) -> None:
+        self.is_full = False
+        self.refused = 0
+        self.write_at = self._write
+
+    def _write(self, fd: int, content: bytes | bytearray | memoryview, position: int) -> int:
+        if not self.is_full:
+            return os.pwrite(fd, content, position)
+        self.refused += 1
+        if self.refused == 1:
+            return os.pwrite(fd, content[:5], position)
         raise OSError(28, "No space left on device")
 
+
+def test_a_failed_write_leaves_no_half_change_behind(tmp_path: Path) -> None:
+    disk = FullDisk()
+    store = Store(tmp_path, files=disk)
+    store.put("before", 1)
+    store.commit()
     store.put("during", 2)
-    monkeypatch.setattr(os, "write", full_disk)
+    disk.is_full = True
     with pytest.raises(OSError, match="No space"):
         store.commit()
-    assert len(calls) == 2, "the fault did not fire"
-    monkeypatch.undo()
+    assert disk.refused == 2, "the fault did not fire"
+    disk.is_full = False
     assert Store(tmp_path).get("during") is None
     store.close()
+
+
+def test_a_power_cut_takes_no_committed_change(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    store = Store(folder, files=JournaledFiles(folder, real_sync=False))
+    store.put("kept", 1)
+    store.commit()
+    store.put("lost", 2)
+    cut_power(folder)
+    again = Store(folder)
+    assert (again.get("kept"), again.get("lost")) == (1, None)
+
+
+def test_a_power_cut_takes_what_was_written_but_not_synced(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    store = Store(folder, files=JournaledFiles(folder, real_sync=False), fsync=False)
+    store.put("lost", 2)
+    store.commit()
+    assert cut_power(folder) > 0
+    assert Store(folder).get("lost") is None
+
+
+def test_every_start_is_counted(tmp_path: Path) -> None:
+    assert [Store(tmp_path).starts for _ in range(3)] == [1, 2, 3]

@@ -218,7 +218,7 @@ def test_a_full_disk_refuses_changes_and_nothing_is_half_done(tmp_path: Path, mo
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr("semel.broker.store._write_all", full)
+            patch.setattr("semel.broker.store.write_fully", full)
             for change in (
                 lambda: world.topics.create_many([("new", 2, {}), ("newer", 1, {})]),
                 lambda: world.topics.add_partitions(kept, 3),
@@ -242,3 +242,44 @@ def reopened(world: World, folder: Path) -> World:
     world.topics.delete([topic for topic in world.topics if topic.name == "after"])
     world.crash()
     return World(folder)
+
+
+def test_leaders_of_a_later_start_have_a_higher_epoch(tmp_path: Path) -> None:
+    """So that a client which read what a power cut took back is told so (OffsetForLeaderEpoch), as by Kafka."""
+
+    def go() -> None:
+        seen = []
+        for start in range(3):
+            world = World(tmp_path)
+            topic = world.topics.get("orders") or world.topics.create("orders", 1)
+            append(world, "orders")
+            log = topic.partitions[0].log
+            seen.append(log.leader_epoch)
+            assert log.epoch_end_offset(seen[0]) == (0, 1)
+            assert log.epoch_end_offset(log.leader_epoch) == (log.leader_epoch, start + 1)
+            world.crash()
+        assert seen == [0, 2, 4]
+
+    in_loop(go)
+
+
+def test_a_folder_that_was_copied_in_goes_on_with_a_higher_epoch(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path / "a")
+        world.topics.create("orders", 1)
+        append(world, "orders")
+        world.crash()
+        for _ in range(3):
+            World(tmp_path / "a").crash()
+        world = World(tmp_path / "a")
+        append(world, "orders")
+        log = world.topics.find_log("orders", 0)
+        assert log is not None
+        before = log.leader_epoch
+        world.crash()
+        shutil.copytree(tmp_path / "a" / "orders-0", tmp_path / "b" / "orders-0")
+        copied = World(tmp_path / "b").topics.find_log("orders", 0)
+        assert copied is not None
+        assert copied.leader_epoch > before == 8
+
+    in_loop(go)
