@@ -1,8 +1,8 @@
 """Named points of the sink's protocol where a test can kill or stop the driver or a task. Off unless they are set.
 
 SEMEL_SINK_FAULTS="sink.after_commit:kill:2"    name:action[:n], as for the broker; counted in each process
-SEMEL_SINK_FAULTS="@/some/folder"               armed by a file: the first process that reaches the point `name` and
-                                                can rename folder/name to folder/name.fired does what it says, once
+SEMEL_SINK_FAULTS="@/some/folder"               armed by files: the process that reaches the point `name` and is the
+                                                first to rename folder/name@1 (or @2, ...) does what the file says
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 VARIABLE = "SEMEL_SINK_FAULTS"
@@ -28,6 +29,8 @@ TASK_POINTS = {
     "task.after_rows": "all rows of an attempt are acknowledged, Spark has no report of them",
 }
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+listener: Callable[[str], None] | None = None  # is told of every point, in the thread that reached it
 
 _counts: dict[str, int] = {}
 
@@ -50,6 +53,8 @@ _armed = _parse(_text) if _folder is None else {}
 
 def reach(name: str) -> None:
     """A point has been reached."""
+    if listener is not None:
+        listener(name)
     if _folder is not None:
         _by_file(_folder, name)
     elif name in _armed:
@@ -60,18 +65,18 @@ def reach(name: str) -> None:
 
 
 def _by_file(folder: Path, name: str) -> None:
-    """Renaming is atomic, so of many tasks exactly one is hit; the file then has its process id."""
-    if not (folder / name).exists():
+    """Renaming is atomic, so of many processes exactly one is hit by each file, which then has its process id."""
+    for file in sorted(folder.glob(f"{name}@*[0-9]")):
+        mine = file.with_name(f"{file.name}.{os.getpid()}-")
+        try:
+            file.rename(mine)
+        except OSError:
+            continue
+        action = mine.read_text().strip()
+        mine.write_text(str(os.getpid()))
+        mine.rename(file.with_name(f"{file.name}.fired"))
+        _fire(name, action)
         return
-    mine = folder / f"{name}.{os.getpid()}"
-    try:
-        (folder / name).rename(mine)
-    except OSError:
-        return
-    action = mine.read_text().strip()
-    mine.write_text(str(os.getpid()))
-    mine.rename(folder / f"{name}.fired")
-    _fire(name, action)
 
 
 def _fire(name: str, action: str) -> None:

@@ -57,7 +57,7 @@ class StageWatch:
                 "Spark has forgotten the job that wrote this batch, so nobody can say whether a stage ran twice; raise "
                 f"spark.ui.retainedJobs, or set {' and '.join(CHECKSUMS)} to true (Spark 4.2 and later)"
             )
-        again = reruns(_stages(java, jobs))
+        again = reruns(stages_of(java, jobs))
         if again:
             raise RerunError(
                 f"stages {again} ran more than once (shuffle files were lost), so rows may be mixed from two runs; "
@@ -65,7 +65,7 @@ class StageWatch:
             )
 
 
-def _stages(java: Any, jobs: Any) -> list[tuple[int, int, int]]:
+def stages_of(java: Any, jobs: Any) -> list[tuple[int, int, int]]:
     """(stage, attempt, the data set it computes) of every stage that ran in these jobs."""
     store, tracker = java.statusStore(), java.statusTracker()
     numbers = sorted({int(stage) for job in jobs for stage in tracker.getJobInfo(job).get().stageIds()})
