@@ -60,7 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = server.broker
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
-        self._received = ReceiveBuffer(server.max_request_bytes)
+        self._received = ReceiveBuffer(server.max_request_bytes, server.room)
         self._slots: deque[Slot] = deque()
         self._queue: deque[bytearray] = deque()
         self._queued_bytes = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.connection import Connection, tune_socket
 from semel.broker.dispatch import Dispatcher
+from semel.broker.receive_buffer import Room
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -29,6 +30,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher()
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
+        self.room = Room()
         self.is_stopping = False
         self.bytes_in = self.bytes_out = 0
         self.connections: set[Connection] = set()

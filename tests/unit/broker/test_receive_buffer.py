@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.broker.receive_buffer import LARGE_BYTES, SMALL_BYTES, FrameSizeError, ReceiveBuffer
+from semel.broker.receive_buffer import LARGE_BYTES, OWN_FROM_BYTES, SMALL_BYTES, FrameSizeError, ReceiveBuffer, Room
 
 
 def framed(frame: bytes) -> bytes:
@@ -31,7 +31,12 @@ def feed(buffer: ReceiveBuffer, data: bytes, step: int) -> list[bytes]:
 
 @given(
     sizes=st.lists(
-        st.one_of(st.integers(0, 50), st.integers(SMALL_BYTES - 20, SMALL_BYTES + 20), st.integers(0, 3 * LARGE_BYTES)),
+        st.one_of(
+            st.integers(0, 50),
+            st.integers(OWN_FROM_BYTES - 20, OWN_FROM_BYTES + 20),
+            st.integers(LARGE_BYTES - 20, LARGE_BYTES + 20),
+            st.integers(0, 3 * LARGE_BYTES),
+        ),
         max_size=8,
     ),
     step=st.integers(1, 2 * LARGE_BYTES),
@@ -39,26 +44,42 @@ def feed(buffer: ReceiveBuffer, data: bytes, step: int) -> list[bytes]:
 def test_frames_come_out_whole_and_in_order(sizes: list[int], step: int) -> None:
     step = max(step, sum(sizes) // 500)  # a million single bytes would say no more than thousands
     frames = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
-    buffer = ReceiveBuffer(3 * LARGE_BYTES)
+    buffer = ReceiveBuffer(3 * LARGE_BYTES, Room())
     assert feed(buffer, b"".join(map(framed, frames)), step) == frames
-    assert buffer.capacity_bytes <= LARGE_BYTES
+    assert buffer.capacity_bytes == 0
+
+
+@given(
+    sizes=st.lists(st.integers(0, LARGE_BYTES), min_size=1, max_size=4),
+    step=st.integers(1000, 2 * LARGE_BYTES),
+)
+def test_connections_that_share_a_room_do_not_mix_their_frames(sizes: list[int], step: int) -> None:
+    room = Room()
+    buffers = [ReceiveBuffer(3 * LARGE_BYTES, room) for _ in range(3)]
+    sent = [[bytes([40 * number + index]) * size for index, size in enumerate(sizes)] for number in range(3)]
+    data = [b"".join(map(framed, frames)) for frames in sent]
+    taken: list[list[bytes]] = [[], [], []]
+    for start in range(0, max(map(len, data)), step):
+        for number, buffer in enumerate(buffers):
+            taken[number] += feed(buffer, data[number][start : start + step], step)
+    assert taken == sent
 
 
 @pytest.mark.parametrize("size", [-1, 1001, 2**31 - 1, -(2**31)])
 def test_impossible_sizes_are_refused(size: int) -> None:
     with pytest.raises(FrameSizeError, match=f"a request of {size} bytes; allowed are 1000"):
-        feed(ReceiveBuffer(1000), struct.pack(">i", size), 4)
+        feed(ReceiveBuffer(1000, Room()), struct.pack(">i", size), 4)
 
 
 def test_memory_follows_the_bytes_that_came() -> None:
-    buffer = ReceiveBuffer(1 << 30)
+    buffer = ReceiveBuffer(1 << 30, Room())
     feed(buffer, struct.pack(">i", 1 << 30) + bytes(1000), 500)
     assert buffer.capacity_bytes == SMALL_BYTES
     feed(buffer, bytes(10 * LARGE_BYTES), LARGE_BYTES)
-    assert buffer.capacity_bytes <= 32 * LARGE_BYTES
+    assert buffer.capacity_bytes <= 4 * 11 * LARGE_BYTES
 
 
-def test_a_busy_connection_gets_a_larger_buffer() -> None:
-    buffer = ReceiveBuffer(1 << 20)
-    feed(buffer, b"".join(framed(bytes(SMALL_BYTES - 4)) for _ in range(5)), 1 << 20)
-    assert buffer.capacity_bytes > SMALL_BYTES
+def test_an_idle_connection_keeps_no_memory() -> None:
+    buffer = ReceiveBuffer(1 << 20, Room())
+    feed(buffer, b"".join(framed(bytes(1000)) for _ in range(500)), LARGE_BYTES)
+    assert buffer.capacity_bytes == 0
