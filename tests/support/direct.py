@@ -27,10 +27,11 @@ from semel.protocol.rows import Record, encode_batch
 class DirectClient:
     """One connection to one broker."""
 
-    def __init__(self, bootstrap: str, timeout_s: float = 20) -> None:
+    def __init__(self, bootstrap: str, timeout_s: float = 20, client_id: str = "raw") -> None:
         host, port = bootstrap.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._client_id = client_id
         self._correlation = 0
 
     def __enter__(self) -> DirectClient:
@@ -41,7 +42,7 @@ class DirectClient:
 
     def send(self, api: Api[Any, Any], request: Any, version: int) -> int:
         self._correlation += 1
-        self.socket.sendall(b"".join(api.frame_request(request, version, self._correlation, "raw")))
+        self.socket.sendall(b"".join(api.frame_request(request, version, self._correlation, self._client_id)))
         return self._correlation
 
     def receive(self, api: Api[Any, Any], version: int) -> Any:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from semel.broker import faults
+from semel.broker import faults, features
 from semel.broker.clock import Clock
 from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
 from semel.broker.fetches import Fetches
+from semel.broker.quotas import Quotas
 from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import Store
 from semel.broker.topics import Topic, Topics
@@ -41,6 +43,8 @@ class Broker:
         data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
         self.store = Store(data, fsync=settings["fsync"] == "commit", files=self.data_dir.files)
+        features.restore(self)
+        self.quotas = Quotas(self.store, time.monotonic)
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from semel.broker import faults
 from semel.broker.context import RequestContext
+from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
 from semel.protocol.api import API_VERSIONS_KEY, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
@@ -35,12 +36,13 @@ MAX_UNANSWERED = 64  # requests taken off the socket before their answers are ou
 MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
 WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
 JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
+_PRODUCE, _FETCH = 0, 1
 
 
 class Slot:
     """The place of an answer in the order of the connection."""
 
-    __slots__ = ("correlation_id", "future", "is_done", "parts", "served", "started_s", "version")
+    __slots__ = ("charged", "correlation_id", "future", "is_done", "parts", "served", "started_s", "version")
 
     def __init__(self, served: Served, version: int, correlation_id: int) -> None:
         self.served = served
@@ -50,6 +52,7 @@ class Slot:
         self.is_done = False
         self.started_s = perf_counter()
         self.future: asyncio.Future[Any] | None = None
+        self.charged: tuple[str, int] | None = None  # where there are quotas: client id, size of the request
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,6 +70,8 @@ class Connection(asyncio.BufferedProtocol):
         self._barrier = False  # a request is under way that the next one has to wait for
         self._is_reading = True
         self._is_writable = True
+        self._is_muted = False  # over its quota: its requests wait
+        self._muted_until_s = 0.0
         self._is_corked = False
         self._outbox: list[Any] = []
         self._outbox_bytes = 0
@@ -162,6 +167,8 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_reading()
 
     def _may_start(self, frame: memoryview | bytearray) -> bool:
+        if self._is_muted:
+            return False
         if not self._slots:
             return self._is_writable
         if len(frame) < 2:
@@ -183,6 +190,8 @@ class Connection(asyncio.BufferedProtocol):
         context = RequestContext(header.api_key, header.version, header.client_id, self.client_host, self)
         slot = Slot(served, header.version, header.correlation_id)
         self._slots.append(slot)
+        if self._broker.quotas.is_active:
+            slot.charged = (header.client_id or "", len(frame))
         try:
             answer = served.handler(self._broker, context, request)
         except Exception:
@@ -219,6 +228,8 @@ class Connection(asyncio.BufferedProtocol):
     def _complete(self, slot: Slot, response: Struct | None) -> None:
         slot.is_done = True
         slot.served.seconds += perf_counter() - slot.started_s
+        if slot.charged is not None:
+            self._charge(slot.served.api.key, *slot.charged, response)
         if response is not None:
             try:
                 slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)
@@ -230,6 +241,26 @@ class Connection(asyncio.BufferedProtocol):
         self._send_done()
         if faults.armed:
             faults.hit(f"{slot.served.name}.after_answer")
+
+    def _charge(self, api_key: int, client_id: str, size_bytes: int, response: Struct | None) -> None:
+        """Counts a produce request or the records of a fetch; a client over its quota is told so, and muted."""
+        if api_key == _PRODUCE:
+            wait_ms = self._broker.quotas.charge(PRODUCER_BYTE_RATE, client_id, size_bytes)
+        elif api_key == _FETCH and response is not None:
+            wait_ms = self._broker.quotas.charge(CONSUMER_BYTE_RATE, client_id, _records_bytes(response))
+        else:
+            return
+        if wait_ms:
+            if response is not None:
+                response.throttle_time_ms = wait_ms  # type: ignore[attr-defined]
+            self._is_muted = True
+            self._muted_until_s = max(self._muted_until_s, self._loop.time() + wait_ms / 1000)
+            self._loop.call_at(self._muted_until_s, self._unmute)
+
+    def _unmute(self) -> None:
+        if self._loop.time() >= self._muted_until_s - 0.001:  # else a later answer muted it for longer
+            self._is_muted = False
+            self._go_on()
 
     def _on_bug(self, served: Served) -> None:
         log.exception("handler failed", extra={"api": served.name, "client": self.client_host})
@@ -255,7 +286,8 @@ class Connection(asyncio.BufferedProtocol):
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
             self._handle(frame)
-        if not self._is_reading and self._is_writable and not self._queue and not self._server.is_stopping:
+        is_ready = self._is_writable and not self._is_muted and not self._queue
+        if not self._is_reading and is_ready and not self._server.is_stopping:
             self._resume_reading()
 
     # -- bytes out -----------------------------------------------------------------------------------------------------
@@ -306,6 +338,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._is_reading = True
             self._transport.resume_reading()
+
+
+def _records_bytes(response: Any) -> int:
+    parts = [part.records or b"" for topic in response.responses for part in topic.partitions]
+    return sum(sum(map(len, part)) if isinstance(part, list) else len(part) for part in parts)
 
 
 def tune_socket(sock: socket.socket, send_bytes: int, receive_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.broker import settings, topic_configs
+from semel.broker import named_settings, settings, topic_configs
 from semel.broker.settings import as_text
 from semel.broker.topic_configs import (
     SOURCE_BROKER_DEFAULT,
@@ -60,6 +60,21 @@ def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Ent
         for name, text in sorted(altered.items())
         if not names or name in names
     ]
+
+
+def of_named(broker: Broker, kind: int, name: str, names: Collection[str] | None = None) -> list[Entry]:
+    """A group's, or a client metrics subscription's. They need not exist."""
+    own, source = named_settings.own(broker.store, kind, name), named_settings.KINDS[kind].source
+    entries = []
+    for row in named_settings.KINDS[kind].rows:
+        if names and row.name not in names:
+            continue
+        default = as_text(named_settings.default_of(broker.settings, kind, row))
+        origins = [Origin(row.name, default, SOURCE_DEFAULT, default)]
+        if row.name in own:
+            origins.insert(0, Origin(row.name, own[row.name], source, own[row.name]))
+        entries.append(_entry(row.name, origins, row, is_read_only=False))
+    return entries
 
 
 def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:

@@ -54,10 +54,11 @@ class Settings:
         self._given: dict[str, Any] = {name: row_of(name).parse(text) for name, text in (given or {}).items()}
         self._altered: dict[str, Any] = {}
         self._cluster: dict[str, Any] = {}
+        self._features: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> Any:
         """The value, in its own type; None where there is none. An unknown name is a bug."""
-        for layer in (self._altered, self._cluster, self._given):
+        for layer in (self._altered, self._cluster, self._features, self._given):
             if name in layer:
                 return layer[name]
         return TABLE[name].default
@@ -81,6 +82,10 @@ class Settings:
             self._cluster = values
         else:
             self._altered = values
+
+    def finalize(self, levels: Mapping[str, int]) -> None:
+        """Takes over the feature levels that were made final at run time."""
+        self._features = dict(levels)
 
     @property
     def node_id(self) -> int:

@@ -26,6 +26,7 @@ class Row(NamedTuple):
 
 
 _NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
+_NO_SASL = "kept, but there is no SASL listener to log in to"
 _NO_ACLS = "no authorizer: SECURITY_DISABLED"
 
 TABLE: dict[int, Row] = {
@@ -69,8 +70,13 @@ TABLE: dict[int, Row] = {
         Row(44, 0, 1, "semel.broker.handlers.alter_configs:incremental_alter_configs"),
         Row(45, 0, 1, "semel.broker.handlers.replicas:alter_partition_reassignments", "to this node only"),
         Row(46, 0, 0, "semel.broker.handlers.replicas:list_partition_reassignments", "there is never one"),
-        Row(48, 0, 1, "semel.broker.handlers.security:describe_client_quotas", "there are none"),
-        Row(50, 0, 0, "semel.broker.handlers.security:describe_user_scram_credentials", "there are none"),
+        Row(48, 0, 1, "semel.broker.handlers.client_quotas:describe_client_quotas"),
+        Row(
+            49, 0, 1, "semel.broker.handlers.client_quotas:alter_client_quotas", "byte rates of producers and consumers"
+        ),
+        Row(50, 0, 0, "semel.broker.handlers.scram:describe_user_scram_credentials"),
+        Row(51, 0, 0, "semel.broker.handlers.scram:alter_user_scram_credentials", _NO_SASL),
+        Row(57, 0, 2, "semel.broker.handlers.update_features:update_features", "transaction.version, group.version"),
         Row(60, 0, 2, "semel.broker.handlers.describe_cluster:describe_cluster"),
         Row(61, 0, 0, "semel.broker.handlers.describe_producers:describe_producers"),
         Row(74, 0, 1, "semel.broker.handlers.list_config_resources:list_config_resources"),
@@ -107,10 +113,7 @@ NOT_SERVED: dict[int, tuple[str, str]] = {
     39: ("RenewDelegationToken", "no security layer"),
     40: ("ExpireDelegationToken", "no security layer"),
     41: ("DescribeDelegationToken", "no security layer"),
-    49: ("AlterClientQuotas", "there are no quotas"),
-    51: ("AlterUserScramCredentials", "no security layer"),
     55: ("DescribeQuorum", "there is no quorum: one node, topics kept in a file"),
-    57: ("UpdateFeatures", "feature levels are settings: transaction.version, group.version"),
     64: ("UnregisterBroker", "there is one node"),
     71: ("GetTelemetrySubscriptions", "client telemetry is not taken"),
     72: ("PushTelemetry", "client telemetry is not taken"),

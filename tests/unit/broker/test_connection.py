@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ class Transport:
 class Server:
     """What a connection needs of its server, with handlers of the test."""
 
-    broker = None
+    broker = SimpleNamespace(quotas=SimpleNamespace(is_active=False))
     max_request_bytes = 1 << 20
     room = Room()
     is_stopping = False

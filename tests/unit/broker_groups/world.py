@@ -178,11 +178,12 @@ class World:
         self.timers = ManualTimers()
         self.journal = MemoryJournal()
         self.topics = Topics()
+        self.store: dict[str, dict[str, str]] = {}  # settings of groups
         self._ids = count(1)
         self.waiting: list[asyncio.Task[Any]] = []
 
     async def start(self) -> World:
-        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock, topics=self.topics)
+        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock, topics=self.topics, store=self.store)
         self.groups = GroupCoordinator(
             broker, journal=self.journal, timers=self.timers, new_id=lambda: f"id{next(self._ids)}"
         )

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
+from semel.broker import named_settings
 from semel.broker.groups.commits import Commit, Commits, Committer
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
@@ -56,6 +57,10 @@ class GroupCoordinator:
         self._new_id = new_id
         self._running: set[asyncio.Task[ErrorCode]] = set()
 
+    def _timing_of(self, group_id: str) -> named_settings.GroupTiming:
+        own = named_settings.own(self._broker.store, named_settings.GROUP, group_id)
+        return named_settings.group_timing(self._broker.settings, own)
+
     # -- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
         """Reads the log. Members of groups that it tells of have one session time to come back."""
@@ -65,7 +70,8 @@ class GroupCoordinator:
         clock = self._broker.clock
         self._core = core = Core(config, clock, timers, OrderedLog(journal), {}, {}, Positions(), self._new_id)
         self._rebalance = Rebalance(core)
-        self.consumers = ConsumerGroups(core, self._broker.topics, ConsumerConfig.read(self._broker.settings))
+        settings = self._broker.settings
+        self.consumers = ConsumerGroups(core, self._broker.topics, ConsumerConfig.read(settings), self._timing_of)
         self.membership = Membership(core, self._rebalance, self.consumers)
         self.commits = Commits(core, self._rebalance)
         replay(journal, core.groups, core.consumer_groups, core.positions, clock.now_ms())

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from semel.broker import topic_configs
-from semel.broker.handlers.config_resources import TOPIC, current_settings, replace_settings
+from semel.broker import named_settings, topic_configs
+from semel.broker.handlers.config_resources import BROKER, TOPIC, current_settings, replace_settings
 from semel.broker.settings import Setting, SettingError, as_text, row_of
 from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
@@ -121,6 +121,8 @@ def _changed_list(
 
 def _row(resource_type: int, name: str) -> Setting:
     try:
-        return topic_configs.row_of(name) if resource_type == TOPIC else row_of(name)
+        if resource_type == TOPIC:
+            return topic_configs.row_of(name)
+        return row_of(name) if resource_type == BROKER else named_settings.row_of(resource_type, name)
     except SettingError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from semel.broker import features
+from semel.broker.features import FEATURES
 from semel.broker.table import TABLE
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.api_versions import (
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 
 import re
 
-# Feature -> (lowest, highest level that the code can do).
-FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
-FEATURES_EPOCH = 1
 _NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is only final where its APIs are served
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
@@ -38,7 +37,7 @@ def api_versions(broker: Broker, context: RequestContext, request: ApiVersionsRe
             SupportedFeatureKey(name, max(lowest, 0 if context.version >= 4 else 1), highest)
             for name, (lowest, highest) in FEATURES.items()
         ],
-        finalized_features_epoch=FEATURES_EPOCH,
+        finalized_features_epoch=features.epoch(broker),
         finalized_features=[
             FinalizedFeatureKey(name, broker.settings[name], broker.settings[name])
             for name in FEATURES

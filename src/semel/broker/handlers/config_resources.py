@@ -1,9 +1,11 @@
-"""The things that have settings: topics and the broker. How requests name them, and how their settings are replaced."""
+"""What has settings: topics, the broker, groups, client metrics. How requests name them, how settings are replaced."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from semel.broker import named_settings
+from semel.broker.named_settings import CLIENT_METRICS, GROUP
 from semel.broker.settings import TABLE, SettingError, parse_dynamic
 from semel.broker.topics import TopicError, check_configs, check_name
 from semel.protocol.errors import ErrorCode
@@ -12,7 +14,11 @@ if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.topics import Topic
 
-TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
+_NAMELESS = {
+    GROUP: "Default group resources are not allowed.",
+    CLIENT_METRICS: "Subscription name can't be empty",
+}
 
 
 def find_topic(broker: Broker, name: str) -> Topic:
@@ -43,7 +49,16 @@ def current_settings(broker: Broker, resource_type: int, name: str) -> dict[str,
         return dict(find_topic(broker, name).configs)
     if resource_type == BROKER:
         return broker.altered_settings(for_cluster=is_whole_cluster(broker, name))
-    raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource_type} has no settings here.")
+    check_named(resource_type, name)
+    return named_settings.own(broker.store, resource_type, name)
+
+
+def check_named(resource_type: int, name: str) -> None:
+    """TopicError unless it is the name of a group or of a client metrics subscription."""
+    if resource_type not in _NAMELESS:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource_type} has no settings here.")
+    if not name:
+        raise TopicError(ErrorCode.INVALID_REQUEST, _NAMELESS[resource_type])
 
 
 def replace_settings(
@@ -55,7 +70,26 @@ def replace_settings(
         check_configs(texts)
         if not validate_only:
             broker.topics.set_configs(topic, texts)
-        return
+    elif resource_type == BROKER:
+        _replace_brokers(broker, name, texts, validate_only=validate_only)
+    else:
+        _replace_named(broker, resource_type, name, texts, validate_only=validate_only)
+
+
+def _replace_named(
+    broker: Broker, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+) -> None:
+    try:
+        named_settings.check(broker.settings, resource_type, texts)
+        if not validate_only:
+            named_settings.replace(broker.store, resource_type, name, texts)
+    except SettingError as error:
+        raise TopicError(named_settings.KINDS[resource_type].refusal, str(error)) from None
+    except OSError as error:
+        raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, f"the data folder cannot be written: {error}") from error
+
+
+def _replace_brokers(broker: Broker, name: str, texts: dict[str, str], *, validate_only: bool) -> None:
     for_cluster = is_whole_cluster(broker, name)
     fixed = sorted(setting for setting in texts if setting in TABLE and not TABLE[setting].dynamic)
     if fixed:

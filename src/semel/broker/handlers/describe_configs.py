@@ -1,4 +1,4 @@
-"""DescribeConfigs (32): read the settings of topics and brokers."""
+"""DescribeConfigs (32): read the settings of topics, brokers, groups and client metrics subscriptions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from semel.broker import describe_settings
 from semel.broker.describe_settings import Entry
-from semel.broker.handlers.config_resources import BROKER, TOPIC, find_topic, is_whole_cluster
+from semel.broker.handlers.config_resources import BROKER, TOPIC, check_named, find_topic, is_whole_cluster
 from semel.broker.topics import TopicError
-from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -47,7 +46,8 @@ def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[Entry]:
     if resource.resource_type == BROKER:
         describe = describe_settings.of_cluster if is_whole_cluster(broker, resource.resource_name) else None
         return (describe or describe_settings.of_broker)(broker, names)
-    raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource.resource_type} has no settings here.")
+    check_named(resource.resource_type, resource.resource_name)
+    return describe_settings.of_named(broker, resource.resource_type, resource.resource_name, names)
 
 
 def _result(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

@@ -1,10 +1,12 @@
-"""ListConfigResources (74): what has settings. Version 0 lists client metrics subscriptions: there are none."""
+"""ListConfigResources (74): what has settings. Version 0 lists client metrics subscriptions only."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.broker.handlers.config_resources import BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC
+from semel.broker import named_settings
+from semel.broker.handlers.config_resources import BROKER, BROKER_LOGGER, TOPIC
+from semel.broker.named_settings import CLIENT_METRICS, GROUP
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.list_config_resources import (
     ConfigResource,
@@ -22,9 +24,7 @@ _KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
 def list_config_resources(
     broker: Broker, context: RequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    if context.version == 0:
-        return ListConfigResourcesResponse()
-    asked = set(request.resource_types) or _KNOWN
+    asked = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
     if asked - _KNOWN:
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     found = []
@@ -32,4 +32,6 @@ def list_config_resources(
         found += [ConfigResource(topic.name, TOPIC) for topic in broker.topics]
     if BROKER in asked:
         found.append(ConfigResource(str(broker.node_id), BROKER))
+    for kind in named_settings.KINDS.keys() & asked:
+        found += [ConfigResource(name, kind) for name in named_settings.names(broker.store, kind)]
     return ListConfigResourcesResponse(config_resources=found)

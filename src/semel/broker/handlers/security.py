@@ -1,4 +1,4 @@
-"""SASL (17, 36), ACLs (29-31), quotas (48), SCRAM users (50): answered as a Kafka node without security does."""
+"""SASL (17, 36), ACLs (29-31): answered as a Kafka node without security does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from semel.protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
 from semel.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from semel.protocol.messages.describe_client_quotas import DescribeClientQuotasRequest, DescribeClientQuotasResponse
-from semel.protocol.messages.describe_user_scram_credentials import (
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    DescribeUserScramCredentialsResult,
-)
 from semel.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from semel.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
@@ -21,7 +15,7 @@ if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.context import RequestContext
 
-_NO_AUTHORIZER = "No Authorizer is configured on the broker"
+_NO_AUTHORIZER = "No Authorizer is configured"
 
 
 def sasl_handshake(broker: Broker, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
@@ -36,37 +30,18 @@ def sasl_authenticate(
 
 
 def describe_acls(broker: Broker, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=f"{_NO_AUTHORIZER} on the broker")
 
 
 def create_acls(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     return CreateAclsResponse(
-        results=[AclCreationResult(ErrorCode.SECURITY_DISABLED, _NO_AUTHORIZER) for _ in request.creations]
+        results=[AclCreationResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.creations]
     )
 
 
 def delete_acls(broker: Broker, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     return DeleteAclsResponse(
-        filter_results=[DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, _NO_AUTHORIZER) for _ in request.filters]
-    )
-
-
-def describe_client_quotas(
-    broker: Broker, context: RequestContext, request: DescribeClientQuotasRequest
-) -> DescribeClientQuotasResponse:
-    return DescribeClientQuotasResponse()
-
-
-def describe_user_scram_credentials(
-    broker: Broker, context: RequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
-    return DescribeUserScramCredentialsResponse(
-        results=[
-            DescribeUserScramCredentialsResult(
-                user.name,
-                ErrorCode.RESOURCE_NOT_FOUND,
-                f"Attempt to describe a user credential that does not exist: {user.name}",
-            )
-            for user in request.users or []
-        ],
+        filter_results=[
+            DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.filters
+        ]
     )

@@ -22,6 +22,7 @@ from semel.broker.groups.ordered_log import error_of
 from semel.broker.groups.records import KeyValue, group_tombstone, position_tombstone
 from semel.broker.groups.states import GroupState
 from semel.broker.groups.timers import Alarm
+from semel.broker.named_settings import GroupTiming
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from semel.storage import StorageError
@@ -32,9 +33,12 @@ logger = logging.getLogger(__name__)
 class ConsumerGroups:
     """Heartbeats, sessions and assignments of all consumer groups."""
 
-    def __init__(self, core: Core, topics: Topics, config: ConsumerConfig) -> None:
+    def __init__(
+        self, core: Core, topics: Topics, config: ConsumerConfig, timing_of: Callable[[str], GroupTiming]
+    ) -> None:
         self._core = core
         self.config = config
+        self.timing_of = timing_of
         self.planner = Planner(topics, config, core.clock, core.new_id)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sessions: dict[tuple[str, str], Alarm] = {}
@@ -125,7 +129,7 @@ class ConsumerGroups:
             return
         if key not in self._sessions:
             self._sessions[key] = Alarm(self._core.timers, lambda: self._run_remove(key, "its session ended"))
-        self._sessions[key].set(self.config.session_timeout_ms)
+        self._sessions[key].set(self.timing_of(group.group_id).session_timeout_ms)
         current = group.current.get(member_id, Current())
         if current.state is not MemberState.UNREVOKED:
             alarm = self._revocations.pop(key, None)

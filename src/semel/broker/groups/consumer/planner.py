@@ -54,16 +54,12 @@ class Topics(Protocol):
 class ConsumerConfig(NamedTuple):
     """The broker's settings about consumer groups."""
 
-    session_timeout_ms: int
-    heartbeat_interval_ms: int
     max_size: int
     assignors: tuple[str, ...]
 
     @classmethod
     def read(cls, settings: Settings) -> ConsumerConfig:
         return cls(
-            session_timeout_ms=settings["group.consumer.session.timeout.ms"],
-            heartbeat_interval_ms=settings["group.consumer.heartbeat.interval.ms"],
             max_size=settings["group.consumer.max.size"],
             assignors=tuple(settings["group.consumer.assignors"]),
         )

@@ -37,10 +37,11 @@ async def consumer_group_heartbeat(
         answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
     except GroupError as error:
         return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
+    timing = consumers.timing_of(request.group_id)
     response = ConsumerGroupHeartbeatResponse(
         member_id=answer.member_id,
         member_epoch=answer.epoch,
-        heartbeat_interval_ms=consumers.config.heartbeat_interval_ms if request.member_epoch >= 0 else 0,
+        heartbeat_interval_ms=timing.heartbeat_interval_ms if request.member_epoch >= 0 else 0,
     )
     if answer.assigned is not None:
         topics = [TopicPartitionsResult(*entry) for entry in by_topic(answer.assigned).items()]

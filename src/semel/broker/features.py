@@ -1,0 +1,37 @@
+"""Feature levels: which there are, which are final, and how they are changed while the broker runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+
+# Feature -> (lowest, highest level that the code can do).
+FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
+_LEVELS, _EPOCH = "feature-levels", "feature-epoch"
+
+
+def epoch(broker: Broker) -> int:
+    """Goes up with every change."""
+    number: int = broker.store.get(_EPOCH) or 1
+    return number
+
+
+def restore(broker: Broker) -> None:
+    """Takes over the levels that were made final by earlier runs."""
+    broker.settings.finalize(broker.store.get(_LEVELS) or {})
+
+
+def finalize(broker: Broker, levels: Mapping[str, int]) -> None:
+    """Durable on return; OSError: nothing changed."""
+    known = {**(broker.store.get(_LEVELS) or {}), **levels}
+    broker.store.put(_LEVELS, known)
+    broker.store.put(_EPOCH, epoch(broker) + 1)
+    try:
+        broker.store.commit()
+    except OSError:
+        broker.store.forget_changes()
+        raise
+    broker.settings.finalize(known)

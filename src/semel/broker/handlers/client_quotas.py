@@ -1,0 +1,133 @@
+"""DescribeClientQuotas (48), AlterClientQuotas (49)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages import alter_client_quotas as alter
+from semel.protocol.messages import describe_client_quotas as described
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+
+_TYPES = (USER, CLIENT_ID, IP)
+_EXACT, _DEFAULT, _ANY = 0, 1, 2
+_ENFORCED = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+_NOT_ENFORCED = {USER: ("request_percentage", "controller_mutation_rate"), IP: ("connection_creation_rate",)}
+
+
+class _Refused(Exception):
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def describe_client_quotas(
+    broker: Broker, context: RequestContext, request: described.DescribeClientQuotasRequest
+) -> described.DescribeClientQuotasResponse:
+    try:
+        _check_filter(request.components)
+    except _Refused as error:
+        return described.DescribeClientQuotasResponse(error_code=error.code, error_message=str(error), entries=None)
+    entries = [
+        described.EntryData(
+            [described.EntityData(*part) for part in entity],
+            [described.ValueData(key, value) for key, value in values.items()],
+        )
+        for entity, values in broker.quotas
+        if _matches(dict(entity), request)
+    ]
+    return described.DescribeClientQuotasResponse(error_message=None, entries=entries)
+
+
+def _check_filter(components: Sequence[described.ComponentData]) -> None:
+    seen: set[str] = set()
+    for component in components:
+        kind = component.entity_type
+        if not kind:
+            raise _Refused("Unexpected empty filter component entity type")
+        if kind in seen:
+            raise _Refused(f"Entity type {kind} cannot appear more than once in the filter")
+        if kind not in _TYPES:
+            raise _Refused(f"Custom entity type '{kind}' not supported", ErrorCode.UNSUPPORTED_VERSION)
+        if component.match_type not in (_EXACT, _DEFAULT, _ANY):
+            raise _Refused(f"Unknown match type {component.match_type}")
+        seen.add(kind)
+    if IP in seen and len(seen) > 1:
+        raise _Refused(
+            "Invalid entity filter component combination, IP filter component should not be used with "
+            "user or clientId filter component."
+        )
+
+
+def _matches(entity: dict[str, str | None], request: described.DescribeClientQuotasRequest) -> bool:
+    for component in request.components:
+        if component.entity_type not in entity:
+            return False
+        name = entity[component.entity_type]
+        if component.match_type == _EXACT and name != component.match:
+            return False
+        if component.match_type == _DEFAULT and name is not None:
+            return False
+    return not request.strict or len(entity) == len(request.components)
+
+
+def alter_client_quotas(
+    broker: Broker, context: RequestContext, request: alter.AlterClientQuotasRequest
+) -> alter.AlterClientQuotasResponse:
+    results = []
+    for entry in request.entries:
+        result = alter.EntryDataResult(
+            0, None, [alter.EntityDataResult(part.entity_type, part.entity_name) for part in entry.entity]
+        )
+        try:
+            _alter(broker, entry, validate_only=request.validate_only)
+        except _Refused as error:
+            result.error_code, result.error_message = error.code, str(error)
+        results.append(result)
+    return alter.AlterClientQuotasResponse(entries=results)
+
+
+def _alter(broker: Broker, entry: alter.EntryData, *, validate_only: bool) -> None:
+    entity = _entity(entry.entity)
+    for op in entry.ops:
+        _check_key(dict(entity), op)
+    if validate_only:
+        return
+    try:
+        broker.quotas.alter(entity, {op.key: None if op.remove else op.value for op in entry.ops})
+    except OSError as error:
+        message = f"the data folder cannot be written: {error}"
+        raise _Refused(message, ErrorCode.KAFKA_STORAGE_ERROR) from error
+
+
+def _entity(parts: Sequence[alter.EntityData]) -> Entity:
+    if not parts:
+        raise _Refused("Invalid empty client quota entity")
+    for part in parts:
+        if part.entity_type not in _TYPES:
+            raise _Refused(f"Unhandled client quota entity type: {part.entity_type}")
+        if part.entity_name == "":
+            raise _Refused(f"Empty {part.entity_type} not supported")
+    names = {part.entity_type: part.entity_name for part in parts}
+    if len(names) < len(parts):
+        raise _Refused(f"Invalid client quota entity, duplicate entity entry: {parts[0].entity_type}")
+    if IP in names and len(names) > 1:
+        raise _Refused("Invalid quota entity combination, IP entity should not be combined with User or ClientId")
+    return tuple(sorted(names.items()))
+
+
+def _check_key(entity: dict[str, str | None], op: alter.OpData) -> None:
+    own = _NOT_ENFORCED[IP if IP in entity else USER]
+    if op.key in own:
+        raise _Refused(f"{op.key} is not enforced by this broker; limits that are: {', '.join(_ENFORCED)}")
+    if IP in entity or op.key not in _ENFORCED:
+        raise _Refused(f"Invalid configuration key {op.key}")
+    if not op.remove and op.value <= 0:
+        raise _Refused(f"Quota {op.key} must be greater than 0")
+    if not op.remove and op.value != int(op.value):
+        raise _Refused(f"Configuration {op.key} must be a Long value")

@@ -1,0 +1,316 @@
+"""Settings of groups, quotas, SCRAM users and feature levels over the bare protocol: semel answers as Apache Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages import alter_client_quotas as quotas
+from semel.protocol.messages import describe_client_quotas as described
+from semel.protocol.messages import incremental_alter_configs as alter
+from semel.protocol.messages.alter_client_quotas import ALTER_CLIENT_QUOTAS
+from semel.protocol.messages.alter_user_scram_credentials import (
+    ALTER_USER_SCRAM_CREDENTIALS,
+    AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
+from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
+from semel.protocol.messages.consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.describe_client_quotas import DESCRIBE_CLIENT_QUOTAS
+from semel.protocol.messages.describe_configs import DESCRIBE_CONFIGS, DescribeConfigsRequest, DescribeConfigsResource
+from semel.protocol.messages.describe_user_scram_credentials import (
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    DescribeUserScramCredentialsRequest,
+    UserName,
+)
+from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.messages.incremental_alter_configs import INCREMENTAL_ALTER_CONFIGS
+from semel.protocol.messages.list_config_resources import LIST_CONFIG_RESOURCES, ListConfigResourcesRequest
+from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.update_features import UPDATE_FEATURES, FeatureUpdateKey, UpdateFeaturesRequest
+from semel.protocol.rows import Record, encode_batch
+from semel.protocol.schema import NO_UUID
+from tests.support.broker import Cluster, SemelBroker
+from tests.support.direct import DirectClient
+
+BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
+SET, DELETE = 0, 1
+SOURCE_DEFAULT, SOURCE_METRICS, SOURCE_GROUP = 5, 7, 8
+EXACT, DEFAULT, ANY = 0, 1, 2
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[DirectClient]:
+    with DirectClient(cluster.bootstrap) as client:
+        yield client
+
+
+def soon(what: Callable[[], Any], wanted: Any) -> None:
+    """Kafka's brokers learn of a change a moment after it was answered."""
+    deadline_s = time.monotonic() + 10
+    while (found := what()) != wanted:
+        assert time.monotonic() < deadline_s, (found, wanted)
+        time.sleep(0.02)
+
+
+# --- settings of groups and of client metrics subscriptions ---
+
+
+def set_config(client: DirectClient, kind: int, name: str, key: str, value: str | None) -> int:
+    change = alter.AlterableConfig(key, DELETE if value is None else SET, value)
+    request = alter.IncrementalAlterConfigsRequest([alter.AlterConfigsResource(kind, name, [change])])
+    code: int = client.call(INCREMENTAL_ALTER_CONFIGS, request, 1).responses[0].error_code
+    return code
+
+
+def configs(client: DirectClient, kind: int, name: str) -> dict[str, tuple[str, int]]:
+    request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, None)])
+    result = client.call(DESCRIBE_CONFIGS, request, 4).results[0]
+    assert result.error_code == 0, result
+    return {config.name: (config.value, config.config_source) for config in result.configs}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "default", "value", "source"),
+    [
+        (GROUP, "consumer.session.timeout.ms", "45000", "50000", SOURCE_GROUP),
+        (GROUP, "consumer.heartbeat.interval.ms", "5000", "6000", SOURCE_GROUP),
+        (CLIENT_METRICS, "interval.ms", "300000", "5000", SOURCE_METRICS),
+        (CLIENT_METRICS, "metrics", "", "org.apache.", SOURCE_METRICS),
+    ],
+)
+def test_groups_and_client_metrics_have_settings(
+    cluster: Cluster, client: DirectClient, kind: int, key: str, default: str, value: str, source: int
+) -> None:
+    name = cluster.unique("named")
+    assert configs(client, kind, name)[key] == (default, SOURCE_DEFAULT)
+    assert set_config(client, kind, name, key, value) == E.NONE
+    soon(lambda: configs(client, kind, name)[key], (value, source))
+    listed = client.call(LIST_CONFIG_RESOURCES, ListConfigResourcesRequest([kind]), 1).config_resources
+    assert (name, kind) in [(entry.resource_name, entry.resource_type) for entry in listed]
+    assert set_config(client, kind, name, key, None) == E.NONE
+    soon(lambda: configs(client, kind, name)[key], (default, SOURCE_DEFAULT))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "value", "code"),
+    [
+        (GROUP, "g", "nope", "1", E.INVALID_CONFIG),
+        (GROUP, "g", "consumer.session.timeout.ms", "x", E.INVALID_CONFIG),
+        (GROUP, "g", "consumer.session.timeout.ms", "44999", E.INVALID_CONFIG),
+        (GROUP, "g", "consumer.session.timeout.ms", "60001", E.INVALID_CONFIG),
+        (GROUP, "g", "consumer.heartbeat.interval.ms", "15001", E.INVALID_CONFIG),
+        (GROUP, "", "consumer.session.timeout.ms", "50000", E.INVALID_REQUEST),
+        (CLIENT_METRICS, "m", "interval.ms", "99", E.INVALID_REQUEST),
+        (CLIENT_METRICS, "m", "nope", "99", E.INVALID_REQUEST),
+        (CLIENT_METRICS, "", "interval.ms", "1000", E.INVALID_REQUEST),
+    ],
+)
+def test_bad_settings_of_groups_and_client_metrics_are_refused(
+    client: DirectClient, kind: int, name: str, key: str, value: str, code: E
+) -> None:
+    assert set_config(client, kind, name, key, value) == code
+
+
+def test_members_are_told_the_heartbeat_interval_of_their_group(cluster: Cluster, client: DirectClient) -> None:
+    group, topic = cluster.unique("timing"), cluster.unique("timing")
+    assert set_config(client, GROUP, group, "consumer.heartbeat.interval.ms", "7000") == E.NONE
+    soon(lambda: configs(client, GROUP, group)["consumer.heartbeat.interval.ms"], ("7000", SOURCE_GROUP))
+    join = ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id="member",
+        rebalance_timeout_ms=1000,
+        subscribed_topic_names=[topic],
+        topic_partitions=[],
+    )
+    client.find_coordinator(group, 0)
+    soon(lambda: client.call(CONSUMER_GROUP_HEARTBEAT, join, 1).heartbeat_interval_ms, 7000)
+
+
+# --- quotas ---
+
+
+def set_quota(client: DirectClient, entity: dict[str, str | None], key: str, value: float | None) -> int:
+    op = quotas.OpData(key, value or 0.0, value is None)
+    entry = quotas.EntryData([quotas.EntityData(*part) for part in entity.items()], [op])
+    code: int = client.call(ALTER_CLIENT_QUOTAS, quotas.AlterClientQuotasRequest([entry]), 1).entries[0].error_code
+    return code
+
+
+def found_quotas(client: DirectClient, *parts: tuple[str, int, str | None], strict: bool = False) -> list[Any]:
+    request = described.DescribeClientQuotasRequest([described.ComponentData(*part) for part in parts], strict)
+    answer = client.call(DESCRIBE_CLIENT_QUOTAS, request, 1)
+    assert answer.error_code == 0, answer
+    return [
+        (
+            sorted((part.entity_type, part.entity_name) for part in entry.entity),
+            {value.key: value.value for value in entry.values},
+        )
+        for entry in answer.entries
+    ]
+
+
+def test_quotas_can_be_set_found_and_taken_away(cluster: Cluster, client: DirectClient) -> None:
+    user, client_id = cluster.unique("user"), cluster.unique("client")
+    both: dict[str, str | None] = {"user": user, "client-id": client_id}
+    assert set_quota(client, both, "producer_byte_rate", 1e6) == E.NONE
+    assert set_quota(client, both, "consumer_byte_rate", 2e6) == E.NONE
+    assert set_quota(client, {"user": user}, "consumer_byte_rate", 3e6) == E.NONE
+    entity = [("client-id", client_id), ("user", user)]
+    of_both = (entity, {"producer_byte_rate": 1e6, "consumer_byte_rate": 2e6})
+    of_user = ([("user", user)], {"consumer_byte_rate": 3e6})
+    exact = ("user", EXACT, user)
+    soon(lambda: sorted(found_quotas(client, exact), key=str), sorted([of_both, of_user], key=str))
+    assert found_quotas(client, exact, strict=True) == [of_user]
+    assert found_quotas(client, exact, ("client-id", ANY, None)) == [of_both]
+    assert found_quotas(client, ("user", DEFAULT, None)) == []
+    for key in ("producer_byte_rate", "consumer_byte_rate"):
+        assert set_quota(client, both, key, None) == E.NONE
+    soon(lambda: found_quotas(client, exact), [of_user])
+    assert set_quota(client, {"user": user}, "consumer_byte_rate", None) == E.NONE
+    soon(lambda: found_quotas(client, exact), [])
+
+
+@pytest.mark.parametrize(
+    ("entity", "key", "value"),
+    [
+        ({"client-id": "c"}, "nope", 1.0),
+        ({"client-id": "c"}, "producer_byte_rate", -1.0),
+        ({"client-id": "c"}, "producer_byte_rate", 1.5),
+        ({"ip": "127.0.0.1"}, "producer_byte_rate", 1.0),
+        ({"ip": "127.0.0.1", "user": "u"}, "connection_creation_rate", 1.0),
+        ({"planet": "mars"}, "producer_byte_rate", 1.0),
+        ({"user": ""}, "producer_byte_rate", 1.0),
+        ({}, "producer_byte_rate", 1.0),
+    ],
+)
+def test_bad_quotas_are_refused(client: DirectClient, entity: dict[str, str | None], key: str, value: float) -> None:
+    assert set_quota(client, entity, key, value) == E.INVALID_REQUEST
+
+
+def test_clients_over_their_quota_are_told_and_slowed_down(cluster: Cluster, client: DirectClient) -> None:
+    """Twenty seconds' worth of bytes, of which ten may come in a burst: the rest has to be waited for."""
+    topic, slow_id = cluster.unique("quota"), cluster.unique("slow")
+    client.create_topic(topic, 1)
+    batch = bytes(encode_batch([Record(0, int(time.time() * 1000), None, bytes(60_000))]))
+    data = TopicProduceData(topic, NO_UUID, [PartitionProduceData(0, batch)])
+    request = ProduceRequest(None, 1, 5000, [data])
+    soon(lambda: client.call(PRODUCE, request, 9).responses[0].partition_responses[0].error_code, 0)
+    for key in ("producer_byte_rate", "consumer_byte_rate"):
+        assert set_quota(client, {"client-id": slow_id}, key, 50_000.0) == E.NONE
+    soon(lambda: len(found_quotas(client, ("client-id", EXACT, slow_id))), 1)
+    with DirectClient(cluster.bootstrap, client_id=slow_id) as slow:
+        waits_ms = [slow.call(PRODUCE, request, 9).throttle_time_ms for _ in range(11)]
+        assert not any(waits_ms[:6]), waits_ms
+        assert any(waits_ms), "the quota was not enforced"
+        started_s = time.monotonic()
+        slow.call(API_VERSIONS, ApiVersionsRequest("test", "1"), 3)
+        if waits_ms[-1]:
+            assert time.monotonic() - started_s > waits_ms[-1] / 2000, "the client was not slowed down"
+        fetch = FetchRequest(max_wait_ms=0, topics=[FetchTopic(topic, NO_UUID, [FetchPartition(0, -1, 0)])])
+        assert any(slow.call(FETCH, fetch, 12).throttle_time_ms for _ in range(20)), "the quota was not enforced"
+    assert client.call(PRODUCE, request, 9).throttle_time_ms == 0, "it is not everybody's quota"
+
+
+def test_quotas_survive_a_restart(semel_broker: SemelBroker) -> None:
+    with DirectClient(semel_broker.bootstrap) as client:
+        assert set_quota(client, {"client-id": None}, "producer_byte_rate", 12345.0) == E.NONE
+    semel_broker.kill()
+    semel_broker.start()
+    with DirectClient(semel_broker.bootstrap) as client:
+        assert found_quotas(client) == [([("client-id", None)], {"producer_byte_rate": 12345.0})]
+
+
+# --- SCRAM users ---
+
+
+def alter_users(client: DirectClient, *changes: ScramCredentialDeletion | ScramCredentialUpsertion) -> dict[str, int]:
+    deletions = [change for change in changes if isinstance(change, ScramCredentialDeletion)]
+    upsertions = [change for change in changes if isinstance(change, ScramCredentialUpsertion)]
+    request = AlterUserScramCredentialsRequest(deletions, upsertions)
+    results = client.call(ALTER_USER_SCRAM_CREDENTIALS, request, 0).results
+    return {result.user: result.error_code for result in results}
+
+
+def describe_user(client: DirectClient, *names: str) -> list[Any]:
+    request = DescribeUserScramCredentialsRequest([UserName(name) for name in names])
+    results = client.call(DESCRIBE_USER_SCRAM_CREDENTIALS, request, 0).results
+    return [
+        (result.error_code, sorted((info.mechanism, info.iterations) for info in result.credential_infos))
+        for result in results
+    ]
+
+
+def test_scram_users_can_be_set_described_and_deleted(cluster: Cluster, client: DirectClient) -> None:
+    name = cluster.unique("user")
+    assert describe_user(client, name) == [(E.RESOURCE_NOT_FOUND, [])]
+    one, other = (ScramCredentialUpsertion(name, kind, 4096 * kind, b"salt", b"s" * 32) for kind in (1, 2))
+    assert alter_users(client, one, other) == {name: E.DUPLICATE_RESOURCE}
+    assert alter_users(client, one) == alter_users(client, other) == {name: E.NONE}
+    soon(lambda: describe_user(client, name), [(E.NONE, [(1, 4096), (2, 8192)])])
+    assert describe_user(client, name, name) == [(E.DUPLICATE_RESOURCE, [])]
+    assert alter_users(client, ScramCredentialDeletion(name, 1)) == {name: E.NONE}
+    soon(lambda: describe_user(client, name), [(E.NONE, [(2, 8192)])])
+    assert alter_users(client, ScramCredentialDeletion(name, 1)) == {name: E.RESOURCE_NOT_FOUND}
+    assert alter_users(client, ScramCredentialDeletion(name, 2)) == {name: E.NONE}
+    soon(lambda: describe_user(client, name), [(E.RESOURCE_NOT_FOUND, [])])
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism", "iterations", "code"),
+    [
+        ("", 1, 4096, E.UNACCEPTABLE_CREDENTIAL),
+        ("u", 0, 4096, E.UNSUPPORTED_SASL_MECHANISM),
+        ("u", 9, 4096, E.UNSUPPORTED_SASL_MECHANISM),
+        ("u", 1, 4095, E.UNACCEPTABLE_CREDENTIAL),
+        ("u", 1, 16385, E.UNACCEPTABLE_CREDENTIAL),
+    ],
+)
+def test_bad_scram_users_are_refused(client: DirectClient, name: str, mechanism: int, iterations: int, code: E) -> None:
+    assert alter_users(client, ScramCredentialUpsertion(name, mechanism, iterations, b"x", b"y")) == {name: code}
+
+
+# --- feature levels ---
+
+
+def update_feature(client: DirectClient, name: str, level: int, kind: int = 1, *, try_only: bool = False) -> int:
+    request = UpdateFeaturesRequest(1000, [FeatureUpdateKey(name, level, upgrade_type=kind)], try_only)
+    code: int = client.call(UPDATE_FEATURES, request, 2).error_code
+    return code
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "kind", "code"),
+    [
+        ("transaction.version", 2, 1, E.NONE),
+        ("transaction.version", 1, 1, E.INVALID_UPDATE_VERSION),  # a downgrade has to say so
+        ("transaction.version", 1, 2, E.NONE),
+        ("transaction.version", 3, 1, E.INVALID_UPDATE_VERSION),
+        ("transaction.version", -1, 2, E.INVALID_UPDATE_VERSION),
+        ("transaction.version", 2, 0, E.INVALID_UPDATE_VERSION),
+        ("made.up", 1, 1, E.INVALID_UPDATE_VERSION),
+    ],
+)
+def test_feature_updates_are_checked(client: DirectClient, name: str, level: int, kind: int, code: E) -> None:
+    assert update_feature(client, name, level, kind, try_only=True) == code
+
+
+def test_feature_levels_change_at_run_time_and_survive_a_restart(semel_broker: SemelBroker) -> None:
+    def level_and_epoch() -> tuple[int, int]:
+        with DirectClient(semel_broker.bootstrap) as client:
+            answer = client.call(API_VERSIONS, ApiVersionsRequest("test", "1"), 4)
+        levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+        return levels["transaction.version"], answer.finalized_features_epoch
+
+    assert level_and_epoch() == (2, 1)
+    with DirectClient(semel_broker.bootstrap) as client:
+        assert update_feature(client, "transaction.version", 1, 2) == E.NONE
+    assert level_and_epoch() == (1, 2)
+    semel_broker.kill()
+    semel_broker.start()
+    assert level_and_epoch() == (1, 2)
