@@ -110,6 +110,11 @@ class Process:
                 # Readers notify on every line and at their end; the limit is for the moment until they count as dead.
                 self._changed.wait(min(remaining_s, 0.2))
 
+    def lines(self, after: int = 0) -> list[str]:
+        """What it said after the first so many lines, as far as that is still known."""
+        with self._changed:
+            return self._since(after)
+
     @property
     def line_count(self) -> int:
         """How many lines were read so far; pass it as `after` to wait for a new one."""

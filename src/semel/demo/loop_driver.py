@@ -1,0 +1,120 @@
+"""The program of the demo where there is no Java: the same three pipelines as processing loops, without Spark.
+
+`python -m semel.demo.loop_driver '{"brokers": ...}'`; it says and obeys what `semel.demo.driver` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from semel.client.admin import Admin
+from semel.client.consumer_types import ConsumerRecord
+from semel.demo.gate import Gate
+from semel.demo.plan import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY
+from semel.demo.telling import tell
+from semel.demo.workloads import WORKLOADS, Topics, Workload
+from semel.patterns.process import Output, Processor, Stats
+
+COMMIT_INTERVAL_MS = 600
+HALF_WAY_S = 0.35  # into a unit of work: by then some of its output has been sent
+SESSION_TIMEOUT_MS = 6_000
+
+
+class Loop:
+    """One pipeline. It stands at its half-way point when a part of its output is sent and nothing is committed; at
+    most once, when positions are committed and their output is not sent."""
+
+    def __init__(self, workload: Workload, topics: Topics, guarantee: str, brokers: str, gate: Gate) -> None:
+        self._workload = workload
+        self._topics = topics
+        self._guarantee = guarantee
+        self._gate = gate
+        self._half_way, self._committed = HALF_WAY[guarantee], COMMITTED[guarantee]
+        self._began_s: float | None = None
+        self._settled = 0
+        self.processor = Processor(
+            topics.source,
+            topics.output,
+            self._step,
+            application_id=topics.application_id,
+            guarantee=guarantee,
+            bootstrap_servers=brokers,
+            instance="demo",
+            commit_interval_ms=COMMIT_INTERVAL_MS,
+            consumer={"group_instance_id": "demo", "session_timeout_ms": SESSION_TIMEOUT_MS},
+            on_settled=self._after_commit,
+        )
+
+    def _step(self, record: ConsumerRecord) -> list[Output]:
+        now_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._guarantee == AT_MOST_ONCE or now_s - self._began_s > HALF_WAY_S:
+            self._gate.reach(self._half_way)
+        value = record.value or b""
+        made = self._workload.step(value)
+        if made is None:
+            return [Output(value, record.key, topic=self._topics.rejected)]
+        return [Output(event.value, event.key) for event in made]
+
+    def _after_commit(self, stats: Stats) -> None:
+        self._began_s = None
+        rows, self._settled = stats.records_in - self._settled, stats.records_in
+        tell("batch", guarantee=self._guarantee, batch_id=stats.commits, rows=rows, verdict="write")
+        self._gate.reach(self._committed)
+        self._gate.count(self._guarantee)
+
+    def run(self) -> None:
+        self._gate.work_for(self._guarantee)
+        while True:
+            try:
+                self.processor.run()
+                return
+            except Exception as error:
+                tell("query_failed", guarantee=self._guarantee, error=str(error)[:1_000])
+                os._exit(1)
+
+
+class Program:
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._job = job
+        self.gate = Gate(GUARANTEES, tell)
+        workload = WORKLOADS[job["workload"]]
+        self._topics = {g: Topics.of(job["prefix"], g) for g in GUARANTEES}
+        self._loops = [Loop(workload, self._topics[g], g, job["brokers"], self.gate) for g in GUARANTEES]
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=loop.run) for loop in self._loops]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tell("finished")
+
+    def finish(self) -> None:
+        """Stops the loops when they have read everything."""
+        with Admin(bootstrap_servers=self._job["brokers"]) as admin:
+            for guarantee, loop in zip(GUARANTEES, self._loops, strict=True):
+                while any(place.lag != 0 for place in admin.group_positions(self._topics[guarantee].application_id)):
+                    time.sleep(0.05)
+                loop.processor.stop()
+
+
+def main(job: dict[str, Any]) -> None:
+    from semel.demo.telling import obey
+
+    program = Program(job)
+    tell("started")
+    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
+    program.run()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

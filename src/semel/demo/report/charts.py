@@ -1,0 +1,184 @@
+"""The charts: totals and throughput over time, the parts of the total, and who was up when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from semel.demo.play import Moment, Story
+from semel.demo.report.svg import Point, Scale, drawing, element, line, steps, text
+from semel.demo.workloads import Outcome
+
+WIDTH = 560
+LEFT, RIGHT = 64, 12
+Shown = Callable[[float], str]
+
+
+class Clock(NamedTuple):
+    """Seconds of the demo to pixels, the same for all charts."""
+
+    started_s: float
+    scale: Scale
+
+    @classmethod
+    def of(cls, story: Story, width: int = WIDTH) -> Clock:
+        duration_s = max(1.0, story.ended_s - story.started_s)
+        return cls(story.started_s, Scale(0, duration_s, LEFT, width - RIGHT))
+
+    def x(self, at_s: float) -> float:
+        return self.scale(min(max(at_s - self.started_s, 0), self.scale.high))
+
+    def axis(self, top: float, bottom: float) -> list[str]:
+        parts = []
+        for tick in self.scale.ticks(6):
+            x = self.scale(tick)
+            parts.append(line((x, top), (x, bottom), class_="grid"))
+            parts.append(text(x, bottom + 15, f"{tick:g} s", class_="tick", text_anchor="middle"))
+        return parts
+
+
+def fault_lines(clock: Clock, moments: Sequence[Moment], top: float, bottom: float) -> list[str]:
+    parts = []
+    for moment in moments:
+        if moment.what == "killed":
+            x = clock.x(moment.at_s)
+            words = element("title", moment.text)
+            parts.append(element("g", words + line((x, top), (x, bottom), class_="fault"), class_="faults"))
+            parts.append(text(x, top - 3, "✗", class_="fault-mark", text_anchor="middle"))
+    return parts
+
+
+def totals(outcome: Outcome, story: Story, shown: Shown, label: str) -> str:
+    """What came in and what the output says, summed up over time."""
+    height, top, bottom = 190, 18, 166
+    clock = Clock.of(story)
+    came, said = _sums(outcome.series_in), _sums(outcome.series_out)
+    high = max([1, *(value for _, value in came), *(value for _, value in said)])
+    scale = Scale(0, high * 1.05, bottom, top)
+    parts = _levels(scale, shown, clock)
+    parts += clock.axis(top, bottom)
+    parts += fault_lines(clock, story.moments, top, bottom)
+    end_x = clock.scale.end
+    for series, kind in ((came, "came"), (said, "said")):
+        points: list[Point] = [(clock.x(at_ms / 1000), scale(value)) for at_ms, value in series]
+        parts.append(element("path", d=steps(points, end_x), class_=kind))
+    return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
+
+
+def _levels(scale: Scale, shown: Shown, clock: Clock) -> list[str]:
+    parts = []
+    for tick in scale.ticks(4):
+        y = scale(tick)
+        parts.append(line((LEFT, y), (clock.scale.end, y), class_="grid"))
+        parts.append(text(LEFT - 6, y + 4, shown(tick), class_="tick", text_anchor="end"))
+    return parts
+
+
+def _sums(series: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Running totals, one point for each moment."""
+    by_time = Counter[int]()
+    for at_ms, amount in series:
+        by_time[at_ms] += amount
+    times = sorted(by_time)
+    return list(zip(times, accumulate(by_time[at_ms] for at_ms in times), strict=True))
+
+
+def throughput(outcome: Outcome, story: Story, label: str) -> str:
+    """Rows written in each second."""
+    height, top, bottom = 110, 14, 88
+    clock = Clock.of(story)
+    seconds = Counter(int(at_ms / 1000 - story.started_s) for at_ms, _ in outcome.series_out)
+    scale = Scale(0, max(seconds.values(), default=1) * 1.05, bottom, top)
+    parts = _levels(Scale(0, scale.high, bottom, top), lambda value: f"{value:,.0f}", clock)
+    parts += clock.axis(top, bottom)
+    width = max(1.5, clock.scale(1) - clock.scale(0) - 1)
+    for second, rows in sorted(seconds.items()):
+        y = scale(rows)
+        words = element("title", f"second {second}: {rows:,} rows")
+        parts.append(
+            element("rect", words, x=clock.scale(second), y=y, width=width, height=round(bottom - y, 1), class_="bar")
+        )
+    parts += fault_lines(clock, story.moments, top, bottom)
+    return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
+
+
+def balances(outcome: Outcome, shown: Shown, label: str) -> str:
+    """Each part as it should be (wide, pale) and as the output says (narrow)."""
+    height, top, bottom = 150, 10, 118
+    values = [value for part in outcome.parts for value in (part.expected, part.found)]
+    scale = Scale(min(0, *values), max(1, *values) * 1.05, bottom, top)
+    slot = (WIDTH - LEFT - RIGHT) / max(1, len(outcome.parts))
+    parts = []
+    for tick in scale.ticks(3):
+        parts.append(line((LEFT, scale(tick)), (WIDTH - RIGHT, scale(tick)), class_="grid"))
+        parts.append(text(LEFT - 6, scale(tick) + 4, shown(tick), class_="tick", text_anchor="end"))
+    for number, part in enumerate(outcome.parts):
+        x = round(LEFT + number * slot, 1)
+        words = element("title", f"{part.name}: should be {shown(part.expected)}, is {shown(part.found)}")
+        bars = _upright(scale, part.expected, x + slot * 0.1, slot * 0.8, "due")
+        kind = "found" if part.expected == part.found else "found wrong"
+        bars += _upright(scale, part.found, x + slot * 0.32, slot * 0.36, kind)
+        parts.append(element("g", words + bars))
+        if len(outcome.parts) <= 26:
+            name = part.name.removeprefix("acc-")
+            parts.append(text(round(x + slot / 2, 1), bottom + 15, name, class_="tick", text_anchor="middle"))
+    parts.append(line((LEFT, scale(0)), (WIDTH - RIGHT, scale(0)), class_="zero"))
+    return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
+
+
+def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> str:
+    top, bottom = sorted((scale(value), scale(0)))
+    return element(
+        "rect",
+        x=round(x, 1),
+        y=top,
+        width=round(width, 1),
+        height=max(0.5, round(bottom - top, 1)),
+        class_=kind,
+    )
+
+
+def timeline(story: Story, width: int = 2 * WIDTH) -> str:
+    """Who was up when, and the moments of the faults."""
+    clock = Clock.of(story, width)
+    parts = clock.axis(16, 92)
+    for row, who in enumerate(("broker", "driver")):
+        y = 24 + row * 36
+        parts.append(text(LEFT - 8, y + 17, who, class_="label", text_anchor="end"))
+        for start_s, end_s in _spans(story, who):
+            x = clock.x(start_s)
+            parts.append(
+                element("rect", x=x, y=y, width=max(1, round(clock.x(end_s) - x, 1)), height=26, rx=4, class_="up")
+            )
+        for moment in story.moments:
+            if moment.who == who and moment.what == "killed":
+                x = clock.x(moment.at_s)
+                near_end = x > clock.scale.end - 260
+                parts.append(line((x, y - 4), (x, y + 30), class_="fault"))
+                parts.append(
+                    text(
+                        x - 7 if near_end else x + 7,
+                        y + 17,
+                        f"✗ {moment.text}",
+                        class_="fault-text",
+                        text_anchor="end" if near_end else "start",
+                    )
+                )
+    return drawing(width, 112, parts, "when the broker and the driver were up", class_="chart timeline")
+
+
+def _spans(story: Story, who: str) -> list[tuple[float, float]]:
+    """From each start to the end that followed it."""
+    spans: list[tuple[float, float]] = []
+    since_s: float | None = None
+    for moment in story.moments:
+        if moment.who != who:
+            continue
+        if moment.what == "up":
+            since_s = moment.at_s if since_s is None else since_s
+        elif since_s is not None:
+            spans.append((since_s, moment.at_s))
+            since_s = None
+    return [*spans, (since_s, story.ended_s)] if since_s is not None else spans
