@@ -1,0 +1,105 @@
+"""A Spark program that copies topics, made to run in a process of its own: one warm session, one job after the other.
+
+    python spark_copy.py KIND '{"jars": [...], "cores": 2}'        KIND: spark, semel or fast
+
+It reads jobs from stdin, one JSON object a line, and answers each with one line of JSON. It runs in the peers' virtual
+environment as well, so that nothing but PySpark is imported at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def session(settings: dict[str, Any]) -> Any:
+    """The same for every kind, except the jars."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(f"local[{settings['cores']}]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.memory", "2g").config("spark.sql.shuffle.partitions", "4")
+    if settings.get("jars"):
+        builder = builder.config("spark.jars", ",".join(settings["jars"]))
+    for name, value in settings.get("conf", {}).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def source_options(job: dict[str, Any]) -> dict[str, str]:
+    return {
+        "kafka.bootstrap.servers": job["brokers"],
+        "subscribe": job["source"],
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(job["per_batch"]),
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+    }
+
+
+def spark_own(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
+    """Spark's own source and sink: at-least-once."""
+    rows = spark.readStream.format("kafka").options(**source_options(job)).load()
+    writer = rows.select("key", "value", "headers").writeStream.format("kafka")
+    return writer.option("kafka.bootstrap.servers", job["brokers"]).option("topic", job["target"]), None
+
+
+def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
+    """semel's source and sink, exactly once, rows to the partition of their key."""
+    import semel
+
+    sink = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])
+    rows = spark.readStream.format("semel").options(**source_options(job)).load()
+    return rows.select("key", "value", "headers").writeStream.foreachBatch(sink), sink
+
+
+def semel_fast(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
+    """semel's fast lane, exactly once."""
+    import semel
+
+    sink: Any = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])
+    source = {name: value for name, value in source_options(job).items() if name != "includeHeaders"}
+    return semel.table_pipeline(spark, source=source, sink=sink), sink
+
+
+KINDS = {"spark": spark_own, "semel": semel_frame, "fast": semel_fast}
+
+
+def run(spark: Any, kind: str, job: dict[str, Any]) -> dict[str, Any]:
+    """One query from its making to its end, by the clock on the wall."""
+    started_s = time.perf_counter()
+    writer, sink = KINDS[kind](spark, job)
+    query = writer.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True).start()
+    query.awaitTermination()
+    took_s = time.perf_counter() - started_s
+    progress = [dict(json.loads(p.json) if hasattr(p, "json") else p) for p in query.recentProgress]
+    if sink is not None:
+        sink.close()
+    return {
+        "seconds": took_s,
+        "rows": sum(p["numInputRows"] for p in progress),
+        "batches": [p["durationMs"] for p in progress],
+        "reports": [] if sink is None else [report._asdict() for report in sink.reports],
+    }
+
+
+def main(kind: str, settings: dict[str, Any]) -> None:
+    spark = session(settings)
+    print(json.dumps({"ready": spark.version}), flush=True)
+    for line in sys.stdin:
+        try:
+            answer = run(spark, kind, json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

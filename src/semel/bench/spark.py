@@ -1,0 +1,140 @@
+"""Kafka -> Spark -> Kafka on one Apache Kafka node: semel exactly once, beside Spark's own connector and two others.
+
+Everybody copies the same topic of four partitions, with keys, headers on every eighth record, records of varying
+length, and aborted transactions in between, on two cores. The value is records per second of wall time, for Spark
+programs from the making of a query to its end, in a session that is warm.
+
+    semel             semel's source and sink, rows to the partition of their key
+    semel, fast lane  semel.table_pipeline
+    Spark's own       format("kafka") on both sides, at-least-once (the newest version whose connector can be had)
+    Kafka Streams     exactly_once_v2, two threads, commits every 100 ms
+    Quix Streams      exactly-once, one process, commits every second; on a tenth of the records
+
+Afterwards: where semel's time goes, how long a commit takes, and whether a batch costs more when many ran before it or
+when the topics are large. `scripts/bench-peers` fetches the peers; those that are missing are skipped, loudly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from semel.bench.harness import Collected, Report, compare, interleave, table
+from semel.bench.peers.apache_kafka import ApacheKafka, KafkaMissing
+from semel.bench.spark_contestants import (
+    Contestant,
+    Job,
+    KafkaStreams,
+    PeerMissing,
+    QuixStreams,
+    run_job,
+    semel_fast,
+    semel_frame,
+    spark_own,
+)
+from semel.bench.spark_topics import Input, filled
+
+BENCH = "spark"
+UNIT = "records/s"
+FRAME, FAST = "semel", "semel, fast lane"
+SIZES = {"100 B": 100, "1 KB": 1000}
+RECORDS = {"100 B": 3_000_000, "1 KB": 600_000}
+BATCHES = (3, 20)
+SLOW_SHARE = 10  # Quix Streams gets a tenth
+CONTESTANTS: dict[str, Callable[[], Contestant]] = {
+    "semel": semel_frame,
+    "fast": semel_fast,
+    "spark": spark_own,
+    "streams": KafkaStreams,
+    "quix": QuixStreams,
+}
+
+
+class Plan(NamedTuple):
+    """What to run. The default is everything."""
+
+    sizes: Sequence[str] = tuple(SIZES)
+    batches: Sequence[int] = BATCHES
+    names: Sequence[str] = tuple(CONTESTANTS)
+    runs: int = 5
+    share: float = 1.0  # of the records
+
+
+def run(report: Report, quick: bool = False) -> None:
+    run_plan(report, Plan(runs=2, share=0.1) if quick else Plan())
+
+
+def run_plan(report: Report, plan: Plan) -> None:
+    with ApacheKafka() as kafka, _contestants(plan.names) as contestants:
+        for size in plan.sizes:
+            count = int(RECORDS[size] * plan.share)
+            whole = filled(kafka.bootstrap, size, SIZES[size], count)
+            part = filled(kafka.bootstrap, size, SIZES[size], count // SLOW_SHARE) if "quix" in contestants else whole
+            for batches in plan.batches:
+                _measure(report, kafka.bootstrap, {"whole": whole, "part": part}, contestants, batches, plan)
+
+
+@contextlib.contextmanager
+def _contestants(names: Sequence[str]) -> Iterator[dict[str, Contestant]]:
+    """Those that are there; the others are named."""
+    with contextlib.ExitStack() as stack:
+        there = {}
+        for name in names:
+            try:
+                there[name] = CONTESTANTS[name]()
+            except (PeerMissing, KafkaMissing) as error:
+                print(f"semel bench spark: *** {name} is SKIPPED: {error} ***", file=sys.stderr, flush=True)
+                continue
+            stack.callback(there[name].close)
+        yield there
+
+
+def _measure(
+    report: Report,
+    bootstrap: str,
+    inputs: Mapping[str, Input],
+    contestants: Mapping[str, Contestant],
+    batches: int,
+    plan: Plan,
+) -> None:
+    """One case, all contestants in turns. Those that know no batches take part in the first case of a size only."""
+    unchecked = set(contestants)
+
+    def once(name: str) -> float:
+        contestant, source = contestants[name], inputs["part" if name == "quix" else "whole"]
+        result = run_job(contestant, Job(bootstrap, source, batches), check=name in unchecked)
+        unchecked.discard(name)
+        return source.record_count / result.seconds
+
+    taking_part = [n for n in contestants if n in ("semel", "fast", "spark") or batches == plan.batches[0]]
+    values = interleave({name: lambda name=name: once(name) for name in taking_part}, runs=plan.runs)  # type: ignore[misc]
+    by_title = {contestants[name].name: found for name, found in values.items()}
+    case = f"{inputs['whole'].size}, {batches} batches"
+    for subject, other in ((FRAME, FAST), (FAST, FRAME)):
+        rest = {title: found for title, found in by_title.items() if title != other}
+        if subject in rest:
+            compare(report, bench=BENCH, case=f"{case}: {subject}", unit=UNIT, values=rest, subject=subject)
+
+
+def main() -> None:
+    """Some of it: python -m semel.bench.spark --sizes "100 B" --batches 3 --names semel,spark --runs 3"""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--names", default=",".join(CONTESTANTS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--share", type=float, default=1.0, help="of the records")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    collected = Collected(args.json)
+    batches = [int(number) for number in args.batches.split(",")]
+    run_plan(collected, Plan(args.sizes.split(","), batches, args.names.split(","), args.runs, args.share))
+    if not args.json:
+        print(table(collected.rows))
+
+
+if __name__ == "__main__":
+    main()

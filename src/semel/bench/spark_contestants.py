@@ -1,0 +1,205 @@
+"""Who takes part in the Spark benchmark. Each runs in a process of its own and copies one topic to another.
+
+Spark programs keep one warm session and are timed from the making of the query to its end. Kafka Streams and Quix
+Streams are timed from their first record until the group's committed positions have reached the end: joining the group
+is not held against them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import semel.bench.peers as peers
+from semel.bench.peers.apache_kafka import java, kafka_libs
+from semel.bench.peers.processes import Process
+from semel.bench.spark_topics import PARTITIONS, Input, fresh_topic, removed
+
+CORES = 2
+START_S = 180
+RUN_S = 300
+COMMIT_MS = 100
+PROGRAMS = Path(peers.__file__).parent
+_numbers = itertools.count(1)
+
+
+class PeerMissing(Exception):
+    """A peer that is not on this machine; the message says how to get it."""
+
+
+class Job(NamedTuple):
+    """One copy."""
+
+    bootstrap: str
+    source: Input
+    batches: int = 1
+
+    @property
+    def per_batch(self) -> int:
+        return (
+            self.source.offset_count // self.batches + 4 * PARTITIONS
+        )  # shares are rounded down; no batch for the rest
+
+
+class Result(NamedTuple):
+    seconds: float
+    details: dict[str, Any] | None = None
+
+
+class Contestant(Protocol):
+    name: str
+
+    def copy(self, job: Job, target: str) -> Result: ...
+
+    def close(self) -> None: ...
+
+
+def peers_folder() -> Path:
+    for base in (Path.cwd(), *Path.cwd().parents):
+        if (base / ".cache/bench-peers").is_dir():
+            return base / ".cache/bench-peers"
+    raise PeerMissing("there is no .cache/bench-peers; `scripts/bench-peers` fetches what semel is compared with")
+
+
+def run_job(contestant: Contestant, job: Job, check: bool) -> Result:
+    """One copy into a fresh topic, which is deleted afterwards."""
+    target = fresh_topic(job.bootstrap, "bench-out")
+    try:
+        result = contestant.copy(job, target)
+        if check:
+            job.source.compare(job.bootstrap, target, contestant.name)
+        return result
+    finally:
+        removed(job.bootstrap, target)
+
+
+class SparkProgram:
+    """`peers/spark_copy.py` in one of its kinds."""
+
+    def __init__(self, kind: str, name: str, python: Path, jars: list[Path], env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self._folder = Path(tempfile.mkdtemp(prefix="semel-bench-spark-"))
+        settings = {"cores": CORES, "jars": [str(jar) for jar in jars]}
+        command: list[str | Path] = [python, PROGRAMS / "spark_copy.py", kind, json.dumps(settings)]
+        self._process = Process(command, env=env, cwd=self._folder, stdin=True)
+        self._process.wait_for_line(r'^\{"ready"', START_S)
+
+    def copy(self, job: Job, target: str) -> Result:
+        number = next(_numbers)
+        words = {
+            "brokers": job.bootstrap,
+            "source": job.source.topic,
+            "target": target,
+            "per_batch": job.per_batch,
+            "id": f"bench-{time.time_ns()}",
+            "checkpoint": str(self._folder / f"checkpoint-{number}"),
+        }
+        seen = self._process.line_count
+        self._process.write(json.dumps(words) + "\n")
+        line = self._process.wait_for_line(r'^\{"(seconds|error)".*$', RUN_S, after=seen)[0]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"{self.name}: {answer['error']}")
+        ran = sum(1 for batch in answer["batches"] if "addBatch" in batch)
+        if ran != job.batches:
+            raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were asked for")
+        return Result(answer["seconds"], answer)
+
+    def close(self) -> None:
+        self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def semel_frame(env: dict[str, str] | None = None) -> SparkProgram:
+    return SparkProgram("semel", "semel", Path(sys.executable), [], env)
+
+
+def semel_fast(env: dict[str, str] | None = None) -> SparkProgram:
+    return SparkProgram("fast", "semel, fast lane", Path(sys.executable), [], env)
+
+
+def spark_own() -> SparkProgram:
+    folder = peers_folder()
+    jars, python = sorted((folder / "spark-jars").glob("*.jar")), folder / "spark/bin/python"
+    if not jars or not (folder / "spark/complete").exists():
+        raise PeerMissing("Spark's own Kafka connector is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
+    return SparkProgram("spark", "Spark's own (at-least-once)", python.absolute(), [jar.absolute() for jar in jars])
+
+
+class KafkaStreams:
+    """`peers/StreamsCopy.java`, exactly_once_v2, as many threads as cores."""
+
+    name = "Kafka Streams (exactly_once_v2)"
+
+    def __init__(self) -> None:
+        jars = peers_folder() / "streams-jars"
+        if not jars.is_dir():
+            raise PeerMissing("Kafka Streams is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
+        self._folder = Path(tempfile.mkdtemp(prefix="semel-bench-streams-"))
+        command = [
+            java(),
+            "-Xmx1g",
+            f"-Djava.io.tmpdir={self._folder}",
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+        ]
+        command += ["-cp", f"{jars.absolute()}/*:{kafka_libs().absolute()}/*", str(PROGRAMS / "StreamsCopy.java")]
+        self._process = Process([*command, str(CORES), "exactly_once_v2", str(COMMIT_MS)], stdin=True)
+        self._process.wait_for_line("^ready", START_S)
+
+    def copy(self, job: Job, target: str) -> Result:
+        group = f"bench-{time.time_ns()}"
+        seen = self._process.line_count
+        self._process.write(f"{job.bootstrap} {group} {job.source.topic} {target}\n")
+        self._process.wait_for_line("^first", START_S, after=seen)
+        seconds = until_committed(job, group)
+        self._process.write("stop\n")
+        self._process.wait_for_line("^stopped", START_S, after=seen)
+        return Result(seconds)
+
+    def close(self) -> None:
+        self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class QuixStreams:
+    """`peers/quix_copy.py`: one process, which is what it offers."""
+
+    name = "Quix Streams (exactly-once)"
+
+    def __init__(self) -> None:
+        folder = peers_folder() / "quix"
+        if not (folder / "complete").exists():
+            raise PeerMissing("Quix Streams is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
+        self._python = (folder / "bin/python").absolute()
+        self._folder = Path(tempfile.mkdtemp(prefix="semel-bench-quix-"))
+
+    def copy(self, job: Job, target: str) -> Result:
+        group = f"bench-{time.time_ns()}"
+        words = {"brokers": job.bootstrap, "id": group, "source": job.source.topic, "target": target, "commit_s": 1.0}
+        with Process([self._python, PROGRAMS / "quix_copy.py", json.dumps(words)], cwd=self._folder) as process:
+            process.wait_for_line("^first", START_S)
+            return Result(until_committed(job, group))
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def until_committed(job: Job, group: str) -> float:
+    """How long it takes until the positions of the group are at the end of the source, asked again and again."""
+    from semel.client.admin import Admin
+
+    started_s = time.perf_counter()
+    with Admin(bootstrap_servers=job.bootstrap) as admin:
+        while time.perf_counter() - started_s < RUN_S:
+            positions = admin.group_offsets(group)
+            reached = {tuple(place): found.offset for place, found in positions.items()}
+            if all(reached.get(place, 0) >= last for place, last in job.source.lasts.items()):
+                return time.perf_counter() - started_s
+            time.sleep(0.01)
+    raise RuntimeError(f"the positions of {group} did not reach the end of {job.source.topic} within {RUN_S} s")

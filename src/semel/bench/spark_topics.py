@@ -1,0 +1,126 @@
+"""The topics of the Spark benchmark: keyed records of varying length, some with headers, some in aborted
+transactions."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, NamedTuple
+
+PARTITIONS = 4
+ROUND_BYTES = 8_000_000  # of one transaction
+HEADER_EVERY = 8  # records
+ABORTED_EVERY = 20  # transactions
+TOPIC_CONFIG = {"file.delete.delay.ms": "1000", "segment.bytes": str(128 << 20)}
+
+
+class Input(NamedTuple):
+    """A topic to read."""
+
+    topic: str
+    size: str
+    record_count: int  # committed
+    value_bytes: int  # of all committed records
+    lasts: dict[tuple[str, int], int]  # of each partition, the offset after its last record
+
+    @property
+    def offset_count(self) -> int:
+        return sum(self.lasts.values())
+
+    def compare(self, bootstrap: str, target: str, who: str) -> None:
+        """The copy must hold what the source holds."""
+        found = count_committed(bootstrap, target)
+        if found != (self.record_count, self.value_bytes):
+            raise RuntimeError(
+                f"{who} wrote {found} (records, bytes of values), expected {(self.record_count, self.value_bytes)}"
+            )
+
+
+def filled(bootstrap: str, size: str, value_bytes: int, record_count: int) -> Input:
+    """A topic with about so many committed records, whose values have `value_bytes` on average."""
+    from semel.client.admin import LATEST, Admin
+    from semel.client.producer import Producer
+
+    name = fresh_topic(bootstrap, "bench-in")
+    table = rows(value_bytes, min(record_count, ROUND_BYTES // value_bytes))
+    committed = number = 0
+    with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
+        producer.init_transactions()
+        while committed * table.num_rows < record_count:
+            producer.begin_transaction()
+            producer.send_table(name, table)
+            number += 1
+            if number % ABORTED_EVERY == 0:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+                committed += 1
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        ends = admin.list_offsets({(name, p): LATEST for p in range(PARTITIONS)})
+    lasts = {(name, p): end.offset - 1 for (_, p), end in ends.items()}  # the marker of the last commit is no record
+    return Input(name, size, committed * table.num_rows, committed * sum(lengths(table)), lasts)
+
+
+def fresh_topic(bootstrap: str, prefix: str) -> str:
+    from semel.client.admin import Admin
+
+    name = f"{prefix}-{time.time_ns()}"
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        admin.create_topic(name, PARTITIONS, configs=TOPIC_CONFIG)
+    return name
+
+
+def removed(bootstrap: str, topic: str) -> None:
+    """Deleted, so that the disk does not fill."""
+    from semel.client.admin import Admin
+
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        admin.delete_topics([topic])
+
+
+def rows(value_bytes: int, count: int) -> Any:
+    """key, value and headers. Lengths vary between half of the average and one and a half."""
+    import pyarrow as pa
+
+    rng = random.Random(value_bytes)
+    pool = rng.randbytes(value_bytes * 64)
+    values = []
+    for _ in range(count):
+        length = rng.randint(value_bytes // 2, value_bytes * 3 // 2)
+        start = rng.randrange(len(pool) - length)
+        values.append(pool[start : start + length])
+    keys = [b"key-%d" % rng.randrange(100_000) for _ in range(count)]
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    headers = [
+        [{"key": "trace", "value": b"%d" % number}] if number % HEADER_EVERY == 0 else None for number in range(count)
+    ]
+    return pa.table(
+        {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(headers, kind)}
+    )
+
+
+def lengths(table: Any) -> list[int]:
+    import pyarrow.compute as pc
+
+    return pc.binary_length(table.column("value")).to_pylist()  # type: ignore[no-any-return]
+
+
+def count_committed(bootstrap: str, topic: str) -> tuple[int, int]:
+    """(records, bytes of their values) that a reader of committed data sees."""
+    import pyarrow.compute as pc
+
+    from semel.client.consumer import Consumer
+
+    count = size = 0
+    with Consumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    ) as consumer:
+        places = [(topic, p) for p in range(PARTITIONS)]
+        consumer.assign(places)
+        ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < end for place, end in ends.items()):
+            table = consumer.poll_table(timeout_ms=1000)
+            if table is not None and table.num_rows:
+                count += table.num_rows
+                size += pc.sum(pc.binary_length(table.column("value"))).as_py() or 0
+    return count, size
