@@ -30,7 +30,7 @@ from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.storage import checkpoints, epochs, history, reading, retention, snapshot, timequery, validation
 from semel.storage.config import LogConfig
 from semel.storage.errors import StorageError
-from semel.storage.files import Handle
+from semel.storage.files import Files, Handle
 from semel.storage.producer_state import BatchInfo, DataBatch, ProducerEntry, ProducerStates
 from semel.storage.recovery import LogFolder, open_log
 from semel.storage.results import (
@@ -206,6 +206,10 @@ class PartitionLog:
         if not self._loaded:
             self._load()
         return self._segments.items
+
+    @property
+    def files(self) -> Files:
+        return self._shared.cache.files
 
     @property
     def states(self) -> ProducerStates:

@@ -1,20 +1,27 @@
 """Group commit: many waiting appends share one fsync.
 
-Logs that were written to gather until the round before is over. A round syncs all of them on worker threads and then,
-back on the loop, moves their high watermarks and wakes who waits. While it runs the next round gathers.
+A log that was written to is synced as soon as the loop is done with what it is doing; what is appended to it meanwhile
+shares the next sync. Logs do not wait for each other: each has its own sync under way. Back on the loop, its high
+watermark moves and who waits is woken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable
 from itertools import islice
+from queue import SimpleQueue
 from typing import Literal
 
 from semel.protocol.errors import ErrorCode
 from semel.storage import mutants
 from semel.storage.errors import StorageError
+from semel.storage.files import Files
+from semel.storage.kernel_sync import KernelSync
 from semel.storage.log import PartitionLog
 from semel.storage.results import SyncJob
 
@@ -22,8 +29,8 @@ _log = logging.getLogger("semel.storage")
 
 FsyncMode = Literal["commit", "os"]
 _ANSWERS_EARLY = "answer_before_fsync" in mutants.ACTIVE
-_LOGS_PER_ROUND = 256  # their files stay open for the length of a round
-_Outcome = list[tuple[SyncJob, OSError | None]]
+_JOBS_MAX = 64  # under way at a time; their files stay open so long
+_THREADS = 4
 
 
 class SyncGroup:
@@ -32,16 +39,15 @@ class SyncGroup:
     With "os" only finished segments are synced, in the background, so that recovery need not read them.
     """
 
-    def __init__(self, mode: FsyncMode, *, workers: int = 2) -> None:
+    def __init__(self, mode: FsyncMode) -> None:
         self.mode: FsyncMode = mode
-        self.rounds = 0
         self.synced_logs = 0
-        self._workers = workers
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers: _Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dirty: dict[PartitionLog, None] = {}
+        self._under_way: dict[PartitionLog, bool] = {}  # and whether it was written to since its sync began
         self._waiting: dict[PartitionLog, list[tuple[int, asyncio.Future[None]]]] = {}
-        self._running = False  # a round is under way or about to start
+        self._scheduled = False  # `_start` is about to run
         self._idle: asyncio.Event | None = None
 
     @property
@@ -70,16 +76,23 @@ class SyncGroup:
         return future
 
     def mark_dirty(self, log: PartitionLog) -> None:
-        """A log was written to. The round starts when the loop is done with what it is doing, so that others join."""
+        """A log was written to. Its sync starts when the loop is done with what it is doing, so that others join."""
+        if log in self._under_way:
+            self._under_way[log] = True
+            return
         self._dirty[log] = None
-        if not self._running:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:  # no loop: whoever uses logs this way calls flush()
-                return
-            self._running = True
-            self._loop = loop
-            loop.call_soon(self._start_round)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._scheduled:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no loop: whoever uses logs this way calls flush()
+            return
+        self._scheduled = True
+        self._loop = loop
+        loop.call_soon(self._start)
 
     def forget(self, log: PartitionLog) -> None:
         """The log was deleted: who waits for it gets an error."""
@@ -89,20 +102,21 @@ class SyncGroup:
                 message = f"{log.topic}-{log.partition} was deleted"
                 future.set_exception(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
 
-    def _start_round(self) -> None:
-        logs = list(islice(self._dirty, _LOGS_PER_ROUND))
+    def _start(self) -> None:
+        """Starts the syncs of the logs whose turn it is."""
+        self._scheduled = False
+        logs = list(islice(self._dirty, _JOBS_MAX - len(self._under_way)))
         for log in logs:
             del self._dirty[log]
         jobs = [job for log in logs if log.is_loaded and (job := self._begin(log)) is not None]
-        if not jobs:
-            self._round_over()
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="semel-fsync")
-        assert self._loop is not None
-        parts = [jobs[number :: self._workers] for number in range(min(self._workers, len(jobs)))]
-        running = [self._loop.run_in_executor(self._pool, _sync_all, part) for part in parts]
-        asyncio.gather(*running).add_done_callback(self._finish_round)
+        if jobs:
+            if self._workers is None:
+                assert self._loop is not None
+                self._workers = _Workers(self._loop, self._ended)
+            for job in jobs:
+                self._under_way[job.log] = False
+            self._workers.submit(jobs)
+        self._go_on()
 
     def _begin(self, log: PartitionLog) -> SyncJob | None:
         try:
@@ -111,25 +125,26 @@ class SyncGroup:
             self._wake(log, failure)
             return None
 
-    def _finish_round(self, outcomes: asyncio.Future[list[_Outcome]]) -> None:
-        self.rounds += 1
-        for outcome in outcomes.result():
-            for job, error in outcome:
-                self.synced_logs += 1
-                try:
-                    self._wake(job.log, job.log.end_sync(job, error))
-                except Exception:  # somebody's callback: it must not stop the syncing of all other logs
-                    _log.exception("after the sync of %s", job.log)
-        self._round_over()
+    def _ended(self, job: SyncJob, error: OSError | None) -> None:
+        """Back on the loop."""
+        self.synced_logs += 1
+        if self._under_way.pop(job.log):
+            self._dirty[job.log] = None
+        try:
+            self._wake(job.log, job.log.end_sync(job, error))
+        except Exception:  # somebody's callback: it must not stop the syncing of all other logs
+            _log.exception("after the sync of %s", job.log)
+        self._go_on()
 
-    def _round_over(self) -> None:
-        if self._dirty:
-            assert self._loop is not None
-            self._loop.call_soon(self._start_round)
-        else:
-            self._running = False
-            if self._idle is not None:
-                self._idle.set()
+    def _go_on(self) -> None:
+        if self._dirty and len(self._under_way) < _JOBS_MAX:
+            self._schedule()
+        elif self._idle is not None and self._is_idle:
+            self._idle.set()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._dirty or self._under_way or self._scheduled)
 
     def _wake(self, log: PartitionLog, failure: StorageError | None) -> None:
         waiting = self._waiting.pop(log, None)
@@ -151,17 +166,17 @@ class SyncGroup:
             self._waiting[log] = still
 
     async def close(self) -> None:
-        """Waits for the last round and stops the workers."""
-        while self._running:
+        """Waits for the last sync and stops the workers."""
+        while not self._is_idle:
             self._idle = asyncio.Event()
             await self._idle.wait()
         self.stop()
 
     def stop(self) -> None:
         """Stops the workers; they finish what they are doing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
+        if self._workers is not None:
+            self._workers.stop()
+            self._workers = None
 
 
 def _lost(log: PartitionLog, offset: int) -> StorageError:
@@ -172,6 +187,56 @@ def _lost(log: PartitionLog, offset: int) -> StorageError:
     )
 
 
-def _sync_all(jobs: list[SyncJob]) -> _Outcome:
-    """On a worker thread."""
-    return [(job, job.log.run_sync(job)) for job in jobs]
+class _Workers:
+    """Who syncs: the kernel, where it can and the job is one plain file; otherwise threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_done: Callable[[SyncJob, OSError | None], None]) -> None:
+        self._loop = loop
+        self._on_done = on_done
+        self._kernel = KernelSync.open(loop, on_done)
+        self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._outcomes: deque[tuple[SyncJob, OSError | None]] = deque()
+        self._told = False  # the loop is about to look at the outcomes
+
+    def submit(self, jobs: list[SyncJob]) -> None:
+        if self._kernel is not None:
+            plain = [(job.handles[0].fd, job) for job in jobs if _is_plain(job)]
+            taken = self._kernel.submit(plain) if plain else 0
+            started = {job.log for _, job in plain[:taken]}
+            jobs = [job for job in jobs if job.log not in started]
+        for job in jobs:
+            self._jobs.put(job)
+        for _ in range(min(_THREADS, len(jobs)) - len(self._threads)):
+            thread = threading.Thread(target=self._work, name="semel-fsync", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        """On a thread of its own."""
+        while (job := self._jobs.get()) is not None:
+            self._outcomes.append((job, job.log.run_sync(job)))
+            if not self._told:
+                self._told = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    self._loop.call_soon_threadsafe(self._report)
+
+    def _report(self) -> None:
+        self._told = False  # before looking: what comes from here on is told again
+        while self._outcomes:
+            self._on_done(*self._outcomes.popleft())
+
+    def stop(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+
+def _is_plain(job: SyncJob) -> bool:
+    """Nothing to sync but one file, and nobody who wants to know of it (the journal of a simulated power cut)."""
+    return len(job.handles) == 1 and not job.folders and type(job.log.files).sync_file is Files.sync_file
