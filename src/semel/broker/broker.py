@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from semel.broker import faults, features
-from semel.broker.clock import Clock
+from semel.broker.clock import Clock, clock_of_the_environment
 from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
 from semel.broker.fetches import Fetches
 from semel.broker.quotas import Quotas
@@ -37,7 +37,7 @@ class Broker:
 
     def __init__(self, settings: Settings, data: Path, clock: Clock | None = None) -> None:
         self.settings = settings
-        self.clock = clock or Clock()
+        self.clock = clock or clock_of_the_environment()
         self.node_id = settings.node_id
         self.sync = SyncGroup(settings["fsync"])
         data.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class Broker:
                 results[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             if faults.armed:
-                faults.hit("marker.before")
+                await faults.reach("marker.before")
             try:
                 marker = partition.log.append_marker(
                     producer_id,
@@ -106,7 +106,7 @@ class Broker:
                 results[name, index] = error.code
                 continue
             if faults.armed:
-                faults.hit("marker.after")
+                await faults.reach("marker.after")
             waits.append(((name, index), self.sync.wait(partition.log, marker.last_offset + 1)))
         for (name, index), durable in waits:
             code = results[name, index] = await _outcome(durable)

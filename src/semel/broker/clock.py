@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from semel import control
+
 
 class Clock:
     """The system's clocks."""
@@ -31,3 +33,19 @@ class ManualClock(Clock):
 
     def advance_ms(self, delta_ms: int) -> None:
         self._now_ms += delta_ms
+
+
+class SteppedClock(Clock):
+    """Wall time that somebody else can step, forward and backward. What only goes forward still does."""
+
+    def __init__(self, steps: control.Control) -> None:
+        self._steps = steps
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._steps.clock_offset_ms
+
+
+def clock_of_the_environment() -> Clock:
+    """The system's clock, or the one that `semel prove` steps."""
+    steps = control.from_environment()
+    return Clock() if steps is None else SteppedClock(steps)

@@ -3,7 +3,13 @@
     SEMEL_FAULTS="prepare_commit.after_journal:kill,marker.before:stop:2"
 
 Each entry is name:action or name:action:n; it acts the n-th time that the point is reached (default: the first), once.
-Before it acts, the broker prints `fault fired: NAME` to stderr. Actions:
+Before it acts, the broker prints `fault fired: NAME` to stderr.
+
+    SEMEL_FAULTS="@/some/folder"
+
+arms by files, while the broker runs: folder/NAME holds action or action:n. When it acts the file becomes NAME.fired.
+
+Actions:
 
     kill       SIGKILL to itself: nothing is flushed, nobody is told
     stop       SIGSTOP to itself, until somebody sends SIGCONT
@@ -20,6 +26,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 from semel.protocol.apis import APIS
@@ -65,11 +72,18 @@ class _Fault(NamedTuple):
 armed = False
 _faults: dict[str, _Fault] = {}
 _counts: dict[str, int] = {}
+_folder: str | None = None  # faults are armed by files in it
 
 
 def arm(text: str) -> None:
     """Switches on what a text says (as in SEMEL_FAULTS), and nothing else any more; "" switches everything off."""
-    global armed
+    global armed, _folder
+    _folder = text[1:] if text.startswith("@") else None
+    if _folder is not None:
+        _faults.clear()
+        _counts.clear()
+        armed = True
+        return
     found = dict(_parse(entry) for entry in text.split(",") if entry.strip())
     _faults.clear()
     _counts.clear()
@@ -113,14 +127,24 @@ async def reach(name: str) -> None:
 
 def _due(name: str) -> _Fault | None:
     assert name in POINTS, f"fault point {name!r} is missing in the table"
-    fault = _faults.get(name)
+    fault = _faults.get(name) if _folder is None else _from_file(_folder, name)
     if fault is None:
         return None
     _counts[name] = _counts.get(name, 0) + 1
     if _counts[name] != fault.nth:
         return None
+    if _folder is not None:
+        del _counts[name]
+        os.rename(f"{_folder}/{name}", f"{_folder}/{name}.fired")
     print(f"fault fired: {name}", file=sys.stderr, flush=True)
     return fault
+
+
+def _from_file(folder: str, name: str) -> _Fault | None:
+    try:
+        return _parse(f"{name}:{Path(folder, name).read_text().strip()}")[1]
+    except FileNotFoundError:
+        return None
 
 
 def _act(action: str) -> None:

@@ -5,7 +5,8 @@ A command's module has
     EXAMPLE    one or more command lines that work as they stand
     configure(parser: argparse.ArgumentParser) -> None    adds its arguments
     run(args: argparse.Namespace) -> int                  does it; the exit code
-and imports everything heavy inside `run`. Exit codes: 0 done, 1 failed, 2 wrong usage, 70 a bug in semel, 130 Ctrl-C.
+and imports everything heavy inside `run`. Exit codes: 0 done, 1 failed, 2 wrong usage, 70 a bug in semel, 130 Ctrl-C;
+`prove` has more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ COMMANDS = {
     "group": "list and describe consumer groups, their lag and positions",
     "txn": "list, describe and abort transactions",
     "demo": "see semel at work",
+    "audit": "what an application has read and written, and whether that fits",
+    "prove": "try to break the guarantee, and have an independent checker count",
     "bench": "measure semel side by side with its peers",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
+from semel import mutants
 from semel.client.cluster import Cluster, Leader, group_coordinator
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.client.errors import KafkaError, error_of
@@ -38,6 +39,7 @@ Value = TypeVar("Value")
 LAST_VERSION_WITH_NAMES = 9  # of OffsetCommit and OffsetFetch; later ones say topic ids, which a deleted topic lacks
 CONSUMER_REPLICA = -1
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
+_TAKES_UNSTABLE = "no_require_stable" in mutants.ACTIVE
 
 
 class FoundOffset(NamedTuple):
@@ -133,6 +135,7 @@ def fetch_committed(
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's committed positions (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
     `require_stable` brings while a transaction with newer positions is open, is raised like any other error."""
+    require_stable = require_stable and not _TAKES_UNSTABLE
     coordinator = group_coordinator(group_id)
     connection = cluster.connect(coordinator, deadline)
     version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)

@@ -18,11 +18,13 @@ the owner alone ends the transaction, after the writers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from semel import mutants
 from semel.client.accumulator import Place
 from semel.client.batches import Batch, Identity
 from semel.client.cluster import Cluster
@@ -36,6 +38,8 @@ from semel.client.sender import NAMES_UP_TO, Sender
 from semel.client.timing import Deadline
 from semel.protocol.batch import next_sequence
 from semel.protocol.errors import ErrorCode
+
+_TAKES_BACK = "init_without_expected_epoch" in mutants.ACTIVE
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,10 @@ class TransactionHandle:
     def identity(self) -> Identity:
         return Identity(self.producer_id, self.epoch)
 
-    def writer(self) -> PartitionWriter:
-        """A writer with connections of its own. Close it, or use it in a `with` block."""
-        return PartitionWriter(self)
+    def writer(self, cluster: Cluster | None = None) -> PartitionWriter:
+        """A writer with connections of its own, or with those of a cluster that stays open when the writer is closed.
+        Close it, or use it in a `with` block."""
+        return PartitionWriter(self, cluster=cluster)
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,11 @@ class PlainHandle:
 
     settings: ProducerSettings
 
-    def writer(self) -> PartitionWriter:
-        with Cluster(self.settings) as cluster:
-            identity = new_identity(cluster, cluster.deadline().remaining_s())
+    def writer(self, cluster: Cluster | None = None) -> PartitionWriter:
+        with contextlib.nullcontext(cluster) if cluster is not None else Cluster(self.settings) as asked:
+            identity = new_identity(asked, asked.deadline().remaining_s())
         gate = FixedGate(None, identity, (3, NAMES_UP_TO))
-        return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), gate)
+        return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), gate, cluster)
 
 
 class Opening(NamedTuple):
@@ -100,9 +105,12 @@ class PartitionWriter:
     Any failure that a retry does not mend ends the writer: the transaction must be aborted by its owner.
     """
 
-    def __init__(self, handle: TransactionHandle, gate: FixedGate | None = None) -> None:
+    def __init__(
+        self, handle: TransactionHandle, gate: FixedGate | None = None, cluster: Cluster | None = None
+    ) -> None:
         self.handle = handle
-        self.cluster = Cluster(handle.settings)
+        self.cluster = cluster or Cluster(handle.settings)
+        self._lent = cluster is not None
         versions = VERSIONS[handle.generation].produce
         self._gate = gate or FixedGate(handle.transactional_id, handle.identity, versions)
         self._sender = Sender(handle.settings, self.cluster, self._gate)
@@ -184,7 +192,8 @@ class PartitionWriter:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.cluster.close()
+            if not self._lent:
+                self.cluster.close()
             self._sender.close()
 
     def __enter__(self) -> PartitionWriter:
@@ -299,7 +308,8 @@ class TransactionOwner:
 
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
-        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), self._owned())
+        expected = None if _TAKES_BACK else self._owned()
+        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), expected)
         self._epoch_used = False
         return self.identity
 

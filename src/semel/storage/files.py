@@ -8,11 +8,13 @@ Switched off it costs nothing: writes and reads are `os.pwrite` and `os.pread` t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from semel import control
 from semel.storage.powercut import Journal
 
 POWER_CUT_VARIABLE = "SEMEL_SIMULATE_POWER_CUT"
@@ -145,8 +147,32 @@ class JournaledFiles(Files):
 
 
 def files_for(data_dir: str | Path) -> Files:
-    """What the environment asks for: real files, or real files with the journal of a simulated power cut."""
-    return JournaledFiles(data_dir) if os.environ.get(POWER_CUT_VARIABLE) == "1" else Files()
+    """What the environment asks for: real files, with the journal of a simulated power cut, on a disk that can fill."""
+    files = JournaledFiles(data_dir) if os.environ.get(POWER_CUT_VARIABLE) == "1" else Files()
+    switch = control.from_environment()
+    if switch is not None:
+        _make_fillable(files, switch)
+    return files
+
+
+def _make_fillable(files: Files, switch: control.Control) -> None:
+    """Writes and new files find no room while the switch says so."""
+    write_at, open_file = files.write_at, files.open
+
+    def check() -> None:
+        if switch.disk_is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def guarded_write(fd: int, content: bytes | bytearray | memoryview, position: int) -> int:
+        check()
+        return write_at(fd, content, position)
+
+    def guarded_open(path: str, *, create: bool = True) -> int:
+        if create and not os.path.exists(path):
+            check()
+        return open_file(path, create=create)
+
+    files.write_at, files.open = guarded_write, guarded_open  # type: ignore[method-assign]
 
 
 def _files_below(folder: str) -> list[str]:

@@ -17,8 +17,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Literal
 
+from semel import mutants
 from semel.protocol.errors import ErrorCode
-from semel.storage import mutants
 from semel.storage.errors import StorageError
 from semel.storage.files import Files
 from semel.storage.kernel_sync import KernelSync

@@ -12,6 +12,7 @@ from collections.abc import Collection, Coroutine
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semel import mutants
 from semel.broker import faults
 from semel.broker.coordinators import TRANSACTION_STATE, TopicPartition
 from semel.broker.transactions.eager import Done, start_now
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 SETTLE_LIMIT_S = 0.1  # how long a request waits for the id's pending transition before it gets CONCURRENT_TRANSACTIONS
 MARKER_RETRY_S = 1.0
 EXPIRY_CHUNK = 2000  # ids that one batch of tombstones forgets
+_ANSWERS_EARLY = "answer_before_journal" in mutants.ACTIVE
 
 _FAULT_POINTS = {
     State.EMPTY: "init",
@@ -339,7 +341,10 @@ class TransactionCoordinator:
             self._undo(entry)
             return journal_error(error.code)
         try:
-            await durable
+            if _ANSWERS_EARLY:
+                self._spawn(durable)
+            else:
+                await durable
         except StorageError as error:
             # Nobody knows whether it is on the disk. Until a restart reads it again, the id must not move.
             log.critical("fsync of the transaction log failed; the id is blocked", extra={"transactional_id": entry.id})

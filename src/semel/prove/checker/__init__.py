@@ -13,7 +13,16 @@ A `Watcher` that runs during the faults adds what a reader saw meanwhile; pass i
 from semel.prove.checker.check import RULES, check
 from semel.prove.checker.expectation import Expectation, Positions
 from semel.prove.checker.raw_log import Fate, LogReadError, read_log
-from semel.prove.checker.reading import CheckerError, Seen, create_topics, ends, group_positions, read, topics_like
+from semel.prove.checker.reading import (
+    CheckerError,
+    Seen,
+    create_topics,
+    delete_topics,
+    ends,
+    group_positions,
+    read,
+    topics_like,
+)
 from semel.prove.checker.verdict import Kind, Verdict, Violation
 from semel.prove.checker.watcher import Observation, Watcher
 
@@ -32,6 +41,7 @@ __all__ = [
     "Watcher",
     "check",
     "create_topics",
+    "delete_topics",
     "ends",
     "group_positions",
     "read",

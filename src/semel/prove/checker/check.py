@@ -109,7 +109,21 @@ def _gather(expectation: Expectation, brokers: str, observation: Observation) ->
     }
     committed = read(brokers, expectation.topics)
     everything = read(brokers, expectation.topics, committed=False)
-    return Evidence(expectation, committed, everything, logs, observation, positions)
+    return Evidence(expectation, committed, everything, logs, _only(observation, expectation.topics), positions)
+
+
+def _only(observation: Observation, topics: tuple[str, ...]) -> Observation:
+    """What the watcher saw of some topics."""
+    chosen = [number for number, record in enumerate(observation.records) if record.topic in topics]
+    return Observation(
+        [observation.records[number] for number in chosen],
+        [observation.times_s[number] for number in chosen],
+        [
+            (at_s, stable, {place: end for place, end in found.items() if place[0] in topics})
+            for at_s, stable, found in list(observation.ends)
+        ],
+        [(place, error) for place, error in observation.out_of_range if place[0] in topics],
+    )
 
 
 # --- the rules ---

@@ -100,6 +100,14 @@ def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> Non
         raise CheckerError(f"a topic could not be created: {error.args[0].str()}") from error
 
 
+def delete_topics(brokers: str, topics: Iterable[str]) -> None:
+    try:
+        for future in AdminClient(settings(brokers)).delete_topics(list(topics)).values():
+            future.result(30)
+    except KafkaException as error:
+        raise CheckerError(f"a topic could not be deleted: {error.args[0].str()}") from error
+
+
 def read(
     brokers: str, topics: Iterable[str], *, committed: bool = True, timeout_s: float = READ_TIMEOUT_S
 ) -> list[Seen]:

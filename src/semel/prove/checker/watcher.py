@@ -82,8 +82,8 @@ class Watcher:
         for message in messages:
             error = message.error()
             if error is None:
-                self.observation.records.append(seen_of(message))
                 self.observation.times_s.append(time.monotonic())
+                self.observation.records.append(seen_of(message))  # last: who reads along counts these
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 self.observation.out_of_range.append(((message.topic(), message.partition()), error.str()))
 

@@ -1,0 +1,287 @@
+"""Plays a schedule: feeds, inflicts, waits until the pipeline has caught up, checks, and tells, round by round."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from semel.prove import inputs
+from semel.prove.checker import (
+    CheckerError,
+    Kind,
+    Verdict,
+    Violation,
+    Watcher,
+    check,
+    create_topics,
+    group_positions,
+    read,
+    topics_like,
+)
+from semel.prove.inflict import Inflictor
+from semel.prove.schedule import Fault, Round, Scene, Schedule
+from semel.prove.stage import Stage, StageError
+from semel.prove.workloads import WORKLOADS, Workload
+
+TICK_S = 0.02
+LOOK_EVERY_S = 0.2
+QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
+QUIET_WITHOUT_GROUP_S = 10.0
+FEED_PATIENCE_S = 60.0
+FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
+
+# What a guarantee does not promise: counted, and not a violation.
+ALLOWED: dict[str, frozenset[Kind]] = {
+    "exactly_once": frozenset(),
+    "at_least_once": frozenset({Kind.DUPLICATED, Kind.REORDERED}),
+    "at_most_once": frozenset({Kind.LOST, Kind.POSITIONS}),
+}
+
+
+class RoundResult(msgspec.Struct):
+    """What became of one round."""
+
+    workload: str
+    guarantee: str
+    number: int
+    fired: list[Fault]
+    not_fired: list[Fault]
+    transactions: int
+    records: int
+    took_s: float
+    violations: list[Violation]
+    allowed: dict[str, int]  # kinds that the guarantee does not rule out
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+class CampaignResult(msgspec.Struct):
+    """What became of all of them."""
+
+    rounds: list[RoundResult] = []
+    never_fired: list[Fault] = []
+    error: str = ""
+
+    @property
+    def violations(self) -> list[Violation]:
+        return [violation for result in self.rounds for violation in result.violations]
+
+    @property
+    def fired(self) -> list[Fault]:
+        return [fault for result in self.rounds for fault in result.fired]
+
+    @property
+    def boundaries(self) -> Counter[str]:
+        return Counter(fault.boundary for fault in self.fired if fault.boundary)
+
+    @property
+    def allowed(self) -> Counter[str]:
+        total: Counter[str] = Counter()
+        for result in self.rounds:
+            total.update(result.allowed)
+        return total
+
+
+Tell = Callable[[RoundResult], None]
+
+
+def run(
+    stage: Stage,
+    schedule: Schedule,
+    prefix: str,
+    tell: Tell,
+    *,
+    into: CampaignResult | None = None,
+    stop_at_violation: bool = False,
+) -> CampaignResult:
+    """Plays all scenes. StageError or CheckerError if that is not possible; `into` has what was done by then."""
+    result = into or CampaignResult()
+    for number, scene in enumerate(schedule.scenes):
+        play = ScenePlay(stage, scene, f"{prefix}.{number}")
+        try:
+            play.begin()
+            for round_number, round_ in enumerate(scene.rounds):
+                is_last = round_number == len(scene.rounds) - 1
+                done = play.round(round_number, round_, is_last)
+                result.rounds.append(done)
+                tell(done)
+                if done.violations:
+                    break  # what follows would only find the same records again
+            result.never_fired += play.unfired
+        finally:
+            play.end()
+        if stop_at_violation and result.violations:
+            break
+    return result
+
+
+class ScenePlay:
+    """One workload on topics of its own."""
+
+    def __init__(self, stage: Stage, scene: Scene, prefix: str) -> None:
+        self._stage = stage
+        self._scene = scene
+        self._workload: Workload = WORKLOADS[scene.workload](stage, prefix, scene.guarantee, scene.options)
+        self._prefix = prefix
+        self._watcher: Watcher | None = None
+        self._transactions = 0
+        self.unfired: list[Fault] = []
+
+    def begin(self) -> None:
+        there = topics_like(self._stage.direct, self._prefix + ".")
+        if there:
+            raise StageError(
+                f"topics {', '.join(there)} exist already; they may be somebody's: choose another --prefix"
+            )
+        topics = self._workload.topics()
+        create_topics(self._stage.direct, topics)
+        self._watcher = Watcher(self._stage.direct, topics).start()
+        self._workload.start()
+
+    def end(self) -> None:
+        self._stage.clear()
+        if self._watcher is not None:
+            self._watcher.stop()
+
+    # --- a round ---
+
+    def round(self, number: int, round_: Round, is_last: bool) -> RoundResult:
+        began_s = time.monotonic()
+        carried = [msgspec.structs.replace(fault, at_ms=0) for fault in self.unfired]
+        inflictor = Inflictor([*carried, *round_.faults], self._stage, self._workload.checkpoint)
+        self._transactions += round_.transactions
+        try:
+            stuck = self._work(inflictor)
+        finally:
+            inflictor.disarm()
+        self.unfired = [running.fault for running in inflictor.running if not running.fired]
+        self._recover()
+        verdict = self._verdict(is_last)
+        allowed = ALLOWED[self._scene.guarantee]
+        counted = Counter(v.kind.value for v in verdict.violations if v.kind in allowed)
+        return RoundResult(
+            self._scene.workload,
+            self._scene.guarantee,
+            number,
+            inflictor.fired,
+            list(self.unfired),
+            round_.transactions,
+            verdict.records_read,
+            time.monotonic() - began_s,
+            [*stuck, *(v for v in verdict.violations if v.kind not in allowed)],
+            dict(counted),
+        )
+
+    def _work(self, inflictor: Inflictor) -> list[Violation]:
+        """Until everything that was fed in has come out, or it is certain that it will not."""
+        producer = self._workload.feed(self._transactions)
+        progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions)
+        fed_s = done_s = 0.0
+        deadline_s = time.monotonic() + FEED_PATIENCE_S
+        while True:
+            inflictor.poll()
+            self._stage.supervise()
+            now_s = time.monotonic()
+            if not fed_s and not producer.wanted:
+                fed_s, deadline_s = now_s, now_s + self._workload.patience_s
+            if fed_s and not inflictor.lasting and (done_s or progress.done()):
+                done_s = done_s or now_s
+                if now_s - done_s >= FIRE_PATIENCE_S or all(running.fired for running in inflictor.running):
+                    return []
+            if now_s > deadline_s:
+                return [self._stuck("the producer did not finish" if not fed_s else progress.describe())]
+            time.sleep(TICK_S)
+
+    def _stuck(self, what: str) -> Violation:
+        words = "\n".join(actor.ends[-1] for actor in self._stage.actors.values() if actor.ends)
+        return Violation(Kind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip())
+
+    def _recover(self) -> None:
+        """Whatever is down comes up, so that it can be looked at."""
+        for actor in self._stage.actors.values():
+            actor.thaw()
+        self._stage.supervise()
+
+    def _verdict(self, is_last: bool) -> Verdict:
+        observation = self._require_watcher().observation
+        expectations = [self._workload.expectation(self._transactions)]
+        if is_last:
+            expectations.append(inputs.source_expectation(self._workload.source, self._transactions))
+            expectations += self._workload.further_expectations(self._transactions)
+        verdicts = [check(expectation, self._stage.direct, observation) for expectation in expectations]
+        violations = [violation for verdict in verdicts for violation in verdict.violations]
+        return msgspec.structs.replace(verdicts[0], violations=violations)
+
+    def _require_watcher(self) -> Watcher:
+        assert self._watcher is not None
+        return self._watcher
+
+
+class _Progress:
+    """Has the pipeline caught up with what was fed in?"""
+
+    def __init__(self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int) -> None:
+        self._stage, self._workload, self._watcher = stage, workload, watcher
+        self._transactions = transactions
+        self._looked_s = 0.0
+        self._ends: dict[str, dict[tuple[str, int], int]] = {}
+        self._behind = "nothing was seen yet"
+
+    def done(self) -> bool:
+        """Cheap enough to be asked often: it looks a few times a second."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        try:
+            return self._look(now_s)
+        except CheckerError as error:
+            self._behind = str(error)  # the broker is coming back
+            return False
+
+    def describe(self) -> str:
+        return f"not caught up in time: {self._behind}"
+
+    def _look(self, now_s: float) -> bool:
+        observation = self._watcher.observation
+        outputs = [record for record in list(observation.records) if record.topic in self._workload.outputs]
+        complete = self._workload.complete(outputs, self._transactions)
+        last_s = observation.times_s[-1] if observation.times_s else 0.0
+        groups = self._workload.groups()
+        if not groups:
+            self._behind = f"{len(outputs)} records in the output"
+            return complete or now_s - last_s >= QUIET_WITHOUT_GROUP_S
+        if not self._at_the_end(groups):
+            return False
+        self._behind = f"the groups are at the end, but only {len(outputs)} records are in the output"
+        return complete or now_s - last_s >= QUIET_S
+
+    def _at_the_end(self, groups: list[tuple[str, str]]) -> bool:
+        for group, topic in groups:
+            last = self._last_offsets(topic)
+            if not last:
+                self._behind = f"{topic} is empty"
+                return False
+            positions = group_positions(self._stage.direct, group, last, timeout_s=5)
+            behind = {
+                place: (positions.get(place, 0), end) for place, end in last.items() if positions.get(place, 0) <= end
+            }
+            if behind:
+                self._behind = f"group {group} is behind (position, last record): {behind}"
+                if topic != self._workload.source:
+                    self._ends.pop(topic, None)  # it may still grow
+                return False
+        return True
+
+    def _last_offsets(self, topic: str) -> dict[tuple[str, int], int]:
+        """Of the source it is asked once, since the producer has finished."""
+        if topic not in self._ends:
+            self._ends[topic] = {
+                (seen.topic, seen.partition): seen.offset for seen in read(self._stage.direct, [topic])
+            }
+        return self._ends[topic]

@@ -1,0 +1,286 @@
+"""What `semel prove` does: plan or load a schedule, play it, tell, clean up."""
+
+from __future__ import annotations
+
+import random
+import sys
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from semel import mutants
+from semel.prove.app import AppError, expectation_name, load
+from semel.prove.campaign import CampaignResult, RoundResult
+from semel.prove.campaign import run as play
+from semel.prove.checker import CheckerError, delete_topics, topics_like
+from semel.prove.plan import HUNTS, plan, plan_hunt
+from semel.prove.schedule import BROKER, Schedule, ScheduleError
+from semel.prove.schedule import load as load_schedule
+from semel.prove.stage import Stage, StageError
+from semel.prove.workloads import WORKLOADS
+
+KEPT, VIOLATED, NOTHING_FIRED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 3, 4, 130
+SHOWN_VIOLATIONS = 10
+SHOWN_FAULTS = 3
+
+
+class WishError(Exception):
+    """What was asked for does not make sense."""
+
+
+class Wish(NamedTuple):
+    """The command line."""
+
+    workloads: tuple[str, ...] = ()
+    app: str | None = None
+    expected: str | None = None
+    guarantee: str = "exactly_once"
+    brokers: str | None = None
+    prefix: str | None = None
+    mutant: str = ""
+    seed: int | None = None
+    rounds: int = 12
+    faults_per_round: int | None = None
+    replay: str | None = None
+    save: str | None = None
+    as_json: bool = False
+    only_list: bool = False
+    delete_topics: bool | None = None
+
+
+def main(wish: Wish) -> int:
+    """The exit code."""
+    if wish.only_list:
+        _list()
+        return KEPT
+    schedule = schedule_of(wish)
+    told = Teller(sys.stderr if wish.as_json else sys.stdout, sum(len(scene.rounds) for scene in schedule.scenes))
+    path = Path(wish.save or wish.replay or f"semel-prove-{schedule.seed}.json")
+    schedule.save(path)
+    told.begin(schedule, path)
+    prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
+    result = CampaignResult()
+    try:
+        stage = Stage(wish.brokers, schedule.mutant)
+    except StageError as error:
+        told.say(f"could not run: {error}")
+        return COULD_NOT_RUN
+    try:
+        play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
+        code = _code(result)
+    except (StageError, CheckerError) as error:
+        result.error = str(error)
+        told.say(f"could not run: {error}")
+        code = COULD_NOT_RUN
+    except KeyboardInterrupt:
+        told.say("interrupted: its processes are stopped")
+        code = INTERRUPTED
+    finally:
+        stage.clear()
+    _clean_up(stage, wish, prefix, told)
+    told.end(result, code, path)
+    if wish.as_json:
+        sys.stdout.write(msgspec.json.encode(summary(result, schedule, code)).decode() + "\n")
+    return code
+
+
+def _code(result: CampaignResult) -> int:
+    if result.violations:
+        return VIOLATED
+    return KEPT if result.fired else NOTHING_FIRED
+
+
+# --- what is to be played ---
+
+
+def schedule_of(wish: Wish) -> Schedule:
+    """Loaded, or planned from the seed."""
+    if wish.replay:
+        try:
+            schedule = load_schedule(Path(wish.replay))
+        except ScheduleError as error:
+            raise WishError(str(error)) from error
+        _check_replay(schedule, wish)
+        return schedule
+    if wish.rounds < 1 or (wish.faults_per_round is not None and wish.faults_per_round < 1):
+        raise WishError("--rounds and --faults-per-round must be at least 1")
+    seed = random.SystemRandom().randrange(1, 1 << 31) if wish.seed is None else wish.seed
+    if wish.mutant:
+        return _hunt(wish, seed)
+    workloads = _workloads(wish)
+    return plan(
+        seed,
+        workloads,
+        wish.guarantee,
+        wish.rounds,
+        own_broker=wish.brokers is None,
+        per_round=wish.faults_per_round,
+        options=_app_options(wish),
+    )
+
+
+def _check_replay(schedule: Schedule, wish: Wish) -> None:
+    unknown = sorted({scene.workload for scene in schedule.scenes} - set(WORKLOADS))
+    if unknown:
+        raise WishError(f"{wish.replay} has workloads that are not there: {', '.join(unknown)}")
+    faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
+    if wish.brokers is not None and any(fault.target == BROKER for fault in faults):
+        raise WishError(f"{wish.replay} kills the broker, which only a broker of one's own bears; leave --brokers out")
+
+
+def _hunt(wish: Wish, seed: int) -> Schedule:
+    if wish.mutant not in mutants.MUTANTS:
+        raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.MUTANTS))}")
+    if wish.brokers is not None:
+        raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out")
+    return plan_hunt(seed, wish.mutant, wish.rounds)
+
+
+def _workloads(wish: Wish) -> list[str]:
+    if wish.app is not None:
+        if wish.workloads:
+            raise WishError("--app is a workload of its own; leave --workload out")
+        return ["app"]
+    named = list(wish.workloads) or ["loop"]
+    known = [name for name in WORKLOADS if name != "app"]
+    if named == ["all"]:
+        return known
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise WishError(f"there is no workload {unknown[0]!r}; there are {', '.join(known)} and all (yours: --app)")
+    return named
+
+
+def _app_options(wish: Wish) -> dict[str, str]:
+    if wish.app is None:
+        return {}
+    expected = wish.expected or expectation_name(wish.app)
+    try:
+        load(wish.app)
+        load(expected)
+    except AppError as error:
+        raise WishError(str(error)) from error
+    return {"app": wish.app, "expected": expected}
+
+
+# --- what is told ---
+
+
+class Teller:
+    """Lines for people."""
+
+    def __init__(self, out: Any, rounds: int) -> None:
+        self._out = out
+        self._rounds = rounds
+        self._told = 0
+
+    def say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
+    def begin(self, schedule: Schedule, path: Path) -> None:
+        names = ", ".join(dict.fromkeys(f"{scene.workload} {scene.guarantee}" for scene in schedule.scenes))
+        self.say(f"{names}: {self._rounds} rounds, {schedule.fault_count} faults, seed {schedule.seed}")
+        self.say(f"the schedule is in {path}; `semel prove --replay {path}` plays it again")
+        if schedule.mutant:
+            self.say(f"deliberate bug: {mutants.MUTANTS[schedule.mutant]}")
+
+    def round(self, result: RoundResult) -> None:
+        self._told += 1
+        shown = "; ".join(str(fault) for fault in result.fired[:SHOWN_FAULTS])
+        more = len(result.fired) - SHOWN_FAULTS
+        shown += f"; {more} more" if more > 0 else ""
+        price = "".join(f", {count} {kind}" for kind, count in result.allowed.items())
+        verdict = "ok" if result.ok else "VIOLATED"
+        self.say(
+            f"{self._told:>4}/{self._rounds} {result.workload:<16}{verdict:<9}{result.took_s:5.1f} s "
+            f"{len(result.fired):>3} faults, {result.records} records{price}  ({shown})"
+        )
+        for violation in result.violations[:SHOWN_VIOLATIONS]:
+            self.say(f"       {violation}")
+        if len(result.violations) > SHOWN_VIOLATIONS:
+            self.say(f"       and {len(result.violations) - SHOWN_VIOLATIONS} more")
+
+    def end(self, result: CampaignResult, code: int, path: Path) -> None:
+        kinds = Counter(
+            f"{fault.what} {fault.target}" if fault.target != "network" else fault.what for fault in result.fired
+        )
+        self.say("")
+        self.say(f"{len(result.fired)} faults fired: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+        self.say(
+            f"{len(result.boundaries)} boundaries of the protocol were hit: {', '.join(sorted(result.boundaries))}"
+        )
+        if result.never_fired:
+            self.say(f"{len(result.never_fired)} did not fire: {'; '.join(map(str, result.never_fired[:5]))} ...")
+        found = Counter(violation.kind.value for violation in result.violations)
+        verdicts = {
+            KEPT: "kept: nothing was violated",
+            VIOLATED: "VIOLATED: " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()),
+            NOTHING_FIRED: "nothing is shown: no fault fired",
+            COULD_NOT_RUN: "nothing is shown: it could not run to its end",
+            INTERRUPTED: "interrupted before its end",
+        }
+        self.say(verdicts[code] + (f"; play it again with `semel prove --replay {path}`" if code == VIOLATED else ""))
+
+
+def summary(result: CampaignResult, schedule: Schedule, code: int) -> dict[str, Any]:
+    """The result for programs."""
+    return {
+        "exit_code": code,
+        "seed": schedule.seed,
+        "mutant": schedule.mutant,
+        "rounds": len(result.rounds),
+        "records": sum(round_.transactions for round_ in result.rounds),
+        "faults_fired": len(result.fired),
+        "faults_not_fired": len(result.never_fired),
+        "faults_by_kind": dict(Counter(f"{fault.what} {fault.target}" for fault in result.fired)),
+        "boundaries": dict(result.boundaries),
+        "allowed": dict(result.allowed),
+        "violations": result.violations,
+        "error": result.error,
+        "details": result.rounds,
+    }
+
+
+def _list() -> None:
+    for name, workload in WORKLOADS.items():
+        print(f"workload {name:<30}{workload.help}")
+    for name, what in mutants.MUTANTS.items():
+        print(f"mutant   {name:<30}{what} (looked for with {HUNTS[name].workload})")
+
+
+# --- cleaning up ---
+
+
+def _clean_up(stage: Stage, wish: Wish, prefix: str, told: Teller) -> None:
+    """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted."""
+    try:
+        if wish.brokers is not None:
+            _leave_cluster(stage.direct, wish, prefix, told)
+    except CheckerError as error:
+        told.say(f"left behind on {wish.brokers}: topics that begin with {prefix} ({error})")
+    finally:
+        stage.close()
+
+
+def _leave_cluster(brokers: str, wish: Wish, prefix: str, told: Teller) -> None:
+    topics = topics_like(brokers, prefix + ".") + topics_like(brokers, prefix + "-")
+    if not topics:
+        return
+    if _may_delete(wish, topics):
+        delete_topics(brokers, topics)
+        told.say(f"deleted {len(topics)} topics that this run made; its groups expire by themselves")
+    else:
+        told.say(f"left behind on {brokers}: topics {', '.join(topics)}, and consumer groups that begin with {prefix}")
+
+
+def _may_delete(wish: Wish, topics: list[str]) -> bool:
+    if wish.delete_topics is not None:
+        return wish.delete_topics
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(f"delete the {len(topics)} topics that this run made ({topics[0]}, ...)? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,134 @@
+"""Which faults there are for a workload: decks of cards that a seed shuffles.
+
+A deck holds every boundary of the protocol that the workload passes, so that a campaign which deals a whole deck hits
+each of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from semel.prove.schedule import BROKER, NETWORK, Fault, Round
+
+# --- boundaries, by name ---
+
+COMMIT_POINTS = (  # in the broker, on the way of a transaction from its first partition to its last marker
+    "init.before_journal",
+    "init.after_journal",
+    "add.before_journal",
+    "add.after_journal",
+    "prepare_commit.before_journal",
+    "prepare_commit.after_journal",
+    "marker.before",
+    "marker.after",
+    "markers.durable",
+    "complete_commit.before_journal",
+    "complete_commit.after_journal",
+    "recovery.before_markers",
+)
+ABORT_POINTS = (
+    "prepare_abort.before_journal",
+    "prepare_abort.after_journal",
+    "complete_abort.before_journal",
+    "complete_abort.after_journal",
+)
+TRANSACTION_APIS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn")
+FIRST_GENERATION_APIS = ("AddPartitionsToTxn", "AddOffsetsToTxn")  # TV2 does without
+PLAIN_APIS = ("Produce", "OffsetCommit")
+GROUP_APIS = ("FindCoordinator", "JoinGroup", "SyncGroup", "OffsetFetch", "Heartbeat")
+READ_APIS = ("Metadata", "ListOffsets", "Fetch")
+SINK_POINTS = (
+    "sink.before_begin",
+    "sink.after_begin",
+    "sink.after_write",
+    "sink.after_audit",
+    "sink.after_ledger",
+    "sink.after_positions",
+    "sink.after_commit",
+)
+TASK_POINTS = ("task.after_opening", "task.after_rows")
+
+REPEATABLE = frozenset({*TRANSACTION_APIS, *FIRST_GENERATION_APIS, "OffsetCommit"})  # a client may send these twice
+
+FREEZE_MS = 1_500
+DELAY_MS = 700
+FULL_DISK_MS = 1_200
+
+
+def boundaries(guarantee: str, *, broker: bool, sink: bool) -> set[str]:
+    """Everything on the way of a commit that a campaign can hit by name."""
+    if guarantee != "exactly_once":
+        return {f"{api}.{side}" for api in PLAIN_APIS for side in ("request", "answer")}
+    named = {f"{api}.{side}" for api in TRANSACTION_APIS for side in ("request", "answer")}
+    named |= {*COMMIT_POINTS, *ABORT_POINTS, "EndTxn.before_answer", "EndTxn.after_answer"} if broker else set()
+    return named | ({*SINK_POINTS, *TASK_POINTS} if sink else set())
+
+
+# --- cards ---
+
+
+def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
+    """Death, power cut and freeze of the broker at each point, and things that happen at any time."""
+    for point in points:
+        yield Fault("kill", BROKER, point)
+        yield Fault("power_cut", BROKER, point)
+        yield Fault("stop", BROKER, point, for_ms=FREEZE_MS)
+    for what in ("kill", "power_cut", "restart"):
+        yield Fault(what, BROKER)
+    yield Fault("stop", BROKER, for_ms=FREEZE_MS)
+    yield Fault("disk_full", BROKER, for_ms=FULL_DISK_MS)
+    for step_ms in (90_000, -90_000, 2_000, -2_000):
+        yield Fault("clock", BROKER, step_ms=step_ms)
+
+
+def network_cards(apis: tuple[str, ...]) -> Iterator[Fault]:
+    for api in apis:
+        for what in ("drop_request", "drop_answer", "truncate_request", "truncate_answer", "duplicate_answer"):
+            yield Fault(what, NETWORK, api=api)
+        for what in ("delay_request", "delay_answer"):
+            yield Fault(what, NETWORK, api=api, for_ms=DELAY_MS)
+        yield Fault("silence_answer", NETWORK, api=api)
+        if api in REPEATABLE:
+            yield Fault("duplicate_request", NETWORK, api=api)
+
+
+def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
+    """A process that is killed at each side of its requests, and killed, restarted and frozen at any time."""
+    for api in apis:
+        for side in ("request", "answer"):
+            yield Fault("kill", target, api=api, side=side)
+    yield Fault("kill", target)
+    yield Fault("restart", target)
+    yield Fault("stop", target, for_ms=FREEZE_MS)
+
+
+def point_cards(target: str, points: tuple[str, ...]) -> Iterator[Fault]:
+    for point in points:
+        yield Fault("kill", target, point)
+
+
+# --- dealing ---
+
+
+def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spread_ms: int) -> list[Round]:
+    """Deals shuffled decks until there are enough rounds. Moments and counts are drawn here, so the value has them."""
+    cards: list[Fault] = []
+    dealt = []
+    for _ in range(rounds):
+        while len(cards) < per_round:
+            fresh = list(deck)
+            rng.shuffle(fresh)
+            cards += fresh
+        hand, cards = cards[:per_round], cards[per_round:]
+        dealt.append(Round([_placed(fault, rng, spread_ms) for fault in hand]))
+    return dealt
+
+
+def _placed(fault: Fault, rng: random.Random, spread_ms: int) -> Fault:
+    seed = rng.choice((0, rng.randrange(1, 1 << 30))) if fault.what == "power_cut" else 0
+    nth = rng.choice((1, 1, 2, 3)) if fault.api in ("Produce", "Fetch", "EndTxn", "TxnOffsetCommit") else 1
+    at_ms = rng.randrange(0, spread_ms)
+    return Fault(
+        fault.what, fault.target, fault.point, fault.api, fault.side, nth, at_ms, fault.for_ms, fault.step_ms, seed
+    )

@@ -1,0 +1,369 @@
+"""How faults are inflicted: each is armed at its moment, then looked at again and again until its effect is over.
+
+Everything here runs on one thread that polls (`Inflictor.poll`), but for the signal that a process gets at an API: that
+comes from the proxy's thread, so that it arrives before the frame does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from semel.prove.proxy import Effect, Rule
+from semel.prove.schedule import BROKER, NETWORK, Fault
+from semel.prove.stage import Actor, OwnBroker, Stage
+
+TASK = "task"
+ZOMBIE_AFTER_S = 2.0  # a frozen process wakes up so long after its successor has begun to work
+ZOMBIE_LIVES_S = 12.0  # by then it has done whatever it could
+
+
+class Running:
+    """A fault on its way: waiting for its moment, armed, fired, over."""
+
+    def __init__(self, fault: Fault, stage: Stage, checkpoint: Path | None) -> None:
+        self.fault = fault
+        self.stage = stage
+        self.checkpoint = checkpoint
+        self.armed = False
+        self.fired_s = 0.0
+        self.over = False
+
+    @property
+    def fired(self) -> bool:
+        return self.fired_s > 0
+
+    def arm(self) -> None:
+        """Its moment has come."""
+        self.armed = True
+
+    def poll(self) -> None:
+        """After `arm`, until it is over."""
+
+    def disarm(self) -> None:
+        """Takes back what has not happened, and ends what lasts."""
+
+    def _fire(self) -> None:
+        if not self.fired:
+            self.fired_s = time.monotonic()
+
+    @property
+    def _lasted(self) -> bool:
+        return self.fired and time.monotonic() - self.fired_s >= self.fault.for_ms / 1000
+
+    @property
+    def own(self) -> OwnBroker:
+        assert self.stage.own is not None, f"{self.fault} needs a broker of one's own"
+        return self.stage.own
+
+    @property
+    def actor(self) -> Actor:
+        return self.stage.actors[self.fault.target]
+
+
+class OnTheWire(Running):
+    """Something happens to a frame."""
+
+    def arm(self) -> None:
+        super().arm()
+        effect = Effect[self.fault.what.upper()]
+        self._rule = Rule(self.fault.api, effect, nth=self.fault.nth, delay_ms=self.fault.for_ms)
+        self.stage.proxy.add(self._rule)
+
+    def poll(self) -> None:
+        if self._rule.fired.is_set():
+            self._fire()
+            self.over = True
+
+    def disarm(self) -> None:
+        if self.armed:
+            self.stage.proxy.remove(self._rule)
+
+
+class AtAnApi(Running):
+    """A process is killed, frozen or replaced when one of its own frames passes."""
+
+    _zombie: Zombie | None = None
+
+    def arm(self) -> None:
+        super().arm()
+        is_request = self.fault.side == "request"
+        self._rule = Rule(
+            self.fault.api,
+            Effect.DROP_REQUEST if is_request and self.fault.what == "kill" else Effect.PASS,
+            nth=self.fault.nth,
+            client="driver" if self.fault.target == TASK else self.fault.target,
+            on_request=is_request,
+            then=self._act,
+        )
+        self.stage.proxy.add(self._rule)
+
+    def _act(self) -> None:
+        """On the proxy's thread."""
+        if self.fault.target == TASK:
+            self.stage.actors["driver"].kill_tasks()
+        elif self.fault.what == "kill":
+            self.actor.kill_at_once()
+        else:
+            self.actor.freeze_at_once()
+
+    def poll(self) -> None:
+        if not self._rule.fired.is_set():
+            return
+        self._fire()
+        if self.fault.what == "takeover":
+            self._zombie = self._zombie or Zombie(self.actor)
+            self._zombie.poll()
+            self.over = self._zombie.over
+        elif self.fault.what == "kill":
+            self.over = True
+        elif self._lasted:
+            self.actor.thaw()
+            self.over = True
+
+    def disarm(self) -> None:
+        if self.armed:
+            self.stage.proxy.remove(self._rule)
+        if self.fired and not self.over and self._zombie is None:
+            self.actor.thaw()
+
+
+class AtABrokersPoint(Running):
+    """The broker dies, loses its power, stands still or dawdles exactly there."""
+
+    _times = 0
+
+    def arm(self) -> None:
+        super().arm()
+        self._write()
+
+    def _write(self) -> None:
+        action = {"power_cut": "kill", "delay": f"delay={self.fault.for_ms}"}.get(self.fault.what, self.fault.what)
+        (self.own.faults / f"{self.fault.point}.fired").unlink(missing_ok=True)
+        if self.fault.what == "power_cut":
+            self.own.cuts_at[self.fault.point] = self.fault.seed
+        (self.own.faults / self.fault.point).write_text(f"{action}:{self.fault.nth}")
+
+    def poll(self) -> None:
+        if (self.own.faults / f"{self.fault.point}.fired").exists() and not self.over:
+            self._fire()
+            self._times += 1
+            if self._times < self.fault.times:
+                self._write()
+                return
+        if self.fired and self.fault.what != "stop":
+            self.over = True
+        elif self._lasted:
+            self.own.process.resume()
+            self.over = True
+
+    def disarm(self) -> None:
+        if not self.armed:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self.own.faults / self.fault.point).unlink()
+        self.own.cuts_at.pop(self.fault.point, None)
+        if self.fault.what == "stop":
+            self.own.process.resume()
+
+
+class AtASinksPoint(Running):
+    """The driver or a task of it is killed, frozen or replaced exactly there."""
+
+    _zombie: Zombie | None = None
+
+    @property
+    def _folder(self) -> Path:
+        return self.stage.folder / "sink-faults"
+
+    def arm(self) -> None:
+        super().arm()
+        (self._folder / f"{self.fault.point}.fired").unlink(missing_ok=True)
+        (self._folder / self.fault.point).write_text("kill" if self.fault.what == "kill" else "stop")
+
+    def poll(self) -> None:
+        mark = self._folder / f"{self.fault.point}.fired"
+        if not mark.exists():
+            return
+        self._fire()
+        if self.fault.what == "kill":
+            self.over = True
+        elif self.fault.what == "takeover":
+            self._zombie = self._zombie or Zombie(self.stage.actors["driver"])
+            self._zombie.poll()
+            self.over = self._zombie.over
+        elif self._lasted:
+            self._thaw(int(mark.read_text()))
+
+    def _thaw(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        self.over = True
+
+    def disarm(self) -> None:
+        if not self.armed:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / self.fault.point).unlink()
+        mark = self._folder / f"{self.fault.point}.fired"
+        if self.fault.what == "stop" and self.fired and not self.over:
+            self._thaw(int(mark.read_text()))
+
+
+class AtAnyTime(Running):
+    """What needs no more than a moment."""
+
+    def arm(self) -> None:
+        super().arm()
+        if _ACTS[self.fault.what](self) is not False:
+            self._fire()
+
+    def poll(self) -> None:
+        if self.fired and self._lasted and not self.over:
+            self.over = True
+            self._end()
+
+    def disarm(self) -> None:
+        if self.armed and not self.over:
+            self.over = True
+            self._end()
+
+    def _end(self) -> None:
+        if self.fault.what in _ENDS:
+            _ENDS[self.fault.what](self)
+
+
+def _kill(running: Running) -> bool:
+    if running.fault.target == TASK:
+        return running.stage.actors["driver"].kill_tasks() > 0
+    if running.fault.target == BROKER:
+        running.own.process.kill()
+    else:
+        running.actor.kill()
+    return True
+
+
+def _power_cut(running: Running) -> None:
+    running.own.power_cut_seed = running.fault.seed
+    running.own.process.kill()
+
+
+def _stop(running: Running) -> None:
+    process = running.own.process if running.fault.target == BROKER else running.actor.process
+    if process is not None and process.running:
+        process.pause()
+
+
+def _thaw(running: Running) -> None:
+    process = running.own.process if running.fault.target == BROKER else running.actor.process
+    if process is not None and process.running:
+        process.resume()
+
+
+def _restart(running: Running) -> None:
+    if running.fault.target == BROKER:
+        if running.own.process.running:
+            running.own.broker.stop(20)
+    else:
+        running.actor.restart()
+
+
+def _clock(running: Running) -> None:
+    now = running.own.control.clock_offset_ms
+    running.own.control.set(clock_offset_ms=now + running.fault.step_ms)
+
+
+def _disk_full(running: Running) -> None:
+    running.own.control.set(disk_is_full=True)
+
+
+def _disk_has_room(running: Running) -> None:
+    running.own.control.set(disk_is_full=False)
+
+
+def _checkpoint_lost(running: Running) -> None:
+    assert running.checkpoint is not None, "this workload has no checkpoint"
+    running.actor.kill()
+    shutil.rmtree(running.checkpoint, ignore_errors=True)
+
+
+_ACTS: dict[str, Callable[[Running], bool | None]] = {
+    "kill": _kill,
+    "power_cut": _power_cut,
+    "stop": _stop,
+    "restart": _restart,
+    "clock": _clock,
+    "disk_full": _disk_full,
+    "checkpoint_lost": _checkpoint_lost,
+}
+_ENDS: dict[str, Callable[[Running], None]] = {"stop": _thaw, "disk_full": _disk_has_room}
+
+
+class Zombie:
+    """A process that stands still while a successor takes over, and then wakes up."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._successor = actor
+        self._old = actor.replace()
+        self._awake_s = 0.0
+        self._working_s = 0.0
+        self.over = False
+
+    def poll(self) -> None:
+        now_s = time.monotonic()
+        process = self._successor.process
+        if not self._working_s and process is not None and "working" in process.output:
+            self._working_s = now_s
+        if self._working_s and not self._awake_s and now_s - self._working_s >= ZOMBIE_AFTER_S:
+            self._old.resume()
+            self._awake_s = now_s
+        if self._awake_s and (not self._old.running or now_s - self._awake_s >= ZOMBIE_LIVES_S):
+            self._old.kill()
+            self.over = True
+
+
+def running_of(fault: Fault, stage: Stage, checkpoint: Path | None) -> Running:
+    """The way in which a fault is inflicted follows from where it happens."""
+    if fault.target == NETWORK:
+        kind: type[Running] = OnTheWire
+    elif fault.api:
+        kind = AtAnApi
+    elif fault.point:
+        kind = AtABrokersPoint if fault.target == BROKER else AtASinksPoint
+    else:
+        kind = AtAnyTime
+    return kind(fault, stage, checkpoint)
+
+
+class Inflictor:
+    """The faults of one round."""
+
+    def __init__(self, faults: list[Fault], stage: Stage, checkpoint: Path | None = None) -> None:
+        self.running = [running_of(fault, stage, checkpoint) for fault in faults]
+        self._began_s = time.monotonic()
+
+    def poll(self) -> None:
+        now_ms = (time.monotonic() - self._began_s) * 1000
+        for running in self.running:
+            if not running.armed and now_ms >= running.fault.at_ms:
+                running.arm()
+            if running.armed and not running.over:
+                running.poll()
+
+    @property
+    def lasting(self) -> bool:
+        """Whether something that has begun is not over, or has yet to begin."""
+        return any(not running.armed or (running.fired and not running.over) for running in self.running)
+
+    def disarm(self) -> None:
+        for running in self.running:
+            running.disarm()
+
+    @property
+    def fired(self) -> list[Fault]:
+        return [running.fault for running in self.running if running.fired]

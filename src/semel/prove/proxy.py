@@ -1,0 +1,316 @@
+"""A TCP proxy in front of a cluster that knows which API a frame belongs to, so that one can ask for "the answer to
+EndTxn is lost".
+
+    with Proxy("localhost:9092") as proxy:
+        rule = proxy.add(Rule("EndTxn", Effect.DROP_ANSWER))
+        ...                                       # a client with bootstrap.servers = proxy.bootstrap
+        rule.fired.wait(10)
+
+Clients stay behind the proxy: broker addresses in answers are replaced by addresses of its own, one for each broker. It
+runs on a thread with an asyncio loop. Plain connections only: TLS hides what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any
+
+from semel.protocol.apis import APIS
+from semel.protocol.messages.describe_cluster import DESCRIBE_CLUSTER
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
+from semel.protocol.messages.metadata import METADATA
+
+_START = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_SIZE = struct.Struct(">i")
+
+API_KEYS = {"".join(word.capitalize() for word in name.split("_")): key for key, (name, _) in APIS.items()}
+
+
+class Effect(Enum):
+    PASS = "nothing happens to it"
+    DROP_REQUEST = "the request is lost and the connection cut"
+    DROP_ANSWER = "the broker gets the request, its answer is lost and the connection cut"
+    TRUNCATE_REQUEST = "half of the request reaches the broker, then the connection is cut"
+    TRUNCATE_ANSWER = "half of the answer reaches the client, then the connection is cut"
+    DELAY_REQUEST = "the request, and what follows it, is held back"
+    DELAY_ANSWER = "the answer, and what follows it, is held back"
+    DUPLICATE_REQUEST = "the broker gets the request twice; the client gets the second answer"
+    DUPLICATE_ANSWER = "the client gets the answer twice"
+    SILENCE_ANSWER = "the answer never comes, the connection stays"
+
+    @property
+    def is_for_requests(self) -> bool:
+        return self.name.endswith("_REQUEST")
+
+
+class Rule:
+    """Something that happens to the n-th next request of an API, once."""
+
+    def __init__(
+        self,
+        api: str,
+        effect: Effect,
+        *,
+        nth: int = 1,
+        delay_ms: int = 0,
+        client: str = "",
+        on_request: bool | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        if api not in API_KEYS:
+            raise ValueError(f"there is no API {api!r}; the APIs are {', '.join(sorted(API_KEYS))}")
+        self.api, self.api_key = api, API_KEYS[api]
+        self.effect = effect
+        self.delay_s = delay_ms / 1000
+        self.client = client  # whose requests: a part of the client id
+        self.on_request = effect.is_for_requests if on_request is None else on_request
+        self.then = then  # called when it fires, on the proxy's thread, before anybody can notice
+        self.fired = threading.Event()
+        self._left = nth
+
+    def takes(self, api_key: int, client_id: str) -> bool:
+        """Whether this request is the one; counts it."""
+        if api_key != self.api_key or self.client not in client_id or self._left <= 0:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def fire(self) -> None:
+        if self.then is not None:
+            self.then()
+        self.fired.set()
+
+
+class Proxy:
+    """Listens on ports of its own, one for each broker that clients are told of."""
+
+    def __init__(self, brokers: str) -> None:
+        host, _, port = brokers.split(",")[0].strip().rpartition(":")
+        self._first = (host, int(port))
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._rules: list[Rule] = []
+        self._servers: dict[tuple[str, int], asyncio.Server] = {}
+        self._ports: dict[tuple[str, int], int] = {}
+        self._links: set[_Link] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self._port = self._run(self.port_for(*self._first))
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def add(self, rule: Rule) -> Rule:
+        with self._lock:
+            self._rules.append(rule)
+        return rule
+
+    def remove(self, rule: Rule) -> None:
+        with self._lock:
+            if rule in self._rules:
+                self._rules.remove(rule)
+
+    def cut_all(self) -> int:
+        """Cuts every connection; how many there were."""
+
+        async def cut() -> int:
+            links = list(self._links)
+            for link in links:
+                link.cut()
+            return len(links)
+
+        return self._run(cut())
+
+    def close(self) -> None:
+        async def stop() -> None:
+            for server in self._servers.values():
+                server.close()
+            for link in list(self._links):
+                link.cut()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().stop()
+
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(stop(), self._loop)
+            self._thread.join(10)
+            self._loop.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- for its links, on the loop ---
+
+    async def port_for(self, host: str, port: int) -> int:
+        """Where clients reach a broker through the proxy."""
+        broker = (host, port)
+        if broker not in self._ports:
+            self._ports[broker] = 0  # two answers at once must not open two
+            server = await asyncio.start_server(lambda r, w: self._accept(broker, r, w), "127.0.0.1", 0, limit=1 << 20)
+            self._servers[broker] = server
+            self._ports[broker] = server.sockets[0].getsockname()[1]
+        while not self._ports[broker]:
+            await asyncio.sleep(0.001)
+        return self._ports[broker]
+
+    def rule_for(self, api_key: int, client_id: str) -> Rule | None:
+        with self._lock:
+            rule = next((rule for rule in self._rules if rule.takes(api_key, client_id)), None)
+            if rule is not None:
+                self._rules.remove(rule)
+            return rule
+
+    def forget(self, link: _Link) -> None:
+        self._links.discard(link)
+
+    async def _accept(
+        self, broker: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            upstream = await asyncio.wait_for(asyncio.open_connection(*broker, limit=1 << 20), 5)
+        except (TimeoutError, OSError):
+            writer.close()
+            return
+        link = _Link(self, (reader, writer), upstream)
+        self._links.add(link)
+        await link.run()
+
+    def _run(self, work: Coroutine[Any, Any, int]) -> int:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Asked:
+    """A request that is on its way."""
+
+    __slots__ = ("api_key", "rule", "swallow", "version")
+
+    def __init__(self, api_key: int, version: int, rule: Rule | None, swallow: int) -> None:
+        self.api_key, self.version, self.rule = api_key, version, rule
+        self.swallow = swallow  # answers that the client must not get
+
+
+class _Link:
+    """One client's connection, and the one to the broker behind it."""
+
+    def __init__(self, proxy: Proxy, client: Streams, broker: Streams) -> None:
+        self._proxy = proxy
+        self._client_in, self._client_out = client
+        self._broker_in, self._broker_out = broker
+        self._asked: dict[int, _Asked] = {}
+
+    async def run(self) -> None:
+        pumps = [asyncio.ensure_future(pump()) for pump in (self._requests, self._answers)]
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        self.cut()
+        for pump in pumps:
+            pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError, asyncio.IncompleteReadError, OSError):
+                await pump
+
+    def cut(self) -> None:
+        for writer in (self._client_out, self._broker_out):
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.transport.abort()
+        self._proxy.forget(self)
+
+    async def _requests(self) -> None:
+        while True:
+            frame = await _frame(self._client_in)
+            api_key, version, correlation_id, length = _START.unpack_from(frame, 4)
+            client_id = frame[14 : 14 + max(length, 0)].decode(errors="replace")
+            rule = self._proxy.rule_for(api_key, client_id)
+            copies = 1
+            if rule is not None and rule.on_request:
+                if not await self._disturb_request(rule, frame):
+                    return
+                copies = 2 if rule.effect is Effect.DUPLICATE_REQUEST else 1
+                rule = None
+            self._asked[correlation_id] = _Asked(api_key, version, rule, copies - 1)
+            self._broker_out.write(frame * copies)
+            await self._broker_out.drain()
+
+    async def _disturb_request(self, rule: Rule, frame: bytes) -> bool:
+        """Whether the request still goes on."""
+        rule.fire()
+        if rule.effect is Effect.DELAY_REQUEST:
+            await asyncio.sleep(rule.delay_s)
+        elif rule.effect is Effect.TRUNCATE_REQUEST:
+            self._broker_out.write(frame[: len(frame) // 2])
+            await self._broker_out.drain()
+            self._broker_out.close()  # after what was written, not at once
+        return rule.effect not in (Effect.DROP_REQUEST, Effect.TRUNCATE_REQUEST)
+
+    async def _answers(self) -> None:
+        while True:
+            frame = await _frame(self._broker_in)
+            (correlation_id,) = _SIZE.unpack_from(frame, 4)
+            asked = self._asked.get(correlation_id)
+            if asked is None:
+                return  # an answer to nothing: the stream is out of step
+            if asked.swallow:
+                asked.swallow -= 1
+                continue
+            del self._asked[correlation_id]
+            if not await self._answer(asked, await self._rewritten(asked, frame)):
+                return
+
+    async def _answer(self, asked: _Asked, frame: bytes) -> bool:
+        """Whether the connection lives on."""
+        rule = asked.rule
+        effect = rule.effect if rule is not None else Effect.PASS
+        if rule is not None:
+            rule.fire()
+            if effect is Effect.SILENCE_ANSWER:
+                return True
+            if effect is Effect.DROP_ANSWER:
+                return False
+            if effect is Effect.DELAY_ANSWER:
+                await asyncio.sleep(rule.delay_s)
+        if effect is Effect.TRUNCATE_ANSWER:
+            frame = frame[: max(5, len(frame) // 2)]
+        self._client_out.write(frame * 2 if effect is Effect.DUPLICATE_ANSWER else frame)
+        await self._client_out.drain()
+        if effect is Effect.TRUNCATE_ANSWER:
+            self._client_out.close()
+            await asyncio.sleep(0.01)  # what was written goes out before the cut
+        return effect is not Effect.TRUNCATE_ANSWER
+
+    async def _rewritten(self, asked: _Asked, frame: bytes) -> bytes:
+        """The proxy's own addresses in place of the brokers'."""
+        api = _ADDRESSES.get(asked.api_key)
+        if api is None:
+            return frame
+        correlation_id, answer = api.read_response(frame[4:], asked.version)
+        for place in _places(asked.api_key, asked.version, answer):
+            if place.port > 0:
+                place.port = await self._proxy.port_for(place.host, place.port)
+                place.host = "127.0.0.1"
+        return b"".join(api.frame_response(answer, asked.version, correlation_id))
+
+
+_ADDRESSES: dict[int, Any] = {api.key: api for api in (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)}
+
+
+def _places(api_key: int, version: int, answer: Any) -> list[Any]:
+    """The parts of an answer with a host and a port."""
+    if api_key == FIND_COORDINATOR.key:
+        return list(answer.coordinators) if version >= 4 else [answer]
+    return list(answer.brokers)
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    """A frame with its size."""
+    head = await reader.readexactly(4)
+    return head + await reader.readexactly(_SIZE.unpack(head)[0])

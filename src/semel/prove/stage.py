@@ -1,0 +1,249 @@
+"""Where a campaign plays: a broker, the proxy in front of it, and processes that are watched over and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from semel import control, mutants
+from semel.broker import faults as broker_faults
+from semel.local.processes import Process, ProcessFailed
+from semel.local.semel_broker import SemelBroker
+from semel.prove.proxy import Proxy
+from semel.storage.powercut import cut_power
+
+RESTARTS_BORNE = 60  # of one process in one scene, beyond those that faults ask for
+QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
+BROKER_SETTINGS = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
+
+
+class StageError(Exception):
+    """The campaign cannot go on: nothing can be said about the guarantee."""
+
+
+class Actor:
+    """A process that should run. One that ends is started again, as a supervisor would do."""
+
+    def __init__(self, name: str, make: Callable[[], Process]) -> None:
+        self.name = name
+        self._make = make
+        self.process: Process | None = None
+        self.wanted = False
+        self.frozen_until_s = 0.0
+        self.starts = 0
+        self.ends: list[str] = []  # last words of those that ended by themselves
+        self._old: list[Process] = []  # replaced while frozen; they wake up as zombies
+        self._started_s = 0.0
+
+    def start(self) -> None:
+        self.wanted = True
+        self.process = self._make()
+        self.starts += 1
+        self._started_s = time.monotonic()
+
+    def supervise(self) -> None:
+        """Starts it again if it ended; unless it ended well."""
+        process = self.process
+        if not self.wanted or process is None or process.running:
+            return
+        if time.monotonic() - self._started_s < QUICK_END_S:
+            return
+        code = process.returncode
+        process.kill()  # what it left of its group
+        if code == 0:
+            self.wanted = False
+            return
+        if code is not None and code > 0:
+            self.ends.append(f"{self.name} ended with {code}: {process.output[-1500:]}")
+        if len(self.ends) > RESTARTS_BORNE:
+            raise StageError(f"{self.name} keeps ending by itself; its last words:\n{self.ends[-1]}")
+        self.start()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def kill_at_once(self) -> None:
+        """From the proxy's thread: the signal alone, nothing is waited for."""
+        if self.process is not None and self.process.running:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def freeze_at_once(self) -> None:
+        if self.process is not None and self.process.running:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self.process is not None and self.process.running:
+            self.process.resume()
+
+    def replace(self) -> Process:
+        """Starts a second one while the first stands still; returns the first."""
+        assert self.process is not None
+        old = self.process
+        self._old.append(old)
+        self.start()
+        return old
+
+    def restart(self) -> None:
+        """In order: SIGTERM, and again."""
+        if self.process is not None and self.process.running:
+            try:
+                self.process.terminate(15)
+            except ProcessFailed:
+                self.process.kill()
+        self.start()
+
+    def stop(self) -> None:
+        self.wanted = False
+        for process in (*self._old, self.process):
+            if process is not None:
+                process.kill()
+
+    def kill_tasks(self) -> int:
+        """kill -9 of the Python workers of a Spark driver: those that a daemon of its group has forked."""
+        if self.process is None or not self.process.running:
+            return 0
+        daemons = {pid: parent for pid, parent, command in _group(self.process.pid) if "pyspark.daemon" in command}
+        workers = [pid for pid, parent in daemons.items() if parent in daemons]
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(workers)
+
+
+def _group(group: int) -> list[tuple[int, int, str]]:
+    """(process, its parent, its command line) of all in a process group."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            words = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            if int(words[2]) == group:
+                command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append((int(entry), int(words[1]), command))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+class OwnBroker:
+    """The embedded broker as a process that may be killed, frozen, unplugged, and lied to about time and space."""
+
+    def __init__(self, folder: Path, mutant: str = "", settings: tuple[str, ...] = ()) -> None:
+        self.faults = folder / "broker-faults"
+        self.faults.mkdir()
+        self.control = control.Control.create(folder / "control")
+        env = {
+            broker_faults.VARIABLE: f"@{self.faults}",
+            control.VARIABLE: str(folder / "control"),
+            "SEMEL_SIMULATE_POWER_CUT": "1",
+            mutants.VARIABLE: mutant,
+        }
+        options = [word for setting in (*BROKER_SETTINGS, *settings) for word in ("--set", setting)]
+        self.broker = SemelBroker(folder / "broker", *options, "--log-level", "warning", env=env)
+        self.broker.start()
+        self.power_cut_seed: int | None = None  # its next death takes what was not synced
+        self.cuts_at: dict[str, int] = {}  # the same at a point: its name and the seed
+        self.deaths = 0
+        self.lost_bytes = 0
+
+    @property
+    def bootstrap(self) -> str:
+        return self.broker.bootstrap
+
+    @property
+    def process(self) -> Process:
+        assert self.broker.process is not None
+        return self.broker.process
+
+    def supervise(self) -> None:
+        """A broker that died is started again, after the power cut if one was asked for."""
+        if self.process.running:
+            return
+        self.process.kill()
+        self.deaths += 1
+        for point in [point for point in self.cuts_at if (self.faults / f"{point}.fired").exists()]:
+            self.power_cut_seed = self.cuts_at.pop(point)
+        if self.power_cut_seed is not None:
+            luck = random.Random(self.power_cut_seed) if self.power_cut_seed else None
+            self.lost_bytes += cut_power(self.broker.directory, luck)
+            self.power_cut_seed = None
+        try:
+            self.broker.start()
+        except ProcessFailed as failure:
+            if "fault fired" not in str(failure):  # else a fault at its recovery killed it again
+                raise StageError(f"the broker does not come up again: {failure}") from failure
+
+    def close(self) -> None:
+        self.broker.close()
+        self.control.close()
+
+
+class Stage:
+    """Everything that runs. `brokers`: an existing cluster, which is not touched but by requests through the proxy."""
+
+    def __init__(self, brokers: str | None = None, mutant: str = "", settings: tuple[str, ...] = ()) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-prove-"))
+        self.mutant = mutant
+        self.own: OwnBroker | None = None
+        self.actors: dict[str, Actor] = {}
+        try:
+            if brokers is None:
+                self.own = OwnBroker(self.folder, mutant, settings)
+            self.direct = self.own.bootstrap if self.own else first_reachable(brokers or "")
+            self.proxy = Proxy(self.direct)
+        except BaseException:
+            self.close()
+            raise
+        self.keep_folder = False
+
+    def actor(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Actor:
+        """A process of this campaign, with the mutant switched on if there is one."""
+        full = {mutants.VARIABLE: self.mutant, **(env or {})}
+        actor = self.actors[name] = Actor(name, lambda: Process(command, env=full))
+        return actor
+
+    def supervise(self) -> None:
+        if self.own is not None:
+            self.own.supervise()
+        for actor in list(self.actors.values()):
+            actor.supervise()
+
+    def clear(self) -> None:
+        """Ends the processes of a scene."""
+        for actor in self.actors.values():
+            actor.stop()
+        self.actors.clear()
+
+    def close(self) -> None:
+        self.clear()
+        if hasattr(self, "proxy"):
+            self.proxy.close()
+        if self.own is not None:
+            self.own.close()
+        if not getattr(self, "keep_folder", False):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def first_reachable(brokers: str) -> str:
+    """The first address of a list that takes connections."""
+    tried = []
+    for address in (part.strip() for part in brokers.split(",") if part.strip()):
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise StageError(f"--brokers is {brokers!r}; expected HOST:PORT, or several with commas between")
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            return address
+        except OSError as error:
+            tried.append(f"{address} ({error.strerror or error})")
+    raise StageError(f"no broker can be reached: {', '.join(tried) or 'no address given'}")

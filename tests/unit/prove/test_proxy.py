@@ -1,0 +1,76 @@
+"""The proxy does to a frame what its rule says, once, and nothing to others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from semel.client.errors import KafkaError
+from semel.client.producer import Producer as OurProducer
+from semel.prove.checker import Expectation, check, create_topics
+from semel.prove.proxy import Effect, Proxy, Rule
+from tests.support.broker import Cluster
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[Proxy]:
+    with Proxy(cluster.bootstrap) as proxy:
+        yield proxy
+
+
+def test_foreign_client_works_through_it_and_stays_behind_it(cluster: Cluster, proxy: Proxy) -> None:
+    topic = cluster.unique("proxied")
+    create_topics(proxy.bootstrap, {topic: 1})
+    producer = Producer({"bootstrap.servers": proxy.bootstrap})
+    producer.produce(topic, b"1")
+    assert producer.flush(20) == 0
+    brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=10).brokers
+    assert {f"{broker.host}:{broker.port}" for broker in brokers.values()} == {proxy.bootstrap}
+    assert proxy.cut_all() > 0
+
+
+@pytest.mark.parametrize("api", ["Produce", "EndTxn", "InitProducerId"])
+@pytest.mark.parametrize("effect", [effect for effect in Effect if effect is not Effect.PASS])
+def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: Effect) -> None:
+    if cluster.name == "apache_kafka" and effect not in (Effect.DROP_ANSWER, Effect.DUPLICATE_REQUEST):
+        pytest.skip("two effects are enough to see that the frames are Kafka's own")
+    topic = cluster.unique("disturbed")
+    create_topics(cluster.bootstrap, {topic: 1})
+    rule = proxy.add(Rule(api, effect, delay_ms=200))
+    other = proxy.add(Rule(api, effect, client="somebody else"))
+    producer = OurProducer(
+        bootstrap_servers=proxy.bootstrap,
+        transactional_id=topic,
+        request_timeout_ms=1_000,
+        retry_backoff_ms=20,
+        delivery_timeout_ms=20_000,
+    )
+    try:
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.send(topic, b"1")
+        producer.commit_transaction(20)
+    except KafkaError as error:
+        pytest.fail(f"{api} {effect.value}: {error}")
+    finally:
+        producer.close(5)
+    assert rule.fired.is_set(), "the fault was not exercised"
+    assert not other.fired.is_set()
+    assert check(Expectation((topic,), ids={"1": 1}), cluster.bootstrap).violations == []
+
+
+def test_delay_takes_as_long_as_it_says(cluster: Cluster, proxy: Proxy) -> None:
+    rule = proxy.add(Rule("Metadata", Effect.DELAY_ANSWER, delay_ms=600))
+    began_s = time.monotonic()
+    AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=10)
+    assert rule.fired.is_set()
+    assert time.monotonic() - began_s >= 0.6
+
+
+def test_rule_for_an_api_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no API 'EndTx'"):
+        Rule("EndTx", Effect.PASS)

@@ -1,0 +1,92 @@
+"""A schedule is a value: the same seed gives the same one, and a saved one comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel import mutants
+from semel.prove.command import Wish, WishError, schedule_of
+from semel.prove.decks import boundaries
+from semel.prove.plan import HUNTS, plan
+from semel.prove.schedule import BROKER, ScheduleError, load
+from semel.prove.workloads import WORKLOADS
+
+BUILT_IN = [name for name in WORKLOADS if name != "app"]
+
+
+@pytest.mark.parametrize("workload", BUILT_IN)
+def test_same_seed_gives_the_same_schedule_and_another_seed_another(workload: str) -> None:
+    first, again = (plan(7, [workload], "exactly_once", 5, own_broker=True) for _ in range(2))
+    other = plan(8, [workload], "exactly_once", 5, own_broker=True)
+    assert first == again
+    assert first.scenes != other.scenes
+
+
+def test_saved_schedule_comes_back(tmp_path: Path) -> None:
+    schedule = plan(7, BUILT_IN, "exactly_once", 3, own_broker=True)
+    schedule.save(tmp_path / "s.json")
+    assert load(tmp_path / "s.json") == schedule
+    assert schedule_of(Wish(replay=str(tmp_path / "s.json"))) == schedule
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("no json", "not a schedule"), ('{"seed": 1, "scenes": [], "format": 9}', "format 9")],
+)
+def test_file_that_is_no_schedule_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "s.json").write_text(content)
+    with pytest.raises(ScheduleError, match=said):
+        load(tmp_path / "s.json")
+
+
+@pytest.mark.parametrize("workload", BUILT_IN)
+@pytest.mark.parametrize("own_broker", [True, False])
+def test_a_whole_deck_hits_every_boundary_of_a_commit(workload: str, own_broker: bool) -> None:
+    kind = WORKLOADS[workload]
+    deck = kind.deck("exactly_once", broker=own_broker)
+    wanted = boundaries("exactly_once", broker=own_broker, sink=kind.has_sink)
+    if kind.has_sink:
+        wanted -= {name for name in wanted if "abort" in name}  # the loop's deck has these
+    assert wanted - {fault.boundary for fault in deck} == set()
+    rounds = -(-len(deck) // kind.faults_per_round)
+    dealt = plan(3, [workload], "exactly_once", rounds, own_broker=own_broker)
+    faults = [fault for scene in dealt.scenes for round_ in scene.rounds for fault in round_.faults]
+    assert {fault.boundary for fault in faults} >= wanted
+
+
+@pytest.mark.parametrize("workload", BUILT_IN)
+def test_foreign_cluster_is_never_killed(workload: str) -> None:
+    deck = WORKLOADS[workload].deck("exactly_once", broker=False)
+    assert all(fault.target != BROKER for fault in deck)
+
+
+def test_every_mutant_has_a_hunt() -> None:
+    assert set(HUNTS) == set(mutants.MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        (Wish(workloads=("lop",)), "no workload 'lop'"),
+        (Wish(mutant="x"), "no mutant 'x'"),
+        (Wish(mutant="no_count_audit", brokers="localhost:9092"), "leave --brokers out"),
+        (Wish(rounds=0), "at least 1"),
+        (Wish(app="nowhere:run"), "cannot be imported"),
+        (Wish(app="json"), "module:function"),
+        (Wish(app="json:loads"), "no 'expected'"),
+        (Wish(app="json:loads", workloads=("loop",)), "leave --workload out"),
+        (Wish(replay="/nowhere.json"), "cannot be read"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_refused(wish: Wish, said: str) -> None:
+    with pytest.raises(WishError, match=said):
+        schedule_of(wish)
+
+
+def test_schedule_with_deaths_of_the_broker_is_not_replayed_on_a_foreign_cluster(tmp_path: Path) -> None:
+    plan(7, ["loop"], "exactly_once", 30, own_broker=True).save(tmp_path / "s.json")
+    with pytest.raises(WishError, match="kills the broker"):
+        schedule_of(Wish(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))
