@@ -24,6 +24,7 @@ def sink(
     transaction_timeout_ms: int = 600_000,
     max_attempts: int = 3,
     adopt_checkpoint: bool = False,
+    accept_lost_state: bool = False,
     compression: str = "none",
     max_request_size: int = 1024 * 1024,
     source_cluster_is_other: bool = False,
@@ -45,6 +46,7 @@ def sink(
     transaction_timeout_ms  must exceed the longest batch; the broker's transaction.max.timeout.ms is its limit
     max_attempts            how often a batch is tried before the query fails
     adopt_checkpoint        True: an existing checkpoint goes on although the ledger is empty
+    accept_lost_state       True: a stateful query may go on with a new checkpoint, and so without its state
     compression             none, gzip, snappy, lz4, zstd
     max_request_size        the largest record, in bytes
     source_cluster_is_other True: the sources are topics of another cluster, so no positions are stored here
@@ -63,6 +65,7 @@ def sink(
         transaction_timeout_ms=transaction_timeout_ms,
         max_attempts=max_attempts,
         adopt_checkpoint=adopt_checkpoint,
+        accept_lost_state=accept_lost_state,
         compression=compression,
         max_request_size=max_request_size,
         source_cluster_is_other=source_cluster_is_other,

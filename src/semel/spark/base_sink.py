@@ -6,13 +6,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from semel.client.consumer_types import OffsetAndMetadata
 from semel.spark.checkpoint import Run
 from semel.spark.ledger import Batch
-from semel.spark.offsets import Offsets, parse
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
@@ -52,6 +49,13 @@ class BaseSink(ABC):
         finally:
             self._lock.release()
 
+    def __reduce__(self) -> Any:
+        """Spark Connect would pickle the sink to the server. It owns a transactional id here, in this process."""
+        raise SinkError(
+            "a sink cannot be sent to another process, and Spark Connect runs foreachBatch on the server. Use "
+            'writeStream.format("semel") with the option applicationId there (see docs/spark.md), or a classic session'
+        )
+
     @abstractmethod
     def _batch(self, df: Any, batch: Batch) -> None:
         """Writes a batch, or raises."""
@@ -84,20 +88,13 @@ class BaseSink(ABC):
             report.commit_ms,
         )
         if self.options.on_batch is not None:
-            self.options.on_batch(report)
+            try:
+                self.options.on_batch(report)
+            except Exception:
+                log.exception(
+                    "on_batch failed for batch %d; the batch is written, and the query goes on", report.batch_id
+                )
 
-
-def group_positions(batch: Batch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
-    """Source positions for the group, for lag tools. The same topic in two sources: the lower position."""
-    merged: Offsets = {}
-    for line in batch.ends:
-        for topic, parts in (parse(line or "") or {}).items():
-            for partition, offset in parts.items():
-                known = merged.setdefault(topic, {}).get(partition, offset)
-                merged[topic][partition] = min(known, offset)
-    return {
-        (topic, partition): OffsetAndMetadata(offset)
-        for topic, parts in merged.items()
-        if allowed(topic)
-        for partition, offset in parts.items()
-    }
+    def report(self, batch_id: int) -> BatchReport | None:
+        """What became of a recent batch: for a StreamingQueryListener, which knows the batch's number."""
+        return next((report for report in reversed(self.reports) if report.batch_id == batch_id), None)

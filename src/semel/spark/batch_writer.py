@@ -22,28 +22,17 @@ from semel.client.cluster import Cluster
 from semel.client.coordinator import EndUnknownError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.client.settings import ClientSettings
-from semel.spark.columns import check_columns
+from semel.spark.columns import HASH_OF_KEY, check_columns
 from semel.spark.committing import audit, write_entry, written_places
-from semel.spark.encoding import MURMUR2, SPREAD, Encoder, Routing
+from semel.spark.encoding import MURMUR2, SPREAD
 from semel.spark.ledger import Entry, topic_of
 from semel.spark.ledger_topic import all_entries, create
-from semel.spark.options import OptionError
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import HASH
 from semel.spark.targets import Targets
-from semel.spark.workers import settle_worker
-from semel.spark.write_job import Report, routing_of
-from semel.spark.writing import BlobWriter, Precautions, task_identity
-
-PATIENCE_S = (
-    5.0  # another attempt of this task, or another task with rows of the same partition: wait a little, then say so
-)
-OPTIONS = {
-    "topic": "topic",
-    "deadlettertopic": "dead_letter_topic",
-    "badcolumn": "bad_column",
-    "partitioner": "partitioner",
-    "compression": "compression",
-}
+from semel.spark.write_job import Report
+from semel.spark.writer_options import writer_options
+from semel.spark.writer_task import check_routed, write_rows
+from semel.spark.writing import task_identity
 
 
 class AlreadyDoneError(RuntimeError):
@@ -63,8 +52,10 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, raw: Mapping[str, str], schema: StructType) -> None:
         given = {name.lower(): value for name, value in raw.items()}
         self.job_id = given.get("jobid")
-        self.options = sink_options(given)
-        check_columns({f.name: f.dataType.simpleString() for f in schema.fields}, self.options)
+        self.options = writer_options(raw, also=("jobId",))
+        types = {f.name: f.dataType.simpleString() for f in schema.fields}
+        check_columns(types, self.options)
+        check_routed(types, self.options)
         with TransactionOwner(self.options.producer_settings()) as owner:
             create(owner.cluster, self.options.application_id)
             owner.own()
@@ -89,16 +80,7 @@ class BatchWriter(DataSourceArrowWriter):
         return f"job:{self.job_id}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        settle_worker()
-        task, mark = task_identity()
-        with self.handle.writer() as writer:
-            out = BlobWriter(writer, self.targets, mark, Precautions(patience_s=PATIENCE_S))
-            for blob in Encoder(self._routing(), task).blobs(iterator):
-                out.write(blob)
-            return Done([Report(*row) for row in out.report()])
-
-    def _routing(self) -> Routing:
-        return routing_of(self.options, self.targets, 0, self.handle.settings)
+        return Done(write_rows(iterator, self.options, self.targets, 0, self.handle))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         reports = [report for message in messages if isinstance(message, Done) for report in message.reports]
@@ -143,29 +125,13 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
 
-def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """The writer's options as those of the sink."""
-    if "kafka.bootstrap.servers" not in given:
-        raise OptionError("option kafka.bootstrap.servers is missing; give brokers as host:port,host:port")
-    if "applicationid" not in given:
-        raise OptionError("option applicationId is missing; it names the transactional id and the ledger of this job")
-    chosen: dict[str, Any] = {name: given[option] for option, name in OPTIONS.items() if option in given}
-    skipped = {"kafka.bootstrap.servers", "kafka.isolation.level"}
-    return SinkOptions(
-        bootstrap_servers=given["kafka.bootstrap.servers"],
-        application_id=given["applicationid"],
-        extra_topics=tuple(t.strip() for t in given.get("topics", "").split(",") if t.strip()),
-        client={k.removeprefix("kafka."): v for k, v in given.items() if k.startswith("kafka.") and k not in skipped},
-        **chosen,
-    )
-
-
 def route(
     df: Any, brokers: str, *, topic: str, partitioner: str = MURMUR2, client: Mapping[str, Any] | None = None
 ) -> Any:
     """The same rows with a column `partition`, each partition's rows in one task: what a transaction needs.
 
-    murmur2 puts a key where any Kafka producer would; rows without a key, or partitioner=none, are shared out.
+    murmur2 puts a key where any Kafka producer would, hash where Spark's own hash says (no Python needed). Rows without
+    a key are shared out; so are all with partitioner=none.
     """
     settings = ClientSettings.of({"bootstrap.servers": brokers, "allow.auto.create.topics": False, **(client or {})})
     with Cluster(settings) as cluster:
@@ -174,8 +140,12 @@ def route(
         return df.coalesce(count)
     fields = [f for f in df.schema.fields if f.name != "partition"]
     kept = df.select(*[f.name for f in fields])
-    schema = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields) + ", partition INT"
-    routed = kept.mapInArrow(_partition_of_key(count), schema)
+    if partitioner == HASH:
+        chosen = f"coalesce({HASH_OF_KEY}, spark_partition_id())"
+        routed = kept.selectExpr("*", f"cast(pmod({chosen}, {count}) AS INT) AS partition")
+    else:
+        schema = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields) + ", partition INT"
+        routed = kept.mapInArrow(_partition_of_key(count), schema)
     return routed.repartitionById(count, routed["partition"])
 
 

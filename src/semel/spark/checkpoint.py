@@ -7,6 +7,7 @@ Read as files through Hadoop's file system, so that HDFS, S3 and the like work a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from semel.spark.ledger import Batch
@@ -40,16 +41,13 @@ class Run:
 
     def batch(self, batch_id: int) -> Batch:
         """What a batch covers, by the offset log."""
-        ends = self._sources(batch_id)
-        if ends is None:
-            raise CheckpointError(f"{self.root}/offsets/{batch_id} is missing: Spark writes it before a batch runs")
-        before = self._sources(batch_id - 1) if batch_id else None
-        starts = [_start(i, end, before) for i, end in enumerate(ends)]
-        return Batch(self.query_id, batch_id, starts, [_canonical(end) for end in ends])
+        return batch_of(lambda number: self._read(f"{self.root}/offsets/{number}"), self.query_id, batch_id)
 
-    def _sources(self, batch_id: int) -> list[str | None] | None:
-        text = self._read(f"{self.root}/offsets/{batch_id}")
-        return None if text is None else parse_offset_log(text, batch_id)
+    def is_stateful(self) -> bool:
+        """Whether the query keeps state: Spark describes its state stores in the checkpoint when it plans batch 0."""
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.root}/state")
+        files = path.getFileSystem(self._hadoop)
+        return files.exists(path) and len(files.listStatus(path)) > 0
 
     def _read(self, path_name: str) -> str | None:
         path = self._jvm.org.apache.hadoop.fs.Path(path_name)
@@ -61,6 +59,18 @@ class Run:
             return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
+
+
+def batch_of(read: Callable[[int], str | None], query_id: str, batch_id: int) -> Batch:
+    """What a batch covers, by files of the offset log."""
+    text = read(batch_id)
+    if text is None:
+        raise CheckpointError(f"offsets/{batch_id} is missing in the checkpoint: Spark writes it before a batch runs")
+    ends = parse_offset_log(text, batch_id)
+    text_before = read(batch_id - 1) if batch_id else None
+    before = None if text_before is None else parse_offset_log(text_before, batch_id - 1)
+    starts = [_start(i, end, before) for i, end in enumerate(ends)]
+    return Batch(query_id, batch_id, starts, [_canonical(end) for end in ends])
 
 
 def parse_offset_log(text: str, batch_id: int) -> list[str | None]:
@@ -76,11 +86,11 @@ def parse_offset_log(text: str, batch_id: int) -> list[str | None]:
 
 
 def _start(index: int, end: str | None, before: list[str | None] | None) -> str | None:
-    """Where a source starts: what its first end carries, else where the batch before ended, else unknown."""
+    """Where a source starts: where the batch before ended, else what its first end carries, else unknown."""
+    if before and index < len(before) and before[index] is not None:
+        return _canonical(before[index])
     carried = json.loads(end).get(START) if end and end.startswith("{") and f'"{START}"' in end else None
-    if carried is not None:
-        return json.dumps(to_json(from_json(carried)), separators=(",", ":"))
-    return _canonical(before[index]) if before and index < len(before) else None
+    return None if carried is None else json.dumps(to_json(from_json(carried)), separators=(",", ":"))
 
 
 def _canonical(line: str | None) -> str | None:

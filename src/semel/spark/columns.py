@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from semel.spark.options import OptionError
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import HASH, SinkOptions
 
 KNOWN = ("key", "value", "headers", "topic", "partition", "timestamp")
 BINARY = {"binary", "string"}
+HASH_OF_KEY = "if(key IS NULL, NULL, xxhash64(cast(key AS BINARY)))"  # Spark's own, computed in the JVM
 
 
 class ColumnError(OptionError):
@@ -17,9 +18,13 @@ class ColumnError(OptionError):
 
 def prepared(df: Any, options: SinkOptions) -> Any:
     """Only what is written, in the types that tasks expect."""
+    from pyspark.sql.functions import expr
+
     types = dict(df.dtypes)
     check_columns(types, options)
     chosen = [df[name].cast("binary").alias(name) for name in ("key", "value") if name in types]
+    if options.partitioner == HASH and "key" in types:
+        chosen.append(expr(HASH_OF_KEY).alias("hash"))
     if "headers" in types:
         chosen.append(df["headers"])
     if "topic" in types and options.extra_topics:

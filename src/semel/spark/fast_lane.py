@@ -21,7 +21,7 @@ from semel.client.cluster import Cluster
 from semel.client.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark import faults
-from semel.spark.encoding import BLOB_COLUMNS, Encoder, Routing
+from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
 from semel.spark.options import OptionError, SourceOptions
 from semel.spark.planning import Range
 from semel.spark.reading import RangeReader
@@ -42,7 +42,16 @@ from semel.spark.writing import (
 )
 
 TableFunction = Callable[[Any], Any]
-READABLE = ("key", "value", "headers", "timestamp", "partition", "topic", "bad")
+# What a function may return beside value, key, headers and timestamp, and what it needs to be obeyed.
+SENT_ELSEWHERE = {
+    "partition": "by_key=True",
+    "topic": "a sink with topics=[...]",
+    "bad": "a sink with a dead_letter_topic",
+}
+
+
+class FunctionError(RuntimeError):
+    """The user's function failed, or returned what cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class Step:
     source: SourceOptions
     function: TableFunction | None
     by_key: bool
+    bad_column: str | None = None
 
     def tables(self, wanted: Range) -> Iterator[Any]:
         """Fetched, decoded, and through the user's function."""
@@ -64,9 +74,21 @@ class Step:
                 fail_on_data_loss=self.source.fail_on_data_loss,
             )
             for table in reader.tables(headers=True):
-                result = table if self.function is None else self.function(table)
+                result = table if self.function is None else self._applied(table, wanted)
                 if result is not None and result.num_rows:
-                    yield _checked(result)
+                    yield writable(result, self.bad_column)
+
+    def _applied(self, table: Any, wanted: Range) -> Any:
+        assert self.function is not None
+        try:
+            return as_table(self.function(table))
+        except Exception as error:
+            name = getattr(self.function, "__qualname__", repr(self.function))
+            offsets = table.column("offset")
+            raise FunctionError(
+                f"function {name!r} of the table pipeline failed on {wanted.topic}-{wanted.partition}, offsets "
+                f"{offsets[0]} to {offsets[-1]} ({table.num_rows} rows): {type(error).__name__}: {error}"
+            ) from error
 
 
 def table_pipeline(
@@ -79,7 +101,7 @@ def table_pipeline(
 ) -> Any:
     """A DataStreamWriter: give it a checkpoint location and a trigger, and start it.
 
-    source    options of `format("semel")`; brokers are the sink's unless kafka.bootstrap.servers is given
+    source    options of `format("semel")`; brokers and security are the sink's unless kafka.bootstrap.servers is given
     function  pyarrow.Table -> pyarrow.Table, or None for no rows; without one rows are copied. It gets key, value,
               headers, offset and timestamp (milliseconds), and returns value and, where there are any, key, headers and
               timestamp. It must be deterministic: a task may run it again
@@ -87,8 +109,13 @@ def table_pipeline(
     """
     if not isinstance(sink, Sink):
         raise OptionError("the fast lane is exactly_once; make the sink without another guarantee")
-    options = {"kafka.bootstrap.servers": sink.options.bootstrap_servers, **{k: str(v) for k, v in source.items()}}
-    step = Step(SourceOptions.parse(options, streaming=True), function, by_key)
+    if sink.options.topic is None:
+        raise OptionError("the fast lane needs a sink with topic=..., where rows go that name none themselves")
+    options = {k: str(v) for k, v in source.items()}
+    if "kafka.bootstrap.servers" not in options:
+        same = {"bootstrap.servers": sink.options.bootstrap_servers, **sink.options.client}
+        options = {**{f"kafka.{name}": str(value) for name, value in same.items()}, **options}
+    step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
     ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
     sink.job = FastJob(step)
     return ranges.writeStream.foreachBatch(sink)
@@ -106,7 +133,7 @@ class FastJob:
         routing = routing_of(options, targets, batch_id, handle.settings)
         precautions = careful(options.precautions, df.sparkSession)
         tasks = write_tasks(df, targets)
-        if self._step.by_key:
+        if self._step.by_key or len(targets.topics) > 1:
             blobs = df.mapInArrow(_encode_ranges(self._step, routing), BLOB_COLUMNS)
             shuffled = blobs.repartitionById(tasks, blobs["target"])
             return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
@@ -143,8 +170,12 @@ def _encode_ranges(step: Step, routing: Routing) -> Callable[[Iterator[Any]], It
         settle_worker()
         task, _ = task_identity()
         encoder = Encoder(routing, task)
+        home = routing.targets.topics[routing.targets.index(routing.topic)]
         for wanted, _ in _ranges(batches):
-            yield from to_batches(encoder.blobs(_record_batches(step.tables(wanted))))
+            tables = step.tables(wanted)
+            if not step.by_key:
+                tables = (_in_partition(table, wanted.partition % home.partitions) for table in tables)
+            yield from to_batches(encoder.blobs(_record_batches(tables)))
 
     return run
 
@@ -161,10 +192,21 @@ def _ranges(batches: Iterator[Any]) -> Iterator[tuple[Range, int]]:
         yield Range(row["topic"], row["partition"], row["start"], row["end"]), row.get("target", -1)
 
 
+def _in_partition(table: Any, partition: int) -> Any:
+    """Rows that name no partition go to the one with the number of the source's."""
+    import pyarrow as pa
+
+    if "partition" in table.column_names:
+        return table
+    return table.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), table.num_rows))
+
+
 def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
     from semel.protocol.columns_encode import ColumnEncoder
 
     columns = {name: table.column(name) for name in table.column_names}
+    _refuse_elsewhere(columns)
+    _refuse_too_large(columns, routing)
     encoder = ColumnEncoder(
         columns["value"], columns.get("key"), columns.get("headers"), columns.get("timestamp", routing.timestamp_ms)
     )
@@ -174,7 +216,57 @@ def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
         yield target, batch.record_count, 0, batch.buffer
 
 
-def _checked(table: Any) -> Any:
+def _refuse_elsewhere(columns: Mapping[str, Any]) -> None:
+    """A task that keeps to its partition cannot send rows to others."""
+    for name, needed in SENT_ELSEWHERE.items():
+        if name in columns:
+            raise FunctionError(f"the function returned a column {name!r}, which needs {needed}")
+
+
+def _refuse_too_large(columns: Mapping[str, Any], routing: Routing) -> None:
+    largest = sum(_longest(columns[name]) for name in ("key", "value") if name in columns)
+    if largest > routing.max_record_bytes:
+        raise BadRowError(
+            f"a record of up to {largest} bytes is larger than max_request_size allows ({routing.max_record_bytes}); "
+            "raise it, or give the sink a dead_letter_topic"
+        )
+
+
+def _longest(column: Any) -> int:
+    """Bytes of the longest value."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.type not in (pa.binary_view(), pa.string_view()):
+        return pc.max(pc.binary_length(column)).as_py() or 0
+    views = [chunk.buffers()[1] for chunk in column.chunks if len(chunk)]  # 16 bytes each, the length first
+    return max((int(np.frombuffer(view, np.int32)[::4].max()) for view in views), default=0)
+
+
+# --- what a function may return ---
+
+
+def as_table(result: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if result is not None and not isinstance(result, pa.Table):
+        raise TypeError(f"it returned {type(result).__name__}, expected a pyarrow.Table, or None for no rows")
+    return result
+
+
+def writable(table: Any, bad_column: str | None = None) -> Any:
+    """The columns that are written, in the types that the encoder takes."""
+    import pyarrow as pa
+
     if "value" not in table.column_names:
-        raise OptionError(f"the function returned columns {table.column_names}; a column 'value' is needed")
-    return table.select([name for name in READABLE if name in table.column_names])
+        raise FunctionError(f"the function returned columns {table.column_names}; a column 'value' is needed")
+    columns = {}
+    for name in ("key", "value", "headers", "timestamp", *SENT_ELSEWHERE):
+        if name in table.column_names:
+            columns[name] = table.column(name)
+    if bad_column is not None and bad_column in table.column_names:
+        columns["bad"] = table.column(bad_column)
+    return pa.table(columns)

@@ -136,6 +136,18 @@ def _other_query(last: Entry, batch: Batch) -> Decision:
     )
 
 
+def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> str | None:
+    """Why a stateful query must not write this batch: its state is not the one that the earlier output came from."""
+    if last is None or last.query_id == batch.query_id:
+        return None
+    return (
+        f"application {application_id!r} has written {last.batch_id + 1} batches with another checkpoint. This query "
+        "keeps state, and its state was lost with that checkpoint: what it writes would not agree with what is there. "
+        "Restore the checkpoint; or start over under a new application id; or, if the query may go on with empty "
+        "state, say so with accept_lost_state=True"
+    )
+
+
 def continues(ends: list[str | None], starts: list[str | None]) -> bool:
     """Whether reading goes on exactly where it ended. Partitions that are new since then may begin anywhere."""
     return len(ends) == len(starts) and all(_follows(end, start) for end, start in zip(ends, starts, strict=True))

@@ -78,8 +78,8 @@ def _newest(cluster: Cluster, name: str, start: int, end: int) -> Entry | None:
 
 
 def entries(cluster: Cluster, name: str, start: int, end: int) -> list[Entry]:
-    """Committed entries in a range of offsets, in order."""
-    reader = RangeReader(cluster, Range(name, 0, start, end), read_committed=True, fail_on_data_loss=False)
+    """Committed entries in a range of offsets, in order. All or an error: a batch's fate depends on them."""
+    reader = RangeReader(cluster, Range(name, 0, start, end), read_committed=True, fail_on_data_loss=True)
     return [
         decode(value) for table in reader.tables(headers=False) for value in table.column("value").to_pylist() if value
     ]

@@ -22,6 +22,7 @@ def to_json(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
 
 
 def from_json(value: Mapping[str, Any]) -> Offsets:
+    """Raises TypeError, ValueError or AttributeError for what is not {"topic": {"0": 23}}."""
     return {topic: {int(p): int(o) for p, o in parts.items()} for topic, parts in value.items() if topic[0] != "$"}
 
 
@@ -40,5 +41,5 @@ def _looks_like_offsets(value: Mapping[str, Any]) -> bool:
 
 
 def start_of(end: Mapping[str, Any], start: Mapping[str, Any]) -> Offsets:
-    """Where a batch begins: what its end says was resolved for it, else where the batch before ended."""
-    return from_json(end[START]) if START in end else from_json(start)
+    """Where a batch begins: where the batch before ended, or, for the first one, what its end says was resolved."""
+    return from_json(end[START]) if START in end and INITIAL in start else from_json(start)

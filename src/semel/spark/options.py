@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,21 @@ SOURCE_OPTIONS = {
 }
 # Options that Spark puts there, or that belong to the sink: not the source's business.
 OTHERS = {"path", "checkpointlocation", "kafka.isolation.level", "isolationlevel"}
+# Options of Spark's Kafka source without meaning here: a query may keep them when it changes the format.
+IGNORED = {
+    "groupidprefix",
+    "kafkaconsumer.polltimeoutms",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
+}
+# Consumer settings that the source decides for itself, and the option to use instead.
+DECIDED = {
+    "kafka.auto.offset.reset": "startingOffsets",
+    "kafka.enable.auto.commit": "the sink's application_id (its group gets the positions)",
+    "kafka.key.deserializer": "a cast in the query (keys come as bytes)",
+    "kafka.value.deserializer": "a cast in the query (values come as bytes)",
+    "kafka.interceptor.classes": "nothing (there are no interceptors)",
+}
 
 
 class OptionError(ValueError):
@@ -78,11 +94,14 @@ class SourceOptions:
     def parse(cls, raw: Mapping[str, str], streaming: bool) -> SourceOptions:
         given = {str(name).lower(): str(value) for name, value in raw.items()}
         _refuse_unknown(given)
+        starting, ending = _bound(given, "starting", LATEST if streaming else EARLIEST), _bound(given, "ending", LATEST)
+        if not streaming:
+            _refuse_empty_reads(starting, ending)
         return cls(
             client=_client_options(given),
             **_selection(given),
-            starting=_bound(given, "starting", LATEST if streaming else EARLIEST),
-            ending=_bound(given, "ending", LATEST),
+            starting=starting,
+            ending=ending,
             late_is_latest=_choice(given, "startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
             == "latest",
             max_offsets=_positive(given, "maxOffsetsPerTrigger"),
@@ -101,7 +120,9 @@ class SourceOptions:
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     known = {name.lower(): name for name in SOURCE_OPTIONS}
     for name in given:
-        if name not in known and name not in OTHERS and not name.startswith("kafka."):
+        if name in DECIDED:
+            raise OptionError(f"option {name} cannot be set; use {DECIDED[name]} instead")
+        if name not in known and name not in OTHERS | IGNORED and not name.startswith("kafka."):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(SOURCE_OPTIONS)} and kafka.*"
             raise OptionError(f"the source has no option {name!r}; {hint}")
@@ -129,8 +150,19 @@ def _selection(given: Mapping[str, str]) -> dict[str, Any]:
     if chosen[0] == "subscribe":
         return {"topics": tuple(dict.fromkeys(t.strip() for t in value.split(",") if t.strip()))}
     if chosen[0] == "subscribePattern":
-        return {"pattern": value}
-    return {"assigned": {topic: [int(p) for p in parts] for topic, parts in _json(value, "assign").items()}}
+        return {"pattern": _pattern(value)}
+    assigned = _json(value, "assign")
+    if not all(isinstance(parts, list) and all(type(p) is int for p in parts) for parts in assigned.values()):
+        raise OptionError(f'option assign is {value!r}; expected JSON like {{"topic": [0, 1]}}')
+    return {"assigned": assigned}
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise OptionError(f"option subscribePattern is {text!r}, which is no regular expression: {error}") from error
+    return text
 
 
 def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
@@ -139,7 +171,7 @@ def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
         return Bound(timestamp_ms=_number(given[f"{side}timestamp"], f"{side}Timestamp"))
     if f"{side}offsetsbytimestamp" in given:
         name = f"{side}OffsetsByTimestamp"
-        return Bound(timestamps_ms=from_json(_json(given[name.lower()], name)))
+        return Bound(timestamps_ms=_places(given[name.lower()], name))
     value = given.get(f"{side}offsets", default).strip()
     words = {EARLIEST, LATEST, COMMITTED} if side == "starting" else {LATEST}
     if value.lower() in words:
@@ -149,7 +181,28 @@ def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
         raise OptionError(
             f'option {side}Offsets is {value!r}; expected {expected} or JSON like {{"topic": {{"0": 23}}}}'
         )
-    return Bound(offsets=from_json(_json(value, f"{side}Offsets")))
+    return Bound(offsets=_places(value, f"{side}Offsets"))
+
+
+def _places(text: str, name: str) -> Offsets:
+    try:
+        return from_json(_json(text, name))
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(f'option {name} is {text!r}; expected JSON like {{"topic": {{"0": 23}}}}') from error
+
+
+def _refuse_empty_reads(starting: Bound, ending: Bound) -> None:
+    """As Spark's own source: a batch query from the end, or up to the beginning, is a mistake."""
+    if starting.word == LATEST or LATEST_OFFSET in _values(starting.offsets):
+        raise OptionError("startingOffsets is latest, but a batch query reads what is there; use earliest or positions")
+    if EARLIEST_OFFSET in _values(ending.offsets):
+        raise OptionError("endingOffsets has -2 (earliest) for a partition; use -1 (latest) or a position")
+
+
+def _values(places: Offsets) -> set[int]:
+    return {value for parts in places.values() for value in parts.values()}
 
 
 def _json(text: str, name: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from semel.client.cluster import Cluster
 from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.handle import PlainHandle
 from semel.spark import faults
-from semel.spark.base_sink import BaseSink, BatchReport, group_positions
+from semel.spark.base_sink import BaseSink, BatchReport
+from semel.spark.lag import group_positions, is_here
 from semel.spark.ledger import Batch
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
@@ -33,14 +34,17 @@ class PlainSink(BaseSink):
         super().__init__(options)
         self._settings = options.producer_settings()
         self._admin = Admin(self._settings.common())
-        with Cluster(self._settings) as cluster:
-            self._targets = Targets.of(cluster, options.topics())
+        self._cluster = Cluster(self._settings)
+        self._targets = Targets.of(self._cluster, options.topics())
 
     def close(self) -> None:
         self._admin.close()
+        self._cluster.close()
 
     def _batch(self, df: Any, batch: Batch) -> None:
-        positions = group_positions(batch, self.options.position_topics)
+        positions = group_positions(
+            batch, lambda topic: self.options.position_topics(topic) and is_here(self._cluster, topic)
+        )
         if self.options.guarantee == AT_MOST_ONCE:
             self._at_most_once(df, batch, positions)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from semel.client.cluster import Cluster, Node
 from semel.client.errors import KafkaError, error_of
+from semel.client.metadata import Metadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.list_offsets import (
     LIST_OFFSETS,
@@ -30,6 +31,7 @@ from semel.spark.options import (
 
 TopicPartition = tuple[str, int]
 NOT_FOUND = -1
+CREATION_S = 5.0  # how long to wait for a topic that is perhaps being created
 
 
 class UnknownTopicError(RuntimeError):
@@ -43,20 +45,27 @@ class Positions:
         self._cluster = cluster
         self._options = options
 
-    def partitions(self) -> list[TopicPartition]:
-        """What the query reads, as the cluster has it now."""
+    def partitions(self, *, must_exist: bool = True) -> list[TopicPartition]:
+        """What the query reads, as the cluster has it now. Topics that do not exist: an error, or left out."""
         options = self._options
         if options.pattern is not None:
-            metadata = self._cluster.patiently(
-                lambda: self._cluster.refresh(None), "listing topics", self._cluster.deadline()
-            )
-            names = [name for name in metadata.topics if re.fullmatch(options.pattern, name)]
-            return [(name, p) for name in sorted(names) for p in sorted(metadata.topics[name].partitions)]
-        found = {name: sorted(self._known(name)) for name in options.topics or options.assigned}
+            self._cluster.metadata.topics.clear()  # else topics that were deleted would stay
+            known = (topic for topic in self._refresh(None).topics.values() if not topic.is_internal)
+            matching = [topic for topic in known if re.fullmatch(options.pattern, topic.name)]
+            return sorted((topic.name, p) for topic in matching for p in topic.partitions)
+        self._refresh(options.topics or options.assigned)
+        found = {name: sorted(self._known(name, must_exist)) for name in options.topics or options.assigned}
         if options.assigned:
-            self._check_assigned(found)
-            return [(topic, p) for topic in sorted(options.assigned) for p in sorted(options.assigned[topic])]
+            if must_exist:
+                self._check_assigned(found)
+            return [(t, p) for t in sorted(options.assigned) for p in sorted(options.assigned[t]) if p in found[t]]
         return [(topic, p) for topic in sorted(found) for p in found[topic]]
+
+    def _refresh(self, topics: Iterable[str] | None) -> Metadata:
+        """Asks anew: partitions are added and topics deleted while a query runs."""
+        return self._cluster.patiently(
+            lambda: self._cluster.refresh(topics), "looking up topics", self._cluster.deadline()
+        )
 
     def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:
         """A bound of the options as positions of these partitions."""
@@ -64,12 +73,14 @@ class Positions:
             return self.edge(bound.word, partitions)
         if bound.word == COMMITTED:
             return self._resolve_given(committed or {}, partitions, missing=EARLIEST)
+        late_is_latest = self._options.late_is_latest or bound is self._options.ending
         if bound.timestamp_ms is not None:
-            return self._resolve_times(dict.fromkeys(partitions, bound.timestamp_ms))
+            return self._resolve_times(dict.fromkeys(partitions, bound.timestamp_ms), late_is_latest)
         if bound.timestamps_ms:
-            return self._resolve_times(
-                {(t, p): at for t, parts in bound.timestamps_ms.items() for p, at in parts.items()}
-            )
+            _refuse_unknown(bound.timestamps_ms, partitions)
+            times = {(t, p): _named(bound.timestamps_ms, t, p) for t, p in partitions}
+            return self._resolve_times(times, late_is_latest)
+        _refuse_unknown(bound.offsets, partitions)
         return self._resolve_given(bound.offsets, partitions, missing=None)
 
     def edge(self, word: str, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -77,9 +88,12 @@ class Positions:
         wanted = EARLIEST_OFFSET if word == EARLIEST else LATEST_OFFSET
         return self._list(dict.fromkeys(partitions, wanted))
 
-    def _known(self, topic: str) -> Iterable[int]:
+    def _known(self, topic: str, must_exist: bool) -> Iterable[int]:
+        missing = self._cluster.metadata.errors.get(topic) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if missing and not must_exist:
+            return []
         try:
-            return self._cluster.partitions(topic)
+            return self._cluster.partitions(topic, CREATION_S if missing else None)
         except KafkaError as error:
             raise UnknownTopicError(
                 f"topic {topic!r} cannot be read: {error}. Create it, or correct the option that names it"
@@ -98,12 +112,7 @@ class Positions:
         words: dict[TopicPartition, int] = {}
         result: Offsets = defaultdict(dict)
         for topic, partition in partitions:
-            offset = given.get(topic, {}).get(partition)
-            if offset is None and missing is None:
-                raise OptionError(
-                    f"the given offsets name no position for partition {partition} of {topic!r}; name every partition "
-                    "(-2 is earliest, -1 latest)"
-                )
+            offset = given.get(topic, {}).get(partition) if missing else _named(given, topic, partition)
             if offset is None or offset < 0:
                 words[topic, partition] = EARLIEST_OFFSET if offset is None else offset
             else:
@@ -112,10 +121,10 @@ class Positions:
             result[topic].update(parts)
         return dict(result)
 
-    def _resolve_times(self, times: Mapping[TopicPartition, int]) -> Offsets:
+    def _resolve_times(self, times: Mapping[TopicPartition, int], late_is_latest: bool) -> Offsets:
         found = self._list(dict(times))
         late = [(t, p) for t, parts in found.items() for p, offset in parts.items() if offset == NOT_FOUND]
-        if late and not self._options.late_is_latest:
+        if late and not late_is_latest:
             raise OptionError(
                 f"no record is as late as the given time in {late[:5]}; set "
                 "startingOffsetsByTimestampStrategy=latest to start at the end there"
@@ -126,6 +135,25 @@ class Positions:
 
     def _list(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
         return list_offsets(self._cluster, wanted, self._options.read_committed)
+
+
+def _named(given: Offsets, topic: str, partition: int) -> int:
+    try:
+        return given[topic][partition]
+    except KeyError:
+        raise OptionError(
+            f"the given positions have none for partition {partition} of {topic!r}; name every partition (as an "
+            "offset, -2 is earliest and -1 latest)"
+        ) from None
+
+
+def _refuse_unknown(given: Offsets, partitions: list[TopicPartition]) -> None:
+    unknown = sorted({(t, p) for t, parts in given.items() for p in parts} - set(partitions))
+    if unknown:
+        raise OptionError(
+            f"the given positions name partitions that the query does not read: {unknown[:5]}; it reads "
+            f"{partitions[:20]}"
+        )
 
 
 def earliest_offset(cluster: Cluster, topic: str, partition: int) -> int:

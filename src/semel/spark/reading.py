@@ -6,6 +6,7 @@ answers of at most FETCH_BYTES (or one batch, if that is larger) and the columns
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,9 @@ from semel.protocol.batch import Buffer, iter_headers
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.spark.planning import Range
+from semel.spark.positions import earliest_offset
+
+log = logging.getLogger("semel.spark")
 
 FETCH_BYTES = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
@@ -76,7 +80,7 @@ class RangeReader:
                 waiting = self._ask(connection) if self._position < self._range.end else None
                 yield start, data
             elif time.monotonic() - last_progress_s > STALLED_S:
-                raise DataLossError(self._nothing_came())
+                self._give_up(self._nothing_came())
 
     def _connect(self) -> Connection:
         r, deadline = self._range, self._cluster.deadline()
@@ -111,28 +115,34 @@ class RangeReader:
     def _recover(self, error: KafkaError, last_progress_s: float) -> None:
         """Returns if the range should be asked for again; raises what happened otherwise."""
         r = self._range
-        gone = error.code in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and not self._fail_on_data_loss:
-            self._position = self._first_readable()
+        if error.code in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            self._skip_lost(error)
             return
-        if gone:
-            raise DataLossError(
-                f"{r.topic}-{r.partition}: offset {self._position} of the range {r.start} to {r.end} cannot be read: "
-                f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
-                "failOnDataLoss=false to go on without them"
-            ) from error
         if error.recovery is not Recovery.RETRY or time.monotonic() - last_progress_s > STALLED_S:
             raise error
         self._cluster.forget(Leader(r.topic, r.partition))
 
-    def _first_readable(self) -> int:
-        """Where the partition begins now, within the range."""
-        from semel.spark.positions import earliest_offset
-
-        return min(
-            max(earliest_offset(self._cluster, self._range.topic, self._range.partition), self._position),
-            self._range.end,
+    def _skip_lost(self, error: KafkaError) -> None:
+        """Records of the range are gone: goes on behind them if that is allowed."""
+        r = self._range
+        if not self._fail_on_data_loss and error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            first = earliest_offset(self._cluster, r.topic, r.partition)
+            if first > self._position:
+                self._position = min(first, r.end)
+                return
+        self._give_up(
+            f"{r.topic}-{r.partition}: offset {self._position} of the range {r.start} to {r.end} cannot be read: "
+            f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
+            "failOnDataLoss=false to go on without them",
+            error,
         )
+
+    def _give_up(self, what: str, cause: KafkaError | None = None) -> None:
+        """The rest of the range will not come."""
+        if self._fail_on_data_loss:
+            raise DataLossError(what) from cause
+        log.warning("%s; going on without the rest of the range, as failOnDataLoss=false asks", what)
+        self._position = self._range.end
 
     def _cut(self, table: Any) -> Any:
         """Drops what lies behind the range: a batch may reach beyond its end."""

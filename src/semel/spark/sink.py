@@ -18,10 +18,11 @@ from semel.client.errors import FencedError, KafkaError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
-from semel.spark.base_sink import BaseSink, BatchReport, SinkError, group_positions, log
+from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import BadRowError
-from semel.spark.ledger import Batch, Entry, Verdict, decide, topic_of
+from semel.spark.lag import send_positions
+from semel.spark.ledger import Batch, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
@@ -68,7 +69,15 @@ class Sink(BaseSink):
             df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
             self._tell(BatchReport(batch.batch_id, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, 0.0, 0.0))
             return
+        self._check_state(batch)
         self._write_until_done(df, batch)
+
+    def _check_state(self, batch: Batch) -> None:
+        """A new checkpoint is a new start for a query with state, unless the user says that this is meant."""
+        assert self._run is not None
+        lost = refuse_lost_state(self._last, batch, self.options.application_id)
+        if lost is not None and not self.options.accept_lost_state and self._run.is_stateful():
+            raise RefusedError(lost)
 
     def _is_written(self, batch: Batch) -> bool:
         """What the ledger says: written before, or to be written now; anything else is refused."""
@@ -158,9 +167,7 @@ class Sink(BaseSink):
         """The ledger entry, the positions and the end: one transaction with the data."""
         write_entry(handle, self.options.application_id, entry)
         faults.reach("sink.after_ledger")
-        positions = group_positions(batch, self.options.position_topics)
-        if positions:
-            self._owner.send_offsets(positions, self.options.application_id)
+        send_positions(self._owner, self.options, batch)
         faults.reach("sink.after_positions")
         try:
             self._owner.end(commit=True)

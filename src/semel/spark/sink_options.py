@@ -32,6 +32,7 @@ class SinkOptions:
     transaction_timeout_ms: int = 600_000
     max_attempts: int = 3
     adopt_checkpoint: bool = False
+    accept_lost_state: bool = False
     compression: str = "none"
     max_request_size: int = 1024 * 1024
     source_cluster_is_other: bool = False
@@ -54,7 +55,7 @@ class SinkOptions:
         return [t for t in (self.topic, *self.extra_topics, self.dead_letter_topic) if t is not None]
 
     def position_topics(self, topic: str) -> bool:
-        """Whether positions of a source topic belong to this cluster's group."""
+        """Whether positions of a source topic belong to this cluster's group, if it has the topic."""
         return not self.source_cluster_is_other
 
     def _transaction(self) -> dict[str, Any]:

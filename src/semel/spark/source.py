@@ -6,6 +6,7 @@ at the last stable offset, so every record in its range is decided.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
 )
@@ -22,7 +24,13 @@ from pyspark.sql.types import StructType
 
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
-from semel.spark.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from semel.spark.compat import (
+    HAS_ADMISSION_CONTROL,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from semel.spark.ledger_topic import last_entry
 from semel.spark.offsets import INITIAL, START, Offsets, from_json, parse, start_of, to_json
 from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions
@@ -31,6 +39,7 @@ from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader
 from semel.spark.workers import settle_worker
 
+log = logging.getLogger("semel.spark")
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 RANGE_COLUMNS = "topic STRING, partition INT, start BIGINT, end BIGINT"
 HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -56,11 +65,16 @@ class SemelDataSource(DataSource):
             raise OptionError("a topic cannot be overwritten; use mode('append')")
         return BatchWriter(dict(self.options), schema)
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from semel.spark.stream_writer import StreamWriter
+
+        return StreamWriter(dict(self.options), schema)  # overwrite: outputMode complete, the whole result each time
+
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(dict(self.options))
+        return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options))
 
 
 class Task(InputPartition):
@@ -143,12 +157,11 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         return to_json(self._latest())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = self._with_new_partitions(from_json(start))
         latest = self._target if self._target is not None else self._latest()
-        self._check_nothing_lost(begin, latest)
-        end = self._end(begin, latest, limit)
+        begin = self._with_new_partitions(from_json(start), latest)
+        end = self._end(begin, self._checked(begin, latest), limit)
         if INITIAL in start:
-            return {**to_json(end), START: to_json(from_json(start))}
+            return {**to_json(end), START: to_json(begin)}
         return start if end == from_json(start) else to_json(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -159,11 +172,13 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
             self.cluster.close()
 
     def _latest(self) -> Offsets:
-        return self.positions.edge(LATEST, self.positions.partitions())
+        """Where the topics end now. A topic that is gone is left out if records may be lost, else it is an error."""
+        found = self.positions.partitions(must_exist=self.options.fail_on_data_loss)
+        return self.positions.edge(LATEST, found)
 
-    def _with_new_partitions(self, begin: Offsets) -> Offsets:
+    def _with_new_partitions(self, begin: Offsets, latest: Offsets) -> Offsets:
         """Partitions that appeared after the query started are read from their beginning."""
-        new = [(t, p) for t, p in self.positions.partitions() if p not in begin.get(t, {})]
+        new = [(t, p) for t, parts in latest.items() for p in parts if p not in begin.get(t, {})]
         if not new:
             return begin
         merged = {topic: dict(parts) for topic, parts in begin.items()}
@@ -171,30 +186,29 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
             merged.setdefault(topic, {}).update(parts)
         return merged
 
-    def _check_nothing_lost(self, begin: Offsets, latest: Offsets) -> None:
-        if not self.options.fail_on_data_loss:
-            return
+    def _checked(self, begin: Offsets, latest: Offsets) -> Offsets:
+        """The end of everything, never before `begin`. Where it would be, records are gone: an error, unless they may.
+
+        A topic that was deleted keeps its position, and one that was created anew brings nothing until it has grown
+        past it: nothing is ever read twice.
+        """
+        end = {topic: dict(parts) for topic, parts in latest.items()}
         for topic, parts in begin.items():
             for partition, offset in parts.items():
-                end = latest.get(topic, {}).get(partition)
-                if end is None or end < offset:
-                    found = "is gone" if end is None else f"ends at offset {end}"
-                    raise DataLossError(
-                        f"{topic}-{partition} {found}, but the query has read up to offset {offset}: the topic was "
-                        "deleted, truncated or created anew. Set failOnDataLoss=false to go on with what is there, "
-                        "or start with a new checkpoint"
-                    )
+                found = latest.get(topic, {}).get(partition)
+                if found is None or found < offset:
+                    if self.options.fail_on_data_loss:
+                        raise DataLossError(_what_is_lost(topic, partition, offset, found))
+                    end.setdefault(topic, {})[partition] = offset
+        return end
 
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        if self._must_wait(begin, latest, limit):
+        if self._must_wait(begin, latest):
             return begin
         self._waiting_since_s = time.monotonic()
-        end = {topic: dict(parts) for topic, parts in latest.items()}
-        if not self.options.fail_on_data_loss:
-            _never_backwards(begin, end)
-        return limited(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
+        return limited(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
 
-    def _must_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+    def _must_wait(self, begin: Offsets, latest: Offsets) -> bool:
         """minOffsetsPerTrigger: too little is there, and the longest wait is not over."""
         least = self.options.min_offsets
         if least is None or self._target is not None:
@@ -203,11 +217,46 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         return sum(r.size for r in ranges(begin, latest)) < least and waited_ms < self.options.max_delay_ms
 
 
-def _never_backwards(begin: Offsets, end: Offsets) -> None:
-    """A topic that was created anew ends before the old position: nothing to read until it has grown past that."""
-    for topic, parts in end.items():
-        for partition, offset in parts.items():
-            parts[partition] = max(offset, begin.get(topic, {}).get(partition, 0))
+class StreamReader41(StreamReader):
+    """For PySpark 4.1, which asks for the latest offset without saying where the batch starts, and gives no limit.
+
+    It reads everything that is there in one batch: maxOffsetsPerTrigger and minOffsetsPerTrigger have no effect.
+    """
+
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        super().__init__(raw)
+        self._seen: dict[str, Any] | None = None
+        self._initial: Offsets | None = None
+        if self.options.max_offsets or self.options.min_offsets:
+            log.warning(
+                "PySpark 4.1 gives Python sources no limit per batch: maxOffsetsPerTrigger and minOffsetsPerTrigger "
+                "have no effect; PySpark 4.2 and later obey them"
+            )
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {**to_json(self._first()), INITIAL: True}
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        start = self._seen or {**to_json(self._first()), INITIAL: True}
+        return super().latestOffset(start, ReadAllAvailable())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._seen = end  # also at a restart: Spark tells where the checkpoint ends as an empty range
+        return super().partitions(start, end)
+
+    def _first(self) -> Offsets:
+        """Resolved once: asked before the first batch and again when it is planned."""
+        if self._initial is None:
+            self._initial = self.start()
+        return self._initial
+
+
+def _what_is_lost(topic: str, partition: int, offset: int, end: int | None) -> str:
+    found = "is gone" if end is None else f"ends at offset {end}"
+    return (
+        f"{topic}-{partition} {found}, but the query has read up to offset {offset}: the topic was deleted, truncated "
+        "or created anew. Set failOnDataLoss=false to go on with what is there, or start with a new checkpoint"
+    )
 
 
 def committed_ends(cluster: Cluster, application_id: str | None) -> Offsets:

@@ -1,0 +1,25 @@
+"""A Spark session for tests that need one in their own process: started once per process, with short jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    import semel
+
+    session = semel.spark_session(
+        "tests",
+        master="local[2]",
+        spark__ui__enabled="false",
+        spark__sql__shuffle__partitions="2",
+        spark__local__dir=str(tmp_path_factory.mktemp("spark-local")),
+        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("spark-warehouse")),
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

@@ -1,0 +1,84 @@
+"""What a user sees of each batch: a report in the sink, a call, a line in the log, and the listener's events."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming import StreamingQueryListener
+
+import semel
+from semel.spark.compat import HAS_ADMISSION_CONTROL
+from tests.spark.queries import Query
+from tests.support.broker import Cluster
+
+ROWS = 90
+SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+
+
+@pytest.mark.timeout(300)
+@SEMEL
+def test_rows_retries_and_times_of_every_batch_are_visible(
+    spark: Any, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    called: list[Any] = []
+    listened: dict[int, Any] = {}
+    complete = threading.Event()
+
+    def on_batch(report: Any) -> None:
+        called.append(report)
+        raise RuntimeError("a mistake in the user's own code")
+
+    sink = semel.sink(
+        query.bootstrap, application_id=query.application_id, topic=query.output, max_attempts=3, on_batch=on_batch
+    )
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None: ...
+
+        def onQueryProgress(self, event: Any) -> None:
+            listened[event.progress.batchId] = sink.report(event.progress.batchId)
+
+        def onQueryTerminated(self, event: Any) -> None:
+            complete.set()
+
+    flag = tmp_path / "failed once"
+
+    def stumble(batches: Any) -> Any:
+        """One task of the first batch fails, once: the batch is aborted and runs again."""
+        for batch in batches:
+            if not flag.exists():
+                flag.write_text("")
+                raise RuntimeError("stumbled")
+            yield batch
+
+    listener = Listener()
+    spark.streams.addListener(listener)
+    source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
+    rows = spark.readStream.format("semel").options(**source, maxOffsetsPerTrigger="40").load()
+    with caplog.at_level(logging.INFO, "semel.spark"):
+        running = (
+            rows.selectExpr("key", "value")
+            .mapInArrow(stumble, "key BINARY, value BINARY")
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(query.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert running.awaitTermination(120)
+    assert complete.wait(30)
+    spark.streams.removeListener(listener)
+    sink.close()
+    sizes = [40, 40, 10] if HAS_ADMISSION_CONTROL else [90]
+    assert [report.rows for report in sink.reports] == sizes == [report.rows for report in called]
+    assert [report.attempts for report in sink.reports] == [2] + [1] * (len(sizes) - 1)
+    assert all(report.write_ms > 0 and report.commit_ms > 0 for report in sink.reports)
+    assert [listened[n].rows for n in range(len(sizes))] == sizes
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert any("batch 0 write: " in line and "attempt 2" in line for line in lines)
+    assert any("on_batch failed" in record.getMessage() for record in caplog.records)
+    assert sink.report(99) is None

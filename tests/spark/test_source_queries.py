@@ -1,0 +1,120 @@
+"""The source under a real Spark: found without a call, right counts in the query's progress, every trigger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.spark.compat import HAS_ADMISSION_CONTROL
+from tests.spark.queries import PARTITIONS, Query
+from tests.support.broker import Cluster
+from tests.support.direct import eventually
+
+ROWS = 90
+KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
+BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
+SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+needs_limits = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="PySpark 4.1 gives Python sources no limit")
+
+
+def options(query: Query, **more: Any) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, **more}
+
+
+def stream(spark: Any, query: Query, **more: Any) -> Any:
+    return spark.readStream.format("semel").options(**options(query, **more)).load()
+
+
+@BOTH
+def test_batch_queries_find_the_source_without_a_call_and_have_sparks_columns(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    rows = spark.read.format("semel").options(**options(query, includeHeaders="true", minPartitions="4")).load()
+    assert rows.dtypes == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
+    assert rows.rdd.getNumPartitions() >= 4
+    found = rows.selectExpr("count(*)", "sum(offset)", "count(distinct partition)", "max(topic)").first()
+    half = ROWS // PARTITIONS
+    assert tuple(found) == (ROWS, PARTITIONS * half * (half - 1) // 2, PARTITIONS, query.source)
+
+
+@needs_limits
+@pytest.mark.timeout(300)
+@BOTH
+def test_available_now_reads_all_in_limited_batches_and_progress_has_the_counts(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    rows = stream(spark, query, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    running = (
+        rows.writeStream.format("noop")
+        .option("checkpointLocation", str(query.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert running.awaitTermination(120)
+    progress = [p for p in running.recentProgress if p.numInputRows]
+    assert [p.numInputRows for p in progress] == [40, 40, 10]
+    ends = {query.source: {str(p): ROWS // PARTITIONS for p in range(PARTITIONS)}}
+    last = progress[-1].sources[0]
+    assert json.loads(last.endOffset) == ends
+    assert json.loads(last.latestOffset) == ends
+    assert json.loads(progress[0].sources[0].latestOffset) == ends  # the lag is visible in every batch
+    assert all(p.sources[0].numInputRows == p.numInputRows for p in progress)
+
+
+@pytest.mark.timeout(300)
+@SEMEL
+def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    name = cluster.unique("memory").replace("-", "_")
+    running = (
+        stream(spark, query, startingOffsets="earliest")
+        .selectExpr("cast(value AS STRING) AS value", "partition")
+        .writeStream.format("memory")
+        .queryName(name)
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+
+    def found() -> list[str]:
+        return sorted((row.value for row in spark.table(name).collect()), key=int)
+
+    try:
+        eventually(found, lambda values: len(values) >= ROWS, 60)
+        with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
+            admin.create_partitions(query.source, PARTITIONS + 1)
+        producer = semel.Producer({"bootstrap.servers": query.bootstrap})
+        producer.send(query.source, value=str(ROWS).encode(), partition=PARTITIONS)
+        producer.close()
+        eventually(found, lambda values: len(values) >= ROWS + 1, 60)
+    finally:
+        running.stop()
+    assert found() == [str(n) for n in range(ROWS + 1)]
+
+
+@pytest.mark.timeout(300)
+@SEMEL
+def test_errors_of_the_source_reach_the_user_with_their_text(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    query = Query(cluster, tmp_path, "copy", 4)
+    with pytest.raises(Exception, match="did you mean startingOffsets"):
+        spark.read.format("semel").options(**options(query, startingOfsets="earliest")).load().count()
+    with pytest.raises(Exception, match="no-such-topic"):
+        spark.read.format("semel").options(**options(query, subscribe="no-such-topic")).load().count()
+    with pytest.raises(Exception, match=r"kafka\.bootstrap\.servers"):
+        spark.read.format("semel").option("subscribe", query.source).load().count()
