@@ -11,8 +11,8 @@ from semel.demo.play import Moment, Story
 from semel.demo.report.svg import Point, Scale, drawing, element, line, steps, text
 from semel.demo.workloads import Outcome
 
-WIDTH = 560
-LEFT, RIGHT = 64, 12
+WIDTH = 360
+LEFT, RIGHT = 54, 10
 Shown = Callable[[float], str]
 
 
@@ -30,36 +30,40 @@ class Clock(NamedTuple):
     def x(self, at_s: float) -> float:
         return self.scale(min(max(at_s - self.started_s, 0), self.scale.high))
 
-    def axis(self, top: float, bottom: float) -> list[str]:
+    def axis(self, top: float, bottom: float, about: int = 5) -> list[str]:
         parts = []
-        for tick in self.scale.ticks(6):
+        for tick in self.scale.ticks(about):
             x = self.scale(tick)
             parts.append(line((x, top), (x, bottom), class_="grid"))
             parts.append(text(x, bottom + 15, f"{tick:g} s", class_="tick", text_anchor="middle"))
         return parts
 
 
-def fault_lines(clock: Clock, moments: Sequence[Moment], top: float, bottom: float) -> list[str]:
+def kills(story: Story) -> list[Moment]:
+    """The faults; their numbers are their places in this list, from 1."""
+    return [moment for moment in story.moments if moment.what == "killed"]
+
+
+def fault_lines(clock: Clock, story: Story, top: float, bottom: float) -> list[str]:
     parts = []
-    for moment in moments:
-        if moment.what == "killed":
-            x = clock.x(moment.at_s)
-            words = element("title", moment.text)
-            parts.append(element("g", words + line((x, top), (x, bottom), class_="fault"), class_="faults"))
-            parts.append(text(x, top - 3, "✗", class_="fault-mark", text_anchor="middle"))
+    for number, moment in enumerate(kills(story), 1):
+        x = clock.x(moment.at_s)
+        words = element("title", moment.text)
+        parts.append(element("g", words + line((x, top), (x, bottom), class_="fault"), class_="faults"))
+        parts.append(text(x, top - 4, str(number), class_="fault-mark", text_anchor="middle"))
     return parts
 
 
 def totals(outcome: Outcome, story: Story, shown: Shown, label: str) -> str:
     """What came in and what the output says, summed up over time."""
-    height, top, bottom = 190, 18, 166
+    height, top, bottom = 170, 18, 148
     clock = Clock.of(story)
     came, said = _sums(outcome.series_in), _sums(outcome.series_out)
     high = max([1, *(value for _, value in came), *(value for _, value in said)])
     scale = Scale(0, high * 1.05, bottom, top)
     parts = _levels(scale, shown, clock)
     parts += clock.axis(top, bottom)
-    parts += fault_lines(clock, story.moments, top, bottom)
+    parts += fault_lines(clock, story, top, bottom)
     end_x = clock.scale.end
     for series, kind in ((came, "came"), (said, "said")):
         points: list[Point] = [(clock.x(at_ms / 1000), scale(value)) for at_ms, value in series]
@@ -69,7 +73,7 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str) -> str:
 
 def _levels(scale: Scale, shown: Shown, clock: Clock) -> list[str]:
     parts = []
-    for tick in scale.ticks(4):
+    for tick in scale.ticks(3):
         y = scale(tick)
         parts.append(line((LEFT, y), (clock.scale.end, y), class_="grid"))
         parts.append(text(LEFT - 6, y + 4, shown(tick), class_="tick", text_anchor="end"))
@@ -87,7 +91,7 @@ def _sums(series: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def throughput(outcome: Outcome, story: Story, label: str) -> str:
     """Rows written in each second."""
-    height, top, bottom = 110, 14, 88
+    height, top, bottom = 108, 18, 86
     clock = Clock.of(story)
     seconds = Counter(int(at_ms / 1000 - story.started_s) for at_ms, _ in outcome.series_out)
     scale = Scale(0, max(seconds.values(), default=1) * 1.05, bottom, top)
@@ -100,13 +104,13 @@ def throughput(outcome: Outcome, story: Story, label: str) -> str:
         parts.append(
             element("rect", words, x=clock.scale(second), y=y, width=width, height=round(bottom - y, 1), class_="bar")
         )
-    parts += fault_lines(clock, story.moments, top, bottom)
+    parts += fault_lines(clock, story, top, bottom)
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
 
 
 def balances(outcome: Outcome, shown: Shown, label: str) -> str:
     """Each part as it should be (wide, pale) and as the output says (narrow)."""
-    height, top, bottom = 150, 10, 118
+    height, top, bottom = 132, 8, 110
     values = [value for part in outcome.parts for value in (part.expected, part.found)]
     scale = Scale(min(0, *values), max(1, *values) * 1.05, bottom, top)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(outcome.parts))
@@ -121,11 +125,16 @@ def balances(outcome: Outcome, shown: Shown, label: str) -> str:
         kind = "found" if part.expected == part.found else "found wrong"
         bars += _upright(scale, part.found, x + slot * 0.32, slot * 0.36, kind)
         parts.append(element("g", words + bars))
-        if len(outcome.parts) <= 26:
-            name = part.name.removeprefix("acc-")
-            parts.append(text(round(x + slot / 2, 1), bottom + 15, name, class_="tick", text_anchor="middle"))
+        if slot > 30 or number % 3 == 0:
+            parts.append(
+                text(round(x + slot / 2, 1), bottom + 15, _short(part.name), class_="tick", text_anchor="middle")
+            )
     parts.append(line((LEFT, scale(0)), (WIDTH - RIGHT, scale(0)), class_="zero"))
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("acc-")
 
 
 def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> str:
@@ -140,10 +149,10 @@ def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> s
     )
 
 
-def timeline(story: Story, width: int = 2 * WIDTH) -> str:
+def timeline(story: Story, width: int = 1120) -> str:
     """Who was up when, and the moments of the faults."""
     clock = Clock.of(story, width)
-    parts = clock.axis(16, 92)
+    parts = clock.axis(16, 92, about=12)
     for row, who in enumerate(("broker", "driver")):
         y = 24 + row * 36
         parts.append(text(LEFT - 8, y + 17, who, class_="label", text_anchor="end"))
@@ -152,20 +161,11 @@ def timeline(story: Story, width: int = 2 * WIDTH) -> str:
             parts.append(
                 element("rect", x=x, y=y, width=max(1, round(clock.x(end_s) - x, 1)), height=26, rx=4, class_="up")
             )
-        for moment in story.moments:
-            if moment.who == who and moment.what == "killed":
-                x = clock.x(moment.at_s)
-                near_end = x > clock.scale.end - 260
-                parts.append(line((x, y - 4), (x, y + 30), class_="fault"))
-                parts.append(
-                    text(
-                        x - 7 if near_end else x + 7,
-                        y + 17,
-                        f"✗ {moment.text}",
-                        class_="fault-text",
-                        text_anchor="end" if near_end else "start",
-                    )
-                )
+    for number, moment in enumerate(kills(story), 1):
+        x, y = clock.x(moment.at_s), 24 if moment.who == "broker" else 60
+        parts.append(line((x, y - 5), (x, y + 31), class_="fault"))
+        parts.append(element("circle", element("title", moment.text), cx=x, cy=y + 13, r=9, class_="fault-dot"))
+        parts.append(text(x, y + 17, str(number), class_="fault-number", text_anchor="middle"))
     return drawing(width, 112, parts, "when the broker and the driver were up", class_="chart timeline")
 
 

@@ -44,7 +44,7 @@ def page(facts: Facts) -> str:
     body = [
         _headline(facts),
         _table(facts),
-        f'<section><h2>What happened</h2><div class="wide">{charts.timeline(facts.story)}</div></section>',
+        _what_happened(facts.story),
         '<div class="lanes">' + "".join(_lane(facts, outcome) for outcome in facts.outcomes) + "</div>",
         _where_they_stood(facts),
         _footer(facts),
@@ -54,6 +54,17 @@ def page(facts: Facts) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>semel demo: {facts.workload.name}</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _what_happened(story: Story) -> str:
+    items = "".join(
+        f"<li>{escape(moment.text)} <span>after {moment.at_s - story.started_s:.1f} s</span></li>"
+        for moment in charts.kills(story)
+    )
+    return (
+        f'<section><h2>What happened</h2><div class="wide">{charts.timeline(story)}</div>'
+        f'<ol class="faults">{items}</ol></section>'
     )
 
 
@@ -70,7 +81,7 @@ def _headline(facts: Facts) -> str:
     )
     lead = (
         f"{facts.workload.title.capitalize()}. One program on {engine} ran the same pipeline three times side by "
-        f"side, on the same input. It was killed with kill -9 {killed.count('driver')} times while it committed, and "
+        f"side, on the same input. It was killed with kill -9 {_times(killed.count('driver'))} while it committed, and "
         f"the broker {_times(killed.count('broker'))}."
     )
     kind = "good" if exact.is_exact else "bad"
@@ -81,7 +92,7 @@ def _headline(facts: Facts) -> str:
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _table(facts: Facts) -> str:

@@ -24,7 +24,7 @@ section, article { background: var(--card); border: 1px solid var(--rule); borde
 section { margin-top: 20px; } .table { overflow-x: auto; } .wide { overflow-x: auto; } .wide svg { min-width: 760px; }
 .lanes { display: grid; gap: 20px; margin-top: 20px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 360px), 1fr)); }
-article > p { margin: 0; color: var(--soft); min-height: 3em; } article > p.key { min-height: 0; }
+article > p { margin: 0; color: var(--soft); min-height: 4.5em; } article > p.key { min-height: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 8px 12px; border-top: 1px solid var(--rule); white-space: nowrap; }
 thead th { border: 0; color: var(--soft); font-size: 13px; font-weight: 500; }
@@ -45,6 +45,9 @@ svg { display: block; width: 100%; height: auto; } text { font: 11px system-ui, 
 path.came { stroke: var(--pale); stroke-width: 5; }
 path.said { stroke: var(--c); } .bar { fill: var(--c); } .due { fill: var(--pale); } .found { fill: var(--c); }
 .up { fill: var(--exact); opacity: 0.22; } .fault { stroke: var(--fault); stroke-width: 1.5; stroke-dasharray: 3 3; }
-.timeline .fault { stroke-dasharray: none; stroke-width: 2; } text.fault-mark, text.fault-text { fill: var(--fault); }
+.timeline .fault { stroke-dasharray: none; stroke-width: 2; } text.fault-mark { fill: var(--fault); font-weight: 650; }
+.fault-dot { fill: var(--fault); } .timeline text.fault-number { fill: var(--card); font-weight: 700; }
+ol.faults { margin: 12px 0 0; padding-left: 22px; } ol.faults ::marker { color: var(--fault); font-weight: 650; }
+ol.faults span { color: var(--soft); }
 footer { color: var(--soft); font-size: 13px; margin-top: 24px; max-width: 90ch; }
 """

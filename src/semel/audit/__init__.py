@@ -1,0 +1,17 @@
+"""What an application has done, by its ledger and its topics alone.
+
+    result = audit("localhost:9092", "payments")
+    for finding in result.findings:
+        print(finding)
+
+The ledger says which input each committed batch covered and what it wrote where; this reads it, looks for gaps and
+overlaps, and counts the records that are really there. It shares no code with what it looks at: topics are read by
+confluent-kafka, ledger entries by their documented JSON; import-linter keeps it so.
+"""
+
+from semel.audit.entries import Entry, Written
+from semel.audit.findings import Finding, Kind
+from semel.audit.looking import Audit, audit
+from semel.audit.topics import CannotLookError
+
+__all__ = ["Audit", "CannotLookError", "Entry", "Finding", "Kind", "Written", "audit"]

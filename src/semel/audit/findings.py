@@ -1,0 +1,144 @@
+"""What can be wrong with a ledger and what it says, one rule each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import pairwise
+
+import msgspec
+
+from semel.audit.entries import Entry, Place, Positions, Written, positions
+
+
+class Kind(Enum):
+    GAP = "gap"
+    OVERLAP = "overlap"
+    COUNT = "count"
+    LEDGER = "ledger"
+    POSITIONS = "positions"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that must not be. `sequence` is the ledger's number of the batch, -1 if it is about no batch."""
+
+    kind: Kind
+    sequence: int
+    place: str
+    detail: str
+
+    def __str__(self) -> str:
+        batch = f"entry {self.sequence}, " if self.sequence >= 0 else ""
+        return f"{self.kind.value}: {batch}{self.place}: {self.detail}"
+
+
+def named(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def chain(entries: Sequence[Entry]) -> Iterator[Finding]:
+    """Every batch starts where the one before ended, and no number is there twice or missing."""
+    for before, entry in pairwise(entries):
+        if entry.sequence == before.sequence:
+            detail = f"batch {before.batch_id} and batch {entry.batch_id} have the same number: two writers"
+            yield Finding(Kind.LEDGER, entry.sequence, "the ledger", detail)
+        elif entry.sequence != before.sequence + 1:
+            detail = f"the entry before it is {before.sequence}; those in between are gone"
+            yield Finding(Kind.LEDGER, entry.sequence, "the ledger", detail)
+    for before, entry in pairwise([entry for entry in entries if entry.has_sources]):
+        yield from _between(before, entry)
+
+
+def _between(before: Entry, entry: Entry) -> Iterator[Finding]:
+    if len(before.ends) != len(entry.starts):
+        detail = f"{len(entry.starts)} sources, the batch before had {len(before.ends)}"
+        yield Finding(Kind.LEDGER, entry.sequence, "sources", detail)
+        return
+    for number, (end, start) in enumerate(zip(before.ends, entry.starts, strict=True)):
+        old, new = positions(end), positions(start)
+        if old is not None and new is not None:
+            yield from _between_positions(before, entry, old, new)
+        elif end != start and start is not None:
+            detail = f"starts at {start}, the batch before ended at {end}"
+            yield Finding(Kind.GAP, entry.sequence, f"source {number}", detail)
+
+
+def _between_positions(before: Entry, entry: Entry, old: Positions, new: Positions) -> Iterator[Finding]:
+    for place, end in sorted(old.items()):
+        start = new.get(place)
+        if start is None:
+            detail = f"entry {before.sequence} ended at {end}, this one does not read the partition"
+            yield Finding(Kind.GAP, entry.sequence, named(place), detail)
+        elif start > end:
+            detail = f"offsets {end} to {start - 1} were skipped: entry {before.sequence} ended at {end}"
+            yield Finding(Kind.GAP, entry.sequence, named(place), detail)
+        elif start < end:
+            detail = f"offsets {start} to {end - 1} were read before: entry {before.sequence} ended at {end}"
+            yield Finding(Kind.OVERLAP, entry.sequence, named(place), detail)
+
+
+def backwards(entries: Sequence[Entry]) -> Iterator[Finding]:
+    """No batch ends before it starts."""
+    for entry in entries:
+        for start, end in zip(entry.starts, entry.ends, strict=False):
+            old, new = positions(start) or {}, positions(end) or {}
+            for place, offset in sorted(old.items()):
+                if new.get(place, offset) < offset:
+                    detail = f"starts at {offset} and ends at {new[place]}"
+                    yield Finding(Kind.LEDGER, entry.sequence, named(place), detail)
+
+
+def by_place(entries: Sequence[Entry]) -> dict[Place, list[tuple[Entry, Written]]]:
+    found: dict[Place, list[tuple[Entry, Written]]] = defaultdict(list)
+    for entry in entries:
+        for part in entry.written:
+            if part.count:
+                found[part.topic, part.partition].append((entry, part))
+    return dict(found)
+
+
+def output_ranges(entries: Sequence[Entry]) -> Iterator[Finding]:
+    """What batches wrote into a partition lies one behind the other."""
+    for place, parts in sorted(by_place(entries).items()):
+        for (before, old), (entry, new) in pairwise(parts):
+            if new.first_offset <= old.last_offset:
+                detail = (
+                    f"says that it wrote offsets {new.first_offset} to {new.last_offset}, entry {before.sequence} says "
+                    f"{old.first_offset} to {old.last_offset}"
+                )
+                yield Finding(Kind.OVERLAP, entry.sequence, named(place), detail)
+
+
+def sums(entries: Sequence[Entry]) -> Iterator[Finding]:
+    """The rows of a batch are the sum of its partitions."""
+    for entry in entries:
+        total = sum(part.count for part in entry.written)
+        if total != entry.rows:
+            detail = f"says {entry.rows} rows, its partitions add up to {total}"
+            yield Finding(Kind.COUNT, entry.sequence, "the ledger", detail)
+
+
+def counts(place: Place, parts: Sequence[tuple[Entry, Written]], found: Sequence[int]) -> Iterator[Finding]:
+    """The records between a batch's offsets are as many as it says."""
+    for (entry, part), there in zip(parts, found, strict=True):
+        if there == part.count:
+            continue
+        why = (
+            "records are missing"
+            if there < part.count
+            else "another producer writes to this partition, or rows were written twice"
+        )
+        detail = f"offsets {part.first_offset} to {part.last_offset} hold {there} records, it says {part.count}: {why}"
+        yield Finding(Kind.COUNT, entry.sequence, named(place), detail)
+
+
+def group(ends: Positions, committed: Positions) -> Iterator[Finding]:
+    """The consumer group stands where the ledger ends."""
+    for place, end in sorted(ends.items()):
+        if committed.get(place, end) != end:
+            detail = f"the group stands at {committed[place]}, the ledger ends at {end}: somebody moved the group"
+            yield Finding(Kind.POSITIONS, -1, named(place), detail)
+
+
+RULES = (chain, backwards, output_ranges, sums)

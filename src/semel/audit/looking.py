@@ -1,0 +1,160 @@
+"""The audit of one application, from its ledger to what is in its topics."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from semel.audit import findings
+from semel.audit.entries import SUFFIX, Entry, Place, Positions, UnreadableEntryError, Written, decode, positions
+from semel.audit.findings import Finding, named
+from semel.audit.topics import CannotLookError, Cluster, count
+
+LOOKS = 3  # at a ledger that grows meanwhile
+Progress = Callable[[str], None]
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    application_id: str
+    entries: list[Entry]
+    findings: list[Finding]
+    notes: list[str]
+    counted: int  # records of the output that were counted
+    lag: dict[str, int]  # source partition -> offsets that no batch has covered yet
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+
+def audit(
+    brokers: str,
+    application_id: str,
+    *,
+    last: int = 0,
+    counting: bool = True,
+    options: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
+    progress: Progress = lambda text: None,
+) -> Audit:
+    """Looks at the last so many batches (0: at all that the ledger has). CannotLookError if that is not possible."""
+    with closing(Cluster(brokers, options, timeout_s)) as cluster:
+        return _look(cluster, application_id, last, counting, progress)
+
+
+def _look(cluster: Cluster, application_id: str, last: int, counting: bool, progress: Progress) -> Audit:
+    progress("reading the ledger")
+    topics = cluster.topics()
+    entries, committed = _settled(cluster, application_id, topics)
+    chosen = entries[-last:] if last else entries
+    found = [finding for rule in findings.RULES for finding in rule(chosen)]
+    ends = _ends(chosen)
+    found += findings.group({place: end for place, end in ends.items() if place[0] in topics}, committed)
+    counted, notes = 0, list[str]()
+    if counting:
+        counted, more, notes = _count(cluster, chosen, topics, progress)
+        found += more
+    lag = _lag(cluster, ends, topics)
+    return Audit(application_id, chosen, sorted(found, key=lambda f: f.sequence), notes, counted, lag)
+
+
+def _settled(cluster: Cluster, application_id: str, topics: Mapping[str, list[int]]) -> tuple[list[Entry], Positions]:
+    """The ledger and the group's positions of the same moment, although the application may go on meanwhile."""
+    ledger = (f"{application_id}{SUFFIX}", 0)
+    if ledger[0] not in topics:
+        raise CannotLookError(_no_ledger(application_id, cluster.brokers, topics))
+    entries: list[Entry] = []
+    for _ in range(LOOKS):
+        low, high = cluster.ends([ledger])[ledger]
+        entries = _entries(cluster, ledger, low, high)
+        sources = [place for place in _ends(entries) if place[0] in topics]
+        committed = cluster.group_positions(application_id, sources)
+        if cluster.ends([ledger])[ledger][1] == high:
+            return entries, committed
+    return entries, {}  # it writes too fast for its positions to be compared
+
+
+def _entries(cluster: Cluster, ledger: Place, low: int, high: int) -> list[Entry]:
+    messages = cluster.records(ledger, low, high - 1) if high > low else ()
+    found = [_decoded(ledger[0], message) for message in messages if message.value() is not None]
+    if not found:
+        raise CannotLookError(f"the ledger {ledger[0]} is empty: the application has not committed a batch yet")
+    return sorted(found, key=lambda entry: entry.sequence)
+
+
+def _decoded(name: str, message: Any) -> Entry:
+    try:
+        return decode(message.value(), message.offset())
+    except UnreadableEntryError as error:
+        raise CannotLookError(f"{name}: {error}") from error
+
+
+def _no_ledger(application_id: str, brokers: str, topics: Mapping[str, list[int]]) -> str:
+    known = sorted(name.removesuffix(SUFFIX) for name in topics if name.endswith(SUFFIX))
+    near = difflib.get_close_matches(application_id, known, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    there = f"Applications that have one: {', '.join(known[:10])}" if known else "No application has one there"
+    return (
+        f"{brokers} has no ledger topic {application_id}{SUFFIX}. {hint}{there}. A ledger is written by Spark queries "
+        "with semel.sink(application_id=..., guarantee='exactly_once') and by df.write.format('semel')"
+    )
+
+
+def _ends(entries: list[Entry]) -> Positions:
+    """Where the sources stand after the last batch; the lower position where two sources share a topic."""
+    merged: Positions = {}
+    linked = [entry for entry in entries if entry.has_sources]
+    for text in linked[-1].ends if linked else []:
+        for place, end in (positions(text) or {}).items():
+            merged[place] = min(end, merged.get(place, end))
+    return merged
+
+
+def _lag(cluster: Cluster, ends: Positions, topics: Mapping[str, list[int]]) -> dict[str, int]:
+    there = {place: end for place, end in ends.items() if place[1] in topics.get(place[0], ())}
+    return {named(place): max(0, high - there[place]) for place, (_, high) in cluster.ends(there).items()}
+
+
+def _count(
+    cluster: Cluster, entries: list[Entry], topics: Mapping[str, list[int]], progress: Progress
+) -> tuple[int, list[Finding], list[str]]:
+    """Counts what is between the offsets that the entries state."""
+    counted, found, notes = 0, list[Finding](), list[str]()
+    for place, parts in sorted(findings.by_place(entries).items()):
+        progress(f"counting {named(place)}")
+        if place[1] not in topics.get(place[0], ()):
+            found.append(Finding(findings.Kind.COUNT, parts[-1][0].sequence, named(place), "is not there any more"))
+            continue
+        present, note = _still_there(cluster, place, parts)
+        notes += note
+        if not present:
+            continue
+        ranges = [(part.first_offset, part.last_offset) for _, part in present]
+        there, foreign = count(cluster, place, ranges)
+        counted += sum(there)
+        if foreign:
+            notes.append(f"{named(place)}: {foreign} records between the batches are not this application's")
+        wrong = list(findings.counts(place, present, there))
+        if wrong and cluster.is_compacted(place[0]):
+            notes.append(f"{named(place)}: the topic is compacted, so records may be gone; counts are not compared")
+        else:
+            found += wrong
+    return counted, found, notes
+
+
+def _still_there(
+    cluster: Cluster, place: Place, parts: list[tuple[Entry, Written]]
+) -> tuple[list[tuple[Entry, Written]], list[str]]:
+    """What retention has left. A log that ends before what was written has lost it: that is counted as missing."""
+    low, _ = cluster.ends([place])[place]
+    kept = [(entry, part) for entry, part in parts if part.first_offset >= low]
+    gone = len(parts) - len(kept)
+    if not gone:
+        return kept, []
+    return kept, [f"{named(place)}: {gone} batches are older than what the topic keeps (offset {low}); not counted"]
