@@ -61,30 +61,33 @@ def main(wish: Wish) -> int:
     path = Path(wish.save or wish.replay or f"semel-prove-{schedule.seed}.json")
     schedule.save(path)
     told.begin(schedule, path)
-    prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
     result = CampaignResult()
-    try:
-        stage = Stage(wish.brokers, schedule.mutant)
-    except StageError as error:
-        told.say(f"could not run: {error}")
-        return COULD_NOT_RUN
-    try:
-        play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
-        code = _code(result)
-    except (StageError, CheckerError) as error:
-        result.error = str(error)
-        told.say(f"could not run: {error}")
-        code = COULD_NOT_RUN
-    except KeyboardInterrupt:
-        told.say("interrupted: its processes are stopped")
-        code = INTERRUPTED
-    finally:
-        stage.clear()
-    _clean_up(stage, wish, prefix, told)
+    code = _campaign(wish, schedule, told, result)
     told.end(result, code, path)
     if wish.as_json:
         sys.stdout.write(msgspec.json.encode(summary(result, schedule, code)).decode() + "\n")
     return code
+
+
+def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResult) -> int:
+    """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
+    prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
+    stage = None
+    try:
+        stage = Stage(wish.brokers, schedule.mutant)
+        play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
+        return _code(result)
+    except (StageError, CheckerError) as error:
+        result.error = str(error)
+        told.say(f"could not run: {error}")
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        told.say("interrupted: its processes are stopped")
+        return INTERRUPTED
+    finally:
+        if stage is not None:
+            stage.clear()
+            _clean_up(stage, wish, prefix, told)
 
 
 def _code(result: CampaignResult) -> int:

@@ -51,7 +51,8 @@ TASK_POINTS = ("task.after_opening", "task.after_rows")
 
 REPEATABLE = frozenset({*TRANSACTION_APIS, *FIRST_GENERATION_APIS, "OffsetCommit"})  # a client may send these twice
 
-FREEZE_MS = 1_500
+FREEZE_MS = 800  # of the broker: clients notice, and wait
+LONG_FREEZE_MS = 2_500  # of a process: longer than its session lasts
 DELAY_MS = 700
 FULL_DISK_MS = 1_200
 
@@ -100,7 +101,7 @@ def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
             yield Fault("kill", target, api=api, side=side)
     yield Fault("kill", target)
     yield Fault("restart", target)
-    yield Fault("stop", target, for_ms=FREEZE_MS)
+    yield Fault("stop", target, for_ms=LONG_FREEZE_MS)
 
 
 def point_cards(target: str, points: tuple[str, ...]) -> Iterator[Fault]:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from semel.prove.proxy import Effect, Rule
 from semel.prove.schedule import BROKER, NETWORK, Fault
-from semel.prove.stage import Actor, OwnBroker, Stage
+from semel.prove.stage import Actor, OwnBroker, Stage, send
 
-TASK = "task"
-ZOMBIE_AFTER_S = 2.0  # a frozen process wakes up so long after its successor has begun to work
-ZOMBIE_LIVES_S = 12.0  # by then it has done whatever it could
+TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
+ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its successor has begun to work
+ZOMBIE_LIVES_S = 8.0  # by then it has done whatever it could
 
 
 class Running:
@@ -33,6 +33,7 @@ class Running:
         self.armed = False
         self.fired_s = 0.0
         self.over = False
+        self.frozen: list[int] = []  # processes without an actor of their own
 
     @property
     def fired(self) -> bool:
@@ -97,7 +98,7 @@ class AtAnApi(Running):
             self.fault.api,
             Effect.DROP_REQUEST if is_request and self.fault.what == "kill" else Effect.PASS,
             nth=self.fault.nth,
-            client="driver" if self.fault.target == TASK else self.fault.target,
+            client="driver" if self.fault.target in (TASK, EXECUTOR) else self.fault.target,
             on_request=is_request,
             then=self._act,
         )
@@ -105,8 +106,8 @@ class AtAnApi(Running):
 
     def _act(self) -> None:
         """On the proxy's thread."""
-        if self.fault.target == TASK:
-            self.stage.actors["driver"].kill_tasks()
+        if self.fault.target in (TASK, EXECUTOR):
+            _kill_part(self)
         elif self.fault.what == "kill":
             self.actor.kill_at_once()
         else:
@@ -238,9 +239,19 @@ class AtAnyTime(Running):
             _ENDS[self.fault.what](self)
 
 
+def _part(running: Running) -> list[int]:
+    """Processes of the driver that a fault is for; of the executors, one."""
+    driver = running.stage.actors["driver"]
+    return driver.tasks() if running.fault.target == TASK else driver.executors()[:1]
+
+
+def _kill_part(running: Running) -> bool:
+    return send(signal.SIGKILL, _part(running)) > 0
+
+
 def _kill(running: Running) -> bool:
-    if running.fault.target == TASK:
-        return running.stage.actors["driver"].kill_tasks() > 0
+    if running.fault.target in (TASK, EXECUTOR):
+        return _kill_part(running)
     if running.fault.target == BROKER:
         running.own.process.kill()
     else:
@@ -253,13 +264,21 @@ def _power_cut(running: Running) -> None:
     running.own.process.kill()
 
 
-def _stop(running: Running) -> None:
+def _stop(running: Running) -> bool:
+    if running.fault.target in (TASK, EXECUTOR):
+        running.frozen = _part(running)
+        return send(signal.SIGSTOP, running.frozen) > 0
     process = running.own.process if running.fault.target == BROKER else running.actor.process
-    if process is not None and process.running:
-        process.pause()
+    if process is None or not process.running:
+        return False
+    process.pause()
+    return True
 
 
 def _thaw(running: Running) -> None:
+    if running.fault.target in (TASK, EXECUTOR):
+        send(signal.SIGCONT, running.frozen)
+        return
     process = running.own.process if running.fault.target == BROKER else running.actor.process
     if process is not None and process.running:
         process.resume()

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from semel import control, mutants
@@ -107,16 +107,28 @@ class Actor:
             if process is not None:
                 process.kill()
 
-    def kill_tasks(self) -> int:
-        """kill -9 of the Python workers of a Spark driver: those that a daemon of its group has forked."""
+    def tasks(self) -> list[int]:
+        """The Python workers of a Spark driver or of its executors: those that a daemon of the group has forked."""
         if self.process is None or not self.process.running:
-            return 0
+            return []
         daemons = {pid: parent for pid, parent, command in _group(self.process.pid) if "pyspark.daemon" in command}
-        workers = [pid for pid, parent in daemons.items() if parent in daemons]
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return len(workers)
+        return [pid for pid, parent in daemons.items() if parent in daemons]
+
+    def executors(self) -> list[int]:
+        """The JVMs that a Spark driver has started as executors."""
+        if self.process is None or not self.process.running:
+            return []
+        return [pid for pid, _, command in _group(self.process.pid) if "CoarseGrainedExecutorBackend" in command]
+
+
+def send(number: signal.Signals, processes: Iterable[int]) -> int:
+    """Sends a signal to each that is still there; to how many."""
+    sent = 0
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            sent += 1
+    return sent
 
 
 def _group(group: int) -> list[tuple[int, int, str]]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from semel.prove.workloads.app import AppWorkload
 from semel.prove.workloads.base import Workload
 from semel.prove.workloads.loop import ChainWorkload, LoopWorkload
-from semel.prove.workloads.spark import AnyOrderWorkload, SparkWorkload, StatefulWorkload
+from semel.prove.workloads.spark import AnyOrderWorkload, ExecutorsWorkload, SparkWorkload, StatefulWorkload
 
 WORKLOADS: dict[str, type[Workload]] = {
     workload.name: workload
-    for workload in (LoopWorkload, ChainWorkload, SparkWorkload, AnyOrderWorkload, StatefulWorkload, AppWorkload)
+    for workload in (
+        LoopWorkload,
+        ChainWorkload,
+        SparkWorkload,
+        AnyOrderWorkload,
+        StatefulWorkload,
+        ExecutorsWorkload,
+        AppWorkload,
+    )
 }
 
 __all__ = ["WORKLOADS", "Workload"]

@@ -23,7 +23,7 @@ from semel.prove.schedule import Fault
 from semel.prove.workloads.base import Workload
 from semel.prove.workloads.loop import value_of
 
-MASTER = "local[2,4]"  # a task may fail three times before its job does
+LOCAL = "local[2,4]"  # a task may fail three times before its job does
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "768m",
@@ -42,6 +42,7 @@ class SparkWorkload(Workload):
     patience_s = 150.0
 
     query: ClassVar[str] = "copy"
+    master: ClassVar[str] = LOCAL
 
     @classmethod
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
@@ -94,7 +95,7 @@ class SparkWorkload(Workload):
         exactly = self.guarantee == "exactly_once"
         job = {
             "query": self.query,
-            "master": MASTER,
+            "master": self.master,
             "conf": CONF,
             "brokers": self.stage.proxy.bootstrap,
             "checkpoint": str(self.checkpoint),
@@ -141,6 +142,24 @@ class AnyOrderWorkload(SparkWorkload):
     def expectation(self, transactions: int) -> Expectation:
         rule = Positions(self.application, self.source, value_of)
         return self.copied(self.outputs, transactions, positions=(rule,), one_epoch_each=True, order=None)
+
+
+class ExecutorsWorkload(AnyOrderWorkload):
+    name = "spark-executors"
+    help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
+    has_sink = False  # its deck is about executors
+    patience_s = 240.0
+
+    master = "local-cluster[2,1,768]"
+
+    @classmethod
+    def guarantee_cards(cls, guarantee: str) -> list[Fault]:
+        at_once = [Fault("kill", "executor", api=api, side="answer") for api in ("Produce", "Fetch")]
+        return [*at_once, Fault("kill", "executor"), Fault("stop", "executor", for_ms=3_000)] * 3
+
+    @classmethod
+    def checkpoint_cards(cls) -> list[Fault]:
+        return []
 
 
 class StatefulWorkload(SparkWorkload):
