@@ -107,9 +107,10 @@ class Broker:
                 continue
             if faults.armed:
                 await faults.reach("marker.after")
-            waits.append(((name, index), self.sync.wait(partition.log, marker.last_offset + 1)))
+            is_durable = partition.log.high_watermark > marker.last_offset
+            waits.append(((name, index), None if is_durable else self.sync.wait(partition.log, marker.last_offset + 1)))
         for (name, index), durable in waits:
-            code = results[name, index] = await _outcome(durable)
+            code = results[name, index] = ErrorCode.NONE if durable is None else await _outcome(durable)
             if name == CONSUMER_OFFSETS and code is ErrorCode.NONE:
                 self.groups.on_marker(index, producer_id, commit)
         return results

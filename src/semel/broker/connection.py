@@ -14,11 +14,13 @@ import logging
 import socket
 import struct
 from collections import deque
+from collections.abc import Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.broker import faults
 from semel.broker.context import RequestContext
+from semel.broker.eager import Done, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
 from semel.protocol.api import API_VERSIONS_KEY, read_request_header
@@ -207,8 +209,20 @@ class Connection(asyncio.BufferedProtocol):
             self._barrier = not slot.served.pipelined
             self._await(slot, answer)
         else:
+            self._go_as_far_as_possible(slot, answer)
+
+    def _go_as_far_as_possible(self, slot: Slot, work: Coroutine[Any, Any, Struct | None]) -> None:
+        """Most answers have nothing to wait for after all: they cost no task, and leave before what they set going."""
+        try:
+            step = start_now(work, self._loop.create_task)
+        except Exception:
+            self._on_bug(slot.served)
+            return
+        if isinstance(step, Done):
+            self._complete(slot, step.value)
+        else:
             self._barrier = True
-            self._await(slot, self._loop.create_task(answer))
+            self._await(slot, step)
 
     def _await(self, slot: Slot, future: asyncio.Future[Any]) -> None:
         slot.future = future

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.topics import TopicError
 from semel.protocol.batch import iter_headers
 from semel.protocol.partitioning import coordinator_partition
-from semel.protocol.rows import DecodedBatch, Record, decode_batch, encode_batch
+from semel.protocol.rows import DecodedBatch, Record, decode_batch, encode_batch, encode_single
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
@@ -49,17 +49,22 @@ class Journal:
         log = self.log(partition)
         now_ms = self._broker.clock.now_ms()
         producer_id, producer_epoch = producer or (-1, -1)
-        batch = encode_batch(
-            [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer is not None,
-        )
+        if len(records) == 1 and producer is None:
+            batch = encode_single(now_ms, *records[0])
+        else:
+            batch = encode_batch(
+                [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer is not None,
+            )
         guard = None
         if producer is not None and not log.has_open_transaction(producer_id, producer_epoch):
             guard = log.start_verification(producer_id, producer_epoch, -1, supports_epoch_bump=False)
         result = log.append_records(batch, now_ms=now_ms, guard=guard)
-        return _once_durable(self._broker.sync.wait(log, result.last_offset + 1), result.base_offset)
+        is_durable = log.high_watermark > result.last_offset
+        durable = None if is_durable else self._broker.sync.wait(log, result.last_offset + 1)
+        return _once_durable(durable, result.base_offset)
 
     def replay(self, partition: int) -> Iterator[DecodedBatch]:
         """(header, records) of every batch from the start, control ones too. Nothing if there is no topic."""
@@ -84,6 +89,7 @@ class Journal:
             raise StorageError(error.code, str(error)) from error
 
 
-async def _once_durable(durable: asyncio.Future[None], base_offset: int) -> int:
-    await durable
+async def _once_durable(durable: asyncio.Future[None] | None, base_offset: int) -> int:
+    if durable is not None:
+        await durable
     return base_offset

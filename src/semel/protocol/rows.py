@@ -119,6 +119,33 @@ def encode_batch(
     return seal_batch(header, max_timestamp, producer, body, compression, compression_level)
 
 
+def encode_single(
+    timestamp: int,
+    key: bytes | None,
+    value: bytes | None,
+    *,
+    offset: int = 0,
+    attributes: int = 0,
+    leader_epoch: int = -1,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+) -> bytearray:
+    """A batch of one record, as `encode_batch` makes it, by hand: coordinators write little else."""
+    fields = bytearray(3)  # attributes, timestamp delta, offset delta
+    _write_bytes(fields, key)
+    _write_bytes(fields, value)
+    fields.append(0)  # headers
+    body = bytearray()
+    write_varint(body, len(fields))
+    body += fields
+    length = HEADER_SIZE - LOG_OVERHEAD + len(body)
+    numbers = (attributes, 0, timestamp, timestamp, producer_id, producer_epoch, NO_SEQUENCE, 1)
+    batch = bytearray(HEADER.pack(offset, length, leader_epoch, MAGIC, 0, *numbers))
+    batch += body
+    seal_crc(batch)
+    return batch
+
+
 def seal_batch(
     header: tuple[int, ...],
     max_timestamp: int,
@@ -301,13 +328,15 @@ def encode_marker(
     """A control batch with one marker."""
     key = _MARKER_KEY.pack(0, marker_type)
     value = _MARKER_VALUE.pack(0, coordinator_epoch)
-    return encode_batch(
-        [Record(offset, timestamp, key, value)],
+    return encode_single(
+        timestamp,
+        key,
+        value,
+        offset=offset,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        leader_epoch=leader_epoch,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        leader_epoch=leader_epoch,
-        transactional=True,
-        control=True,
     )
 
 

@@ -25,6 +25,7 @@ from semel.protocol.batch import (
     iter_headers,
     patch_log_append_time,
     patch_offset,
+    read_header,
 )
 from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.storage import checkpoints, epochs, history, reading, retention, snapshot, timequery, validation
@@ -364,7 +365,8 @@ class PartitionLog:
         placed: list[tuple[int, int, int, int, DataBatch | None]] = []
         offset, size, max_timestamp = self._end, 0, NO_TIMESTAMP
         try:
-            headers = list(iter_headers(data))
+            first = read_header(data)
+            headers = [(0, first)] if first.size == len(data) else list(iter_headers(data))
         except CorruptBatchError as error:
             raise StorageError(error.code, str(error)) from error
         if not headers or headers[-1][0] + headers[-1][1].size != len(data):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.transactions.eager import Done, start_now
+from semel.broker.eager import Done, start_now
 
 
 def spawn(work: Any) -> asyncio.Task[Any]:

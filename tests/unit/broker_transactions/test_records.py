@@ -14,6 +14,7 @@ from semel.broker.transactions.records import (
     decode_value,
     decode_value_by_table,
     encode_key,
+    encode_key_by_table,
     encode_value,
     encode_value_by_table,
     pack,
@@ -71,6 +72,7 @@ def test_a_busy_id_is_not_packed():
 @given(st.text())
 def test_a_key_is_the_transactional_id(text: str):
     assert decode_key(encode_key(text)) == text
+    assert encode_key(text) == encode_key_by_table(text)
 
 
 def test_records_of_newer_brokers_are_left_alone_or_refused_by_name():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semel import mutants
 from semel.broker import faults
 from semel.broker.coordinators import TRANSACTION_STATE, TopicPartition
-from semel.broker.transactions.eager import Done, start_now
+from semel.broker.eager import Done, start_now
 from semel.broker.transactions.errors import append_error, journal_error
 from semel.broker.transactions.ledger import Entry, Ledger
 from semel.broker.transactions.producer_ids import ProducerIds

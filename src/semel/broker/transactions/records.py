@@ -28,6 +28,7 @@ KEY_VERSION = 0
 VALUE_VERSION = 1
 LAST_EPOCH_TAG = 10_000
 _VERSION = struct.Struct(">h")
+_KEY_HEAD = struct.Struct(">hh")  # version, bytes of the id
 
 
 class Value(TransactionLogValue):
@@ -44,6 +45,12 @@ VALUE = Format(Value, "0-1", flexible="1+")
 
 
 def encode_key(transactional_id: str) -> bytes:
+    """By hand, for speed; `encode_key_by_table` says the same in the words of the schema."""
+    name = transactional_id.encode()
+    return _KEY_HEAD.pack(KEY_VERSION, len(name)) + name
+
+
+def encode_key_by_table(transactional_id: str) -> bytes:
     return _VERSION.pack(KEY_VERSION) + TRANSACTION_LOG_KEY.encode(TransactionLogKey(transactional_id), KEY_VERSION)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from semel.protocol.errors import ErrorCode
 
@@ -177,14 +177,16 @@ retried_end = Guard(
 Change = Callable[[Transaction, Ask, State], Transaction]
 
 
-def _moved(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def _moved(txn: Transaction, ask: Ask, to: State, **changes: Any) -> Transaction:
     """What every transition does: the state, the time, and the producer id so far becomes the previous one."""
-    return txn._replace(state=to, updated_ms=ask.now_ms, previous_producer_id=txn.producer_id)
+    return txn._replace(state=to, updated_ms=ask.now_ms, previous_producer_id=txn.producer_id, **changes)
 
 
 def _initialised(txn: Transaction, ask: Ask, epoch: int, last_epoch: int) -> Transaction:
-    moved = _moved(txn, ask, State.EMPTY)
-    return moved._replace(
+    return _moved(
+        txn,
+        ask,
+        State.EMPTY,
         epoch=epoch,
         last_epoch=last_epoch,
         timeout_ms=ask.timeout_ms,
@@ -213,22 +215,23 @@ def rotate(txn: Transaction, ask: Ask, to: State) -> Transaction:
 
 
 def begin(txn: Transaction, ask: Ask, to: State) -> Transaction:
-    moved = _moved(txn, ask, to)
-    return moved._replace(partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
+    return _moved(txn, ask, to, partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
 
 
 def grow(txn: Transaction, ask: Ask, to: State) -> Transaction:
-    moved = _moved(txn, ask, to)
-    return moved._replace(partitions=txn.partitions | ask.partitions, client_version=ask.client_version)
+    return _moved(txn, ask, to, partitions=txn.partitions | ask.partitions, client_version=ask.client_version)
 
 
 def end_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
-    return _moved(txn, ask, to)._replace(client_version=0, next_producer_id=NO_PRODUCER_ID)
+    return _moved(txn, ask, to, client_version=0, next_producer_id=NO_PRODUCER_ID)
 
 
 def end_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
     """The markers carry the new epoch, so that they close the door behind this transaction in every partition."""
-    return _moved(txn, ask, to)._replace(
+    return _moved(
+        txn,
+        ask,
+        to,
         epoch=min(txn.epoch + 1, MAX_EPOCH),
         last_epoch=txn.epoch,
         next_producer_id=ask.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID,
@@ -245,14 +248,14 @@ def fence_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
 
 
 def complete(txn: Transaction, ask: Ask, to: State) -> Transaction:
-    moved = _moved(txn, ask, to)._replace(partitions=NO_PARTITIONS)
+    moved = _moved(txn, ask, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID)
     if txn.client_version >= 2 and txn.next_producer_id != NO_PRODUCER_ID:
-        moved = moved._replace(producer_id=txn.next_producer_id, epoch=0)
-    return moved._replace(next_producer_id=NO_PRODUCER_ID)
+        return moved._replace(producer_id=txn.next_producer_id, epoch=0)
+    return moved
 
 
 def bury(txn: Transaction, ask: Ask, to: State) -> Transaction:
-    return _moved(txn, ask, to)._replace(partitions=NO_PARTITIONS)
+    return _moved(txn, ask, to, partitions=NO_PARTITIONS)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

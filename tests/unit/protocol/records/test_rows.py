@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.protocol.batch import HEADER_SIZE, patch_log_append_time, patch_offset, read_header
+from semel.protocol.batch import HEADER_SIZE, TRANSACTIONAL_BIT, patch_log_append_time, patch_offset, read_header
 from semel.protocol.errors import CorruptBatchError, DecodeError, EncodeError
 from semel.protocol.rows import (
     Marker,
@@ -16,6 +16,7 @@ from semel.protocol.rows import (
     decode_marker,
     encode_batch,
     encode_marker,
+    encode_single,
 )
 from semel.protocol.varints import read_varint, size_of_varint, write_varint
 
@@ -104,6 +105,19 @@ def test_log_append_time_is_the_time_of_all_records() -> None:
     assert [(r.offset, r.timestamp) for r in decoded.records] == [(100, 777), (101, 777)]
     again = encode_batch(decoded.records, timestamp_type=TimestampType.LOG_APPEND_TIME)
     assert [r.timestamp for r in decode_batch(again).records] == [777, 777]
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 70])
+@pytest.mark.parametrize("value", [None, b"", b"v" * 9000])
+def test_a_single_record_is_encoded_as_any_batch_is(key: bytes | None, value: bytes | None) -> None:
+    assert encode_single(5, key, value) == encode_batch([Record(0, 5, key, value)])
+    by_hand = encode_single(
+        5, key, value, offset=7, attributes=TRANSACTIONAL_BIT, leader_epoch=3, producer_id=9, producer_epoch=2
+    )
+    plain = encode_batch(
+        [Record(7, 5, key, value)], transactional=True, leader_epoch=3, producer_id=9, producer_epoch=2
+    )
+    assert by_hand == plain
 
 
 @pytest.mark.parametrize("kind", list(MarkerType))
