@@ -99,6 +99,7 @@ def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
     for api in apis:
         for side in ("request", "answer"):
             yield Fault("kill", target, api=api, side=side)
+        yield Fault("restart", target, api=api, side="request")
     yield Fault("kill", target)
     yield Fault("restart", target)
     yield Fault("stop", target, for_ms=LONG_FREEZE_MS)

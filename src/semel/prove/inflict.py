@@ -20,7 +20,16 @@ from semel.prove.stage import Actor, OwnBroker, Stage, send
 
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
 ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its successor has begun to work
+ZOMBIE_SLEEPS_S = 25.0  # at most, should the successor find nothing to do
 ZOMBIE_LIVES_S = 8.0  # by then it has done whatever it could
+
+
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "takeover": signal.SIGSTOP,
+    "restart": signal.SIGTERM,
+}
 
 
 class Running:
@@ -108,10 +117,8 @@ class AtAnApi(Running):
         """On the proxy's thread."""
         if self.fault.target in (TASK, EXECUTOR):
             _kill_part(self)
-        elif self.fault.what == "kill":
-            self.actor.kill_at_once()
         else:
-            self.actor.freeze_at_once()
+            self.actor.signal_at_once(_SIGNALS[self.fault.what])
 
     def poll(self) -> None:
         if not self._rule.fired.is_set():
@@ -121,10 +128,18 @@ class AtAnApi(Running):
             self._zombie = self._zombie or Zombie(self.actor)
             self._zombie.poll()
             self.over = self._zombie.over
+        elif self.fault.what == "restart":
+            self._start_again()
         elif self.fault.what == "kill":
             self.over = True
         elif self._lasted:
             self.actor.thaw()
+            self.over = True
+
+    def _start_again(self) -> None:
+        process = self.actor.process
+        if process is None or not process.running:
+            self.actor.start()
             self.over = True
 
     def disarm(self) -> None:
@@ -329,6 +344,7 @@ class Zombie:
     def __init__(self, actor: Actor) -> None:
         self._successor = actor
         self._old = actor.replace()
+        self._replaced_s = time.monotonic()
         self._awake_s = 0.0
         self._working_s = 0.0
         self.over = False
@@ -336,7 +352,8 @@ class Zombie:
     def poll(self) -> None:
         now_s = time.monotonic()
         process = self._successor.process
-        if not self._working_s and process is not None and "working" in process.output:
+        works = process is not None and "working" in process.output
+        if not self._working_s and (works or now_s - self._replaced_s >= ZOMBIE_SLEEPS_S):
             self._working_s = now_s
         if self._working_s and not self._awake_s and now_s - self._working_s >= ZOMBIE_AFTER_S:
             self._old.resume()

@@ -51,13 +51,23 @@ class Hunt(NamedTuple):
 
 
 def _power_cuts(*points: str) -> Callable[[random.Random], list[Fault]]:
-    return lambda rng: [Fault("power_cut", BROKER, rng.choice(points), nth=rng.randint(2, 6), at_ms=rng.randrange(800))]
+    """At answers that say that something is safe: nothing that was not synced survives."""
+
+    def faults(rng: random.Random) -> list[Fault]:
+        chosen = rng.sample(points, min(2, len(points)))
+        return [Fault("power_cut", BROKER, point, nth=rng.randint(1, 8), at_ms=rng.randrange(800)) for point in chosen]
+
+    return faults
 
 
 def _unsettled_heirs(rng: random.Random) -> list[Fault]:
-    """Markers are late while partitions change hands."""
-    late = Fault("delay", BROKER, "marker.before", for_ms=1_200, times=6, at_ms=300)
-    return [late, Fault("restart", rng.choice(("worker-a", "worker-b")), at_ms=500 + rng.randrange(500))]
+    """Members leave right after a commit, whose markers are late."""
+    late = Fault("delay", BROKER, "marker.before", for_ms=700, times=12)
+    leaving = [
+        Fault("restart", worker, api="EndTxn", side="request", nth=rng.randint(1, 4), at_ms=at_ms)
+        for worker, at_ms in (("worker-a", 300), ("worker-b", 2_000))
+    ]
+    return [late, *leaving]
 
 
 def _waking_drivers(rng: random.Random) -> list[Fault]:
@@ -80,7 +90,7 @@ def _lost_checkpoints(rng: random.Random) -> list[Fault]:
 
 HUNTS: dict[str, Hunt] = {
     "answer_before_fsync": Hunt("loop", _power_cuts("Produce.after_answer", "EndTxn.after_answer")),
-    "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer")),
+    "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer", "EndTxn.before_answer")),
     "no_require_stable": Hunt("loop", _unsettled_heirs, {"static": "no"}),
     "init_without_expected_epoch": Hunt("spark", _waking_drivers),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),

@@ -133,9 +133,13 @@ class Proxy:
                 server.close()
             for link in list(self._links):
                 link.cut()
-            for _ in range(3):
-                await asyncio.sleep(0)
-            asyncio.get_running_loop().stop()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:
+                _, late = await asyncio.wait(others, timeout=1)
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
+            self._loop.call_soon(self._loop.stop)
 
         if not self._loop.is_closed():
             asyncio.run_coroutine_threadsafe(stop(), self._loop)
@@ -182,7 +186,8 @@ class Proxy:
             return
         link = _Link(self, (reader, writer), upstream)
         self._links.add(link)
-        await link.run()
+        with contextlib.suppress(asyncio.CancelledError):  # when the proxy closes
+            await link.run()
 
     def _run(self, work: Coroutine[Any, Any, int]) -> int:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
@@ -211,13 +216,17 @@ class _Link:
         self._asked: dict[int, _Asked] = {}
 
     async def run(self) -> None:
-        pumps = [asyncio.ensure_future(pump()) for pump in (self._requests, self._answers)]
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        self.cut()
-        for pump in pumps:
-            pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError, asyncio.IncompleteReadError, OSError):
-                await pump
+        pumps = [asyncio.ensure_future(self._until_cut(pump)) for pump in (self._requests, self._answers)]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.cut()
+            for pump in pumps:
+                pump.cancel()
+
+    async def _until_cut(self, pump: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await pump()
 
     def cut(self) -> None:
         for writer in (self._client_out, self._broker_out):

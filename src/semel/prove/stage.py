@@ -71,14 +71,11 @@ class Actor:
         if self.process is not None:
             self.process.kill()
 
-    def kill_at_once(self) -> None:
-        """From the proxy's thread: the signal alone, nothing is waited for."""
+    def signal_at_once(self, number: signal.Signals) -> None:
+        """From the proxy's thread: nothing is waited for."""
         if self.process is not None and self.process.running:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def freeze_at_once(self) -> None:
-        if self.process is not None and self.process.running:
-            os.killpg(self.process.pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
 
     def thaw(self) -> None:
         if self.process is not None and self.process.running:

@@ -1,7 +1,9 @@
 """Fills the source in transactions: `python -m semel.prove.workers.producer JSON`.
 
-Each transaction has a number and numbered records; some are preceded by one that is aborted. After a crash it looks in
-the topic, through a client that is not ours, for what is committed, and goes on from there.
+Each transaction has a number and numbered records; some are preceded by one that is aborted. It notes in a file which
+one was acknowledged last, as an application does in its database, and never sends it again: what is acknowledged must
+be there. After a crash it also looks in the topic, through a client that is not ours, for what was committed without an
+answer, and goes on from there.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from semel.client.errors import KafkaError
@@ -22,7 +25,8 @@ PATIENCE = 5
 def main(options: dict[str, Any]) -> int:
     failures = 0
     while True:
-        done = max(map(_number, read(options["direct"], [options["topic"]])), default=-1)
+        committed = max(map(_number, read(options["direct"], [options["topic"]])), default=-1)
+        done = max(committed, _acknowledged(options["state"]))
         if done + 1 >= options["upto"]:
             print(f"fed {done + 1}", flush=True)
             return 0
@@ -38,6 +42,19 @@ def main(options: dict[str, Any]) -> int:
 
 def _number(seen: Seen) -> int:
     return transaction_of(seen) or 0
+
+
+def _acknowledged(path: str) -> int:
+    try:
+        return int(Path(path).read_text())
+    except FileNotFoundError:
+        return -1
+
+
+def _acknowledge(path: str, number: int) -> None:
+    aside = Path(path + ".new")
+    aside.write_text(str(number))
+    aside.rename(path)
 
 
 def _feed(options: dict[str, Any], first: int) -> None:
@@ -57,6 +74,7 @@ def _feed(options: dict[str, Any], first: int) -> None:
             if number % ABORT_EVERY == ABORT_EVERY - 1:
                 _transaction(producer, options["topic"], number, aborted_records(number), commit=False)
             _transaction(producer, options["topic"], number, records_of(number), commit=True)
+            _acknowledge(options["state"], number)
             time.sleep(options["pace_ms"] / 1000)
     finally:
         producer.close(5)

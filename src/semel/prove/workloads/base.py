@@ -113,6 +113,7 @@ class Workload(ABC):
                 "direct": self.stage.direct,
                 "topic": self.source,
                 "transactional_id": f"{self.prefix}-producer",
+                "state": str(self.stage.folder / f"{self.prefix}.acknowledged"),
                 "upto": transactions,
                 "pace_ms": FEED_PACE_MS,
             },
