@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from pathlib import Path
 
 HELP = """Runs a pipeline on this machine three times side by side, at most once, at least once and exactly once, and
@@ -36,11 +38,36 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="spark; process: semel.process, no Java needed; auto (default): spark where it can run",
     )
 
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="also an SVG image of the result")
+
 
 def run(args: argparse.Namespace) -> int:
-    from semel.demo.run import Options
+    from semel.demo.run import Options, default_report
     from semel.demo.run import run as run_demo
 
+    report = args.report or default_report(args.workload)
+    for flag, path in (("--report", report), ("--picture", args.picture)):
+        _check_place(flag, path)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
     return run_demo(
-        Options(args.workload, args.engine, args.seed, report=args.report, as_json=args.json, keep=args.keep)
+        Options(
+            args.workload,
+            args.engine,
+            args.seed,
+            report=report,
+            picture=args.picture,
+            as_json=args.json,
+            keep=args.keep,
+        )
     )
+
+
+def _check_place(flag: str, path: Path | None) -> None:
+    """Before the work, not after it."""
+    from semel.cli.errors import UsageError
+
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{flag} {path}: no file can be written there; its folder must exist")

@@ -35,6 +35,7 @@ class Gate:
         with self._changed:
             self._points, self._after = fault.points, after
             self._batches, self._held = {}, set()
+            self._changed.notify_all()
 
     def open(self) -> None:
         with self._changed:

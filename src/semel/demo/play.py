@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from semel.demo.plan import FAULTS, GUARANTEES, Fault
@@ -37,11 +38,12 @@ class Story(NamedTuple):
 
 
 class Play:
-    """Runs the faults of the plan on a stage."""
+    """Runs faults on a stage, one after the other."""
 
-    def __init__(self, stage: Stage, screen: Screen) -> None:
+    def __init__(self, stage: Stage, screen: Screen, faults: Sequence[Fault] = FAULTS) -> None:
         self._stage = stage
         self._screen = screen
+        self._faults = faults
         self._started_s = time.time()
         self._moments: list[Moment] = []
         self._held: list[tuple[str, str, str]] = []
@@ -49,7 +51,7 @@ class Play:
 
     def run(self) -> Story:
         self._begin()
-        for fault in FAULTS:
+        for fault in self._faults:
             self._inflict(fault)
         self._finish()
         return Story(self._started_s, time.time(), self._moments, self._held, self._failures)

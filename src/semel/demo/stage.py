@@ -29,18 +29,17 @@ class StageError(Exception):
 class Stage:
     """Everything that a demo starts. Use it as a context manager."""
 
-    def __init__(self, workload: Workload, engine: str, seed: int, per_s: float, folder: Path | None = None) -> None:
+    def __init__(self, workload: Workload, engine: str, seed: int, per_s: float, *, keep: bool = False) -> None:
         self.workload = workload
         self.engine = engine
         self.prefix = f"demo-{workload.name}"
-        self._own_folder = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="semel-demo-")) if folder is None else folder
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
+        self._keep = keep
         self.broker = Broker(self.folder / "broker", settings={"group.initial.rebalance.delay.ms": 0})
         self._seed, self._per_s = seed, per_s
         self.feeder: Feeder | None = None
         self.driver: Process | None = None
         self._read_lines = 0
-        self.kept = False
 
     def __enter__(self) -> Stage:
         return self
@@ -53,7 +52,7 @@ class Stage:
         if self.driver is not None:
             self.driver.kill()
         self.broker.stop()
-        if self._own_folder and not self.kept:
+        if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- the broker and the producer ---

@@ -1,21 +1,20 @@
-"""The page at the end of a demo: one HTML file, nothing from elsewhere."""
+"""The page at the end of a demo: one HTML file, nothing from elsewhere; and a picture of it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from semel.demo.play import Story
 from semel.demo.report.page import Facts, page
-from semel.demo.stage import Stage
-from semel.demo.workloads import Outcome
+from semel.demo.report.picture import picture
+
+__all__ = ["Facts", "page", "picture", "write"]
 
 
-def write(path: Path, stage: Stage, outcomes: list[Outcome], story: Story, seed: int) -> Path:
+def write(path: Path, facts: Facts) -> Path:
     """Writes the page beside its place first, so that a reader never finds half of it."""
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(page(Facts(stage.workload, stage.engine, seed, outcomes, story)))
+    aside.write_text(page(facts))
     aside.replace(path)
     return path

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from semel.demo.play import Moment, Story
-from semel.demo.report.svg import Point, Scale, drawing, element, line, steps, text
+from semel.demo.report.svg import Point, Scale, drawing, element, line, steps, text, title
 from semel.demo.workloads import Outcome
 
 WIDTH = 360
@@ -48,13 +48,13 @@ def fault_lines(clock: Clock, story: Story, top: float, bottom: float) -> list[s
     parts = []
     for number, moment in enumerate(kills(story), 1):
         x = clock.x(moment.at_s)
-        words = element("title", moment.text)
+        words = title(moment.text)
         parts.append(element("g", words + line((x, top), (x, bottom), class_="fault"), class_="faults"))
         parts.append(text(x, top - 4, str(number), class_="fault-mark", text_anchor="middle"))
     return parts
 
 
-def totals(outcome: Outcome, story: Story, shown: Shown, label: str) -> str:
+def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attributes: object) -> str:
     """What came in and what the output says, summed up over time."""
     height, top, bottom = 170, 18, 148
     clock = Clock.of(story)
@@ -68,7 +68,7 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str) -> str:
     for series, kind in ((came, "came"), (said, "said")):
         points: list[Point] = [(clock.x(at_ms / 1000), scale(value)) for at_ms, value in series]
         parts.append(element("path", d=steps(points, end_x), class_=kind))
-    return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
+    return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}", **attributes)
 
 
 def _levels(scale: Scale, shown: Shown, clock: Clock) -> list[str]:
@@ -100,7 +100,7 @@ def throughput(outcome: Outcome, story: Story, label: str) -> str:
     width = max(1.5, clock.scale(1) - clock.scale(0) - 1)
     for second, rows in sorted(seconds.items()):
         y = scale(rows)
-        words = element("title", f"second {second}: {rows:,} rows")
+        words = title(f"second {second}: {rows:,} rows")
         parts.append(
             element("rect", words, x=clock.scale(second), y=y, width=width, height=round(bottom - y, 1), class_="bar")
         )
@@ -120,7 +120,7 @@ def balances(outcome: Outcome, shown: Shown, label: str) -> str:
         parts.append(text(LEFT - 6, scale(tick) + 4, shown(tick), class_="tick", text_anchor="end"))
     for number, part in enumerate(outcome.parts):
         x = round(LEFT + number * slot, 1)
-        words = element("title", f"{part.name}: should be {shown(part.expected)}, is {shown(part.found)}")
+        words = title(f"{part.name}: should be {shown(part.expected)}, is {shown(part.found)}")
         bars = _upright(scale, part.expected, x + slot * 0.1, slot * 0.8, "due")
         kind = "found" if part.expected == part.found else "found wrong"
         bars += _upright(scale, part.found, x + slot * 0.32, slot * 0.36, kind)
@@ -164,7 +164,7 @@ def timeline(story: Story, width: int = 1120) -> str:
     for number, moment in enumerate(kills(story), 1):
         x, y = clock.x(moment.at_s), 24 if moment.who == "broker" else 60
         parts.append(line((x, y - 5), (x, y + 31), class_="fault"))
-        parts.append(element("circle", element("title", moment.text), cx=x, cy=y + 13, r=9, class_="fault-dot"))
+        parts.append(element("circle", title(moment.text), cx=x, cy=y + 13, r=9, class_="fault-dot"))
         parts.append(text(x, y + 17, str(number), class_="fault-number", text_anchor="middle"))
     return drawing(width, 112, parts, "when the broker and the driver were up", class_="chart timeline")
 

@@ -1,14 +1,32 @@
-"""How the page looks, in light and in dark."""
+"""How the page and its drawings look, in light and in dark."""
 
 from __future__ import annotations
 
-STYLE = """
+COLOURS = """
 :root { color-scheme: light dark;
   --page: #f7f7f5; --card: #ffffff; --ink: #1c1d21; --soft: #62656e; --rule: #e4e4e0; --grid: #ecece8;
   --most: #c2570c; --least: #7a4fd0; --exact: #0b7a6b; --fault: #d02c3f; --pale: #c9ccd3; --good: #0b7a6b; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #14151a; --card: #1c1e25; --ink: #ecedf0; --soft: #9da1ad; --rule: #2d3039; --grid: #272a32;
   --most: #f2995a; --least: #b197f5; --exact: #43c7b2; --fault: #ff6b7a; --pale: #4c505c; --good: #43c7b2; } }
+.at_most_once { --c: var(--most); } .at_least_once { --c: var(--least); } .exactly_once { --c: var(--exact); }
+"""
+
+SHAPES = """
+text { font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: var(--soft); }
+.timeline text { font-size: 12px; } .timeline .label { fill: var(--ink); }
+.grid { stroke: var(--grid); stroke-width: 1; } .zero { stroke: var(--soft); stroke-width: 1; }
+path.came, path.said { fill: none; stroke-width: 2; stroke-linejoin: round; }
+path.came { stroke: var(--pale); stroke-width: 5; } path.said { stroke: var(--c); }
+.bar { fill: var(--c); } .due { fill: var(--pale); } .found { fill: var(--c); } .mark { fill: var(--c); }
+.up { fill: var(--exact); opacity: 0.22; } .fault { stroke: var(--fault); stroke-width: 1.5; stroke-dasharray: 3 3; }
+.timeline .fault { stroke-dasharray: none; stroke-width: 2; }
+text.fault-mark { fill: var(--fault); font-weight: 650; } text.right { fill: var(--good); font-weight: 650; }
+.fault-dot { fill: var(--fault); } .timeline text.fault-number { fill: var(--card); font-weight: 700; }
+.paper { fill: var(--card); stroke: var(--rule); }
+"""
+
+PAGE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
@@ -31,23 +49,16 @@ thead th { border: 0; color: var(--soft); font-size: 13px; font-weight: 500; }
 th:first-child, .words td, .words th { text-align: left; } td.wrong { font-weight: 650; }
 .words td { white-space: normal; }
 i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; background: var(--c); }
-.at_most_once { --c: var(--most); } .at_least_once { --c: var(--least); } .exactly_once { --c: var(--exact); }
 .key { font-size: 12px; color: var(--soft); }
 .key span { display: inline-block; width: 16px; height: 3px; margin: 0 6px 3px 0; vertical-align: middle; }
 .key span:not(:first-child) { margin-left: 14px; }
 span.came { background: var(--pale); } span.said { background: var(--c); }
 .key span.due { height: 10px; width: 10px; background: var(--pale); }
 .key span.found { height: 10px; width: 5px; background: var(--c); }
-svg { display: block; width: 100%; height: auto; } text { font: 11px system-ui, sans-serif; fill: var(--soft); }
-.timeline text { font-size: 12px; } .timeline .label { fill: var(--ink); }
-.grid { stroke: var(--grid); stroke-width: 1; } .zero { stroke: var(--soft); stroke-width: 1; }
-.came, .said { fill: none; stroke-width: 2; stroke-linejoin: round; }
-path.came { stroke: var(--pale); stroke-width: 5; }
-path.said { stroke: var(--c); } .bar { fill: var(--c); } .due { fill: var(--pale); } .found { fill: var(--c); }
-.up { fill: var(--exact); opacity: 0.22; } .fault { stroke: var(--fault); stroke-width: 1.5; stroke-dasharray: 3 3; }
-.timeline .fault { stroke-dasharray: none; stroke-width: 2; } text.fault-mark { fill: var(--fault); font-weight: 650; }
-.fault-dot { fill: var(--fault); } .timeline text.fault-number { fill: var(--card); font-weight: 700; }
+svg { display: block; width: 100%; height: auto; }
 ol.faults { margin: 12px 0 0; padding-left: 22px; } ol.faults ::marker { color: var(--fault); font-weight: 650; }
 ol.faults span { color: var(--soft); }
 footer { color: var(--soft); font-size: 13px; margin-top: 24px; max-width: 90ch; }
 """
+
+STYLE = COLOURS + SHAPES + PAGE

@@ -40,6 +40,11 @@ def text(x: float, y: float, words: str, **attributes: object) -> str:
     return element("text", escape(words), x=x, y=y, **attributes)
 
 
+def title(words: str) -> str:
+    """Shown by a browser when the pointer rests on what it is part of."""
+    return element("title", escape(words))
+
+
 def line(a: Point, b: Point, **attributes: object) -> str:
     return element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], **attributes)
 
@@ -52,7 +57,7 @@ def steps(points: Sequence[Point], end_x: float) -> str:
     return "".join(path) + f"H{end_x}" if path else ""
 
 
-def drawing(width: int, height: int, parts: Iterable[str], label: str, **attributes: object) -> str:
+def drawing(width: int, height: int, parts: Iterable[str], label: str, /, **attributes: object) -> str:
     return element(
         "svg",
         "".join(parts),
