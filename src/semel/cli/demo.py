@@ -6,6 +6,10 @@ import argparse
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semel.demo.plan import Fault
 
 HELP = """Runs a pipeline on this machine three times side by side, at most once, at least once and exactly once, and
 kills it (kill -9) while it commits: the Spark driver twice, the broker once. An independent client counts what came
@@ -38,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="spark; process: semel.process, no Java needed; auto (default): spark where it can run",
     )
 
+    parser.add_argument(
+        "--faults",
+        metavar="NAMES",
+        default="",
+        help="only some: half-way (driver, in the middle of a commit), broker, committed (driver, after it)",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="also an SVG image of the result")
 
 
@@ -58,8 +68,21 @@ def run(args: argparse.Namespace) -> int:
             picture=args.picture,
             as_json=args.json,
             keep=args.keep,
+            faults=_faults(args.faults),
         )
     )
+
+
+def _faults(names: str) -> tuple[Fault, ...]:
+    from semel.cli.errors import UsageError
+    from semel.demo.plan import FAULTS
+
+    known = {fault.name: fault for fault in FAULTS}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise UsageError(f"--faults: there is no {unknown[0]!r}; there are {', '.join(known)}")
+    return tuple(known[name] for name in wanted or known)
 
 
 def _check_place(flag: str, path: Path | None) -> None:
