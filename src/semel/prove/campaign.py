@@ -27,10 +27,11 @@ from semel.prove.stage import Stage, StageError
 from semel.prove.workloads import WORKLOADS, Workload
 
 TICK_S = 0.02
+WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that works
 LOOK_EVERY_S = 0.2
 QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
 QUIET_WITHOUT_GROUP_S = 10.0
-FEED_PATIENCE_S = 60.0
+FEED_PATIENCE_S = 120.0
 FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
 
 # What a guarantee does not promise: counted, and not a violation.
@@ -142,6 +143,9 @@ class ScenePlay:
         create_topics(self._stage.direct, topics)
         self._watcher = Watcher(self._stage.direct, topics).start()
         self._workload.start()
+        self._transactions = WARM_UP_TRANSACTIONS
+        if stuck := self._work(Inflictor([], self._stage)):
+            raise StageError(f"the pipeline does not work even without faults: {stuck[0].detail}")
 
     def end(self) -> None:
         self._stage.clear()
@@ -229,7 +233,7 @@ class _Progress:
         self._stage, self._workload, self._watcher = stage, workload, watcher
         self._transactions = transactions
         self._looked_s = 0.0
-        self._ends: dict[str, dict[tuple[str, int], int]] = {}
+        self._source_ends: dict[tuple[str, int], int] | None = None
         self._behind = "nothing was seen yet"
 
     def done(self) -> bool:
@@ -273,15 +277,17 @@ class _Progress:
             }
             if behind:
                 self._behind = f"group {group} is behind (position, last record): {behind}"
-                if topic != self._workload.source:
-                    self._ends.pop(topic, None)  # it may still grow
                 return False
         return True
 
     def _last_offsets(self, topic: str) -> dict[tuple[str, int], int]:
-        """Of the source it is asked once, since the producer has finished."""
-        if topic not in self._ends:
-            self._ends[topic] = {
-                (seen.topic, seen.partition): seen.offset for seen in read(self._stage.direct, [topic])
-            }
-        return self._ends[topic]
+        """Of the source it is asked once, since the producer has finished; other topics may still grow."""
+        if topic != self._workload.source:
+            return _last_records(self._stage.direct, topic)
+        if self._source_ends is None:
+            self._source_ends = _last_records(self._stage.direct, topic)
+        return self._source_ends
+
+
+def _last_records(brokers: str, topic: str) -> dict[tuple[str, int], int]:
+    return {(seen.topic, seen.partition): seen.offset for seen in read(brokers, [topic])}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import msgspec
+
 from semel.prove.schedule import BROKER, NETWORK, Fault, Round
 
 # --- boundaries, by name ---
@@ -83,15 +85,16 @@ def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
         yield Fault("clock", BROKER, step_ms=step_ms)
 
 
-def network_cards(apis: tuple[str, ...]) -> Iterator[Fault]:
+def network_cards(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
+    """Everything that can happen to a frame of a client."""
     for api in apis:
         for what in ("drop_request", "drop_answer", "truncate_request", "truncate_answer", "duplicate_answer"):
-            yield Fault(what, NETWORK, api=api)
+            yield Fault(what, NETWORK, api=api, client=client)
         for what in ("delay_request", "delay_answer"):
-            yield Fault(what, NETWORK, api=api, for_ms=DELAY_MS)
-        yield Fault("silence_answer", NETWORK, api=api)
+            yield Fault(what, NETWORK, api=api, for_ms=DELAY_MS, client=client)
+        yield Fault("silence_answer", NETWORK, api=api, client=client)
         if api in REPEATABLE:
-            yield Fault("duplicate_request", NETWORK, api=api)
+            yield Fault("duplicate_request", NETWORK, api=api, client=client)
 
 
 def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
@@ -130,7 +133,4 @@ def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spr
 def _placed(fault: Fault, rng: random.Random, spread_ms: int) -> Fault:
     seed = rng.choice((0, rng.randrange(1, 1 << 30))) if fault.what == "power_cut" else 0
     nth = rng.choice((1, 1, 2, 3)) if fault.api in ("Produce", "Fetch", "EndTxn", "TxnOffsetCommit") else 1
-    at_ms = rng.randrange(0, spread_ms)
-    return Fault(
-        fault.what, fault.target, fault.point, fault.api, fault.side, nth, at_ms, fault.for_ms, fault.step_ms, seed
-    )
+    return msgspec.structs.replace(fault, nth=nth, at_ms=rng.randrange(spread_ms), seed=seed)

@@ -82,7 +82,9 @@ class OnTheWire(Running):
     def arm(self) -> None:
         super().arm()
         effect = Effect[self.fault.what.upper()]
-        self._rule = Rule(self.fault.api, effect, nth=self.fault.nth, delay_ms=self.fault.for_ms)
+        self._rule = Rule(
+            self.fault.api, effect, nth=self.fault.nth, delay_ms=self.fault.for_ms, client=self.fault.client
+        )
         self.stage.proxy.add(self._rule)
 
     def poll(self) -> None:

@@ -23,6 +23,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames
     point   a named fault point of the broker or the sink where it happens; "" for none
     api     an API at whose frames it happens; "" for none
+    client  whose frames of the network: a part of the client id; "" for anybody's
     side    request or answer, where a process is hit at an API
     nth     the how manyth time
     at_ms   after the start of the round; with a point or an API: from then on
@@ -43,10 +44,12 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     step_ms: int = 0
     seed: int = 0
     times: int = 1
+    client: str = ""
 
     def __str__(self) -> str:
         if self.target == NETWORK:
-            where = f"{self.api} {self.what.replace('_', ' ')}"
+            whose = f" of {self.client}" if self.client else ""
+            where = f"{self.api} {self.what.replace('_', ' ')}{whose}"
         else:
             where = f"{self.what.replace('_', ' ')} {self.target}"
             where += f" at {self.point}" if self.point else ""

@@ -21,7 +21,7 @@ class AppWorkload(Workload):
     @classmethod
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         apis = TRANSACTION_APIS if guarantee == "exactly_once" else PLAIN_APIS
-        cards = [*network_cards((*apis, *READ_APIS)), *cls.producer_cards()]
+        cards = [*network_cards((*apis, *READ_APIS), ""), *cls.producer_cards()]
         cards += [card for card in process_cards("app", ()) for _ in range(6)]
         return [*cards, *broker_cards(("EndTxn.before_answer", "EndTxn.after_answer"))] if broker else cards
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semel.prove.checker import Expectation, Seen
-from semel.prove.decks import process_cards
+from semel.prove.decks import network_cards, process_cards
 from semel.prove.inputs import by_key, forbidden_up_to, values_up_to
 from semel.prove.schedule import Fault
 from semel.prove.stage import Actor, Stage
@@ -29,7 +29,7 @@ class Workload(ABC):
     has_sink: ClassVar[bool] = False  # whether it reaches the named points of the Spark sink
     faults_per_round: ClassVar[int] = 8
     spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
-    patience_s: ClassVar[float] = 60.0  # after that a pipeline that has not caught up is stuck
+    patience_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
 
     def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
         self.stage = stage
@@ -48,7 +48,7 @@ class Workload(ABC):
 
     @staticmethod
     def producer_cards() -> list[Fault]:
-        return list(process_cards("producer", PRODUCER_APIS))
+        return [*process_cards("producer", PRODUCER_APIS), *network_cards(PRODUCER_APIS, "producer")]
 
     # --- for running ---
 

@@ -36,7 +36,7 @@ def unit_of(record: Seen) -> str | None:
 def loop_deck(guarantee: str, broker: bool, workers: tuple[str, ...]) -> list[Fault]:
     exactly = guarantee == "exactly_once"
     apis = TRANSACTION_APIS if exactly else PLAIN_APIS
-    cards = [*network_cards((*apis, *GROUP_APIS, *READ_APIS)), *Workload.producer_cards()]
+    cards = [*network_cards((*apis, *GROUP_APIS, *READ_APIS), workers[0].partition("-")[0]), *Workload.producer_cards()]
     for worker in workers:
         cards += process_cards(worker, apis)
         if exactly:

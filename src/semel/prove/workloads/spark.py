@@ -39,7 +39,7 @@ class SparkWorkload(Workload):
     has_sink = True
     faults_per_round = 5
     spread_ms = 2_500
-    patience_s = 150.0
+    patience_s = 240.0
 
     query: ClassVar[str] = "copy"
     master: ClassVar[str] = LOCAL
@@ -48,7 +48,7 @@ class SparkWorkload(Workload):
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         exactly = guarantee == "exactly_once"
         apis = (*TRANSACTION_APIS, *DESCRIBE) if exactly else PLAIN_APIS
-        cards = [*network_cards((*apis, *READ_APIS)), *cls.producer_cards()]
+        cards = [*network_cards((*apis, *READ_APIS), "driver"), *cls.producer_cards()]
         cards += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
         cards += cls.guarantee_cards(guarantee)
         if exactly:
@@ -148,7 +148,7 @@ class ExecutorsWorkload(AnyOrderWorkload):
     name = "spark-executors"
     help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
     has_sink = False  # its deck is about executors
-    patience_s = 240.0
+    patience_s = 300.0
 
     master = "local-cluster[2,1,768]"
 
