@@ -13,6 +13,12 @@ from semel.protocol.messages import alter_client_quotas as quotas
 from semel.protocol.messages import describe_client_quotas as described
 from semel.protocol.messages import incremental_alter_configs as alter
 from semel.protocol.messages.alter_client_quotas import ALTER_CLIENT_QUOTAS
+from semel.protocol.messages.alter_replica_log_dirs import (
+    ALTER_REPLICA_LOG_DIRS,
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from semel.protocol.messages.alter_user_scram_credentials import (
     ALTER_USER_SCRAM_CREDENTIALS,
     AlterUserScramCredentialsRequest,
@@ -21,17 +27,33 @@ from semel.protocol.messages.alter_user_scram_credentials import (
 )
 from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
 from semel.protocol.messages.consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.create_delegation_token import CREATE_DELEGATION_TOKEN, CreateDelegationTokenRequest
 from semel.protocol.messages.describe_client_quotas import DESCRIBE_CLIENT_QUOTAS
 from semel.protocol.messages.describe_configs import DESCRIBE_CONFIGS, DescribeConfigsRequest, DescribeConfigsResource
+from semel.protocol.messages.describe_delegation_token import (
+    DESCRIBE_DELEGATION_TOKEN,
+    DescribeDelegationTokenRequest,
+)
+from semel.protocol.messages.describe_log_dirs import (
+    DESCRIBE_LOG_DIRS,
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+)
+from semel.protocol.messages.describe_quorum import DESCRIBE_QUORUM, DescribeQuorumRequest
+from semel.protocol.messages.describe_quorum import PartitionData as QuorumPartition
+from semel.protocol.messages.describe_quorum import TopicData as QuorumTopic
 from semel.protocol.messages.describe_user_scram_credentials import (
     DESCRIBE_USER_SCRAM_CREDENTIALS,
     DescribeUserScramCredentialsRequest,
     UserName,
 )
+from semel.protocol.messages.expire_delegation_token import EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
 from semel.protocol.messages.incremental_alter_configs import INCREMENTAL_ALTER_CONFIGS
 from semel.protocol.messages.list_config_resources import LIST_CONFIG_RESOURCES, ListConfigResourcesRequest
 from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.renew_delegation_token import RENEW_DELEGATION_TOKEN, RenewDelegationTokenRequest
+from semel.protocol.messages.unregister_broker import UNREGISTER_BROKER, UnregisterBrokerRequest
 from semel.protocol.messages.update_features import UPDATE_FEATURES, FeatureUpdateKey, UpdateFeaturesRequest
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
@@ -314,3 +336,65 @@ def test_feature_levels_change_at_run_time_and_survive_a_restart(semel_broker: S
     semel_broker.kill()
     semel_broker.start()
     assert level_and_epoch() == (1, 2)
+
+
+# --- one node: its replicas, its quorum, its brokers ---
+
+
+def test_replicas_can_be_moved_to_where_they_are(cluster: Cluster, client: DirectClient) -> None:
+    topic = cluster.unique("moved")
+    client.create_topic(topic, 1)
+    folder = eventually_folder(client, topic)
+
+    def moved(path: str, name: str) -> int:
+        ask = AlterReplicaLogDir(path, [AlterReplicaLogDirTopic(name, [0])])
+        answer = client.call(ALTER_REPLICA_LOG_DIRS, AlterReplicaLogDirsRequest([ask]), 2)
+        code: int = answer.results[0].partitions[0].error_code
+        return code
+
+    assert moved(folder, topic) == E.NONE
+    assert moved("/somewhere/else", topic) == E.LOG_DIR_NOT_FOUND
+
+
+def eventually_folder(client: DirectClient, topic: str) -> str:
+    request = DescribeLogDirsRequest([DescribableLogDirTopic(topic, [0])])
+    soon(lambda: len(client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].topics), 1)
+    folder: str = client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].log_dir
+    return folder
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_the_quorum_is_this_node(client: DirectClient, version: int) -> None:
+    asked = [QuorumTopic("__cluster_metadata", [QuorumPartition(0)])]
+    answer = client.call(DESCRIBE_QUORUM, DescribeQuorumRequest(asked), version)
+    assert answer.error_code == 0
+    (partition,) = answer.topics[0].partitions
+    assert partition.error_code == 0
+    (voter,) = partition.current_voters
+    assert voter.replica_id == partition.leader_id
+    assert 0 < partition.high_watermark <= voter.log_end_offset
+    assert partition.observers == []
+
+
+def test_there_is_no_other_quorum(client: DirectClient) -> None:
+    answer = client.call(DESCRIBE_QUORUM, DescribeQuorumRequest([QuorumTopic("nope", [QuorumPartition(0)])]), 1)
+    assert answer.topics[0].partitions[0].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_broker_that_is_not_there_cannot_be_unregistered(client: DirectClient) -> None:
+    answer = client.call(UNREGISTER_BROKER, UnregisterBrokerRequest(77), 0)
+    assert answer.error_code == E.BROKER_ID_NOT_REGISTERED
+
+
+@pytest.mark.parametrize(
+    ("api", "request_type"),
+    [
+        (CREATE_DELEGATION_TOKEN, CreateDelegationTokenRequest),
+        (RENEW_DELEGATION_TOKEN, RenewDelegationTokenRequest),
+        (EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest),
+        (DESCRIBE_DELEGATION_TOKEN, DescribeDelegationTokenRequest),
+    ],
+)
+def test_delegation_tokens_need_somebody_who_logged_in(client: DirectClient, api: Any, request_type: Any) -> None:
+    for version in (1, 2) if api.key in (39, 40) else (1, 2, 3):
+        assert client.call(api, request_type(), version).error_code == E.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED

@@ -187,6 +187,13 @@ def test_produce_refuses_what_kafka_refuses(client: DirectClient, topic: str) ->
     assert produce(client, topic, whole).base_offset == 0, "a refused batch left something behind"
 
 
+@pytest.mark.parametrize("acks", [1, -1])
+def test_what_was_acknowledged_is_visible_at_once(client: DirectClient, topic: str, acks: int) -> None:
+    for number in range(20):
+        assert produce(client, topic, batch(b"a"), acks=acks).base_offset == number
+        assert list_offset(client, topic, -1).offset == number + 1
+
+
 def test_produce_without_acks_is_not_answered_and_the_next_answer_is_the_next_requests(
     client: DirectClient, topic: str
 ) -> None:

@@ -32,10 +32,9 @@ class Maintenance:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        settings = self._broker.settings
-        self._every(settings["log.retention.check.interval.ms"] / 1000, self.keep_up_storage)
-        self._every(settings["log.cleaner.backoff.ms"] / 1000, self.compact)
-        self._every(max(settings["connections.max.idle.ms"], 0) / 1000 / IDLE_CHECKS_PER_LIMIT, self._close_idle)
+        self._every("log.retention.check.interval.ms", self.keep_up_storage)
+        self._every("log.cleaner.backoff.ms", self.compact)
+        self._every("connections.max.idle.ms", self._close_idle, IDLE_CHECKS_PER_LIMIT)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -43,13 +42,14 @@ class Maintenance:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._compactor.close()
 
-    def _every(self, pause_s: float, job: Callable[[], Awaitable[object]]) -> None:
-        pause_s = min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
-        self._tasks.append(asyncio.get_running_loop().create_task(self._repeat(pause_s, job)))
+    def _every(self, setting: str, job: Callable[[], Awaitable[object]], times: int = 1) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._repeat(setting, job, times)))
 
-    async def _repeat(self, pause_s: float, job: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(self, setting: str, job: Callable[[], Awaitable[object]], times: int) -> None:
+        """A job, so many times in what a setting says now: it may be altered while the broker runs."""
         while True:
-            await asyncio.sleep(pause_s)
+            pause_s = self._broker.settings[setting] / 1000 / times
+            await asyncio.sleep(min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
             try:
                 await job()
             except Exception:

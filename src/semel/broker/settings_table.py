@@ -154,7 +154,9 @@ _LOG = (
         topic="cleanup.policy",
     ),
     Setting("log.cleaner.enable", "boolean", True, "Compact topics whose policy says so."),
-    Setting("log.cleaner.backoff.ms", "long", 15_000, "Pause between looks for logs to compact.", 0, INT64_MAX),
+    Setting(
+        "log.cleaner.backoff.ms", "long", 15_000, "Pause between looks for logs to compact.", 0, INT64_MAX, dynamic=True
+    ),
     Setting(
         "log.cleaner.delete.retention.ms",
         "long",
@@ -447,8 +449,8 @@ MEANINGLESS: dict[str, str] = {
     "log.flush.start.offset.checkpoint.interval.ms": "checkpoints are written by the maintenance round",
     "log.dir.failure.timeout.ms": "there is one data folder",
     "early.start.listeners": "there is one listener",
-    "client.quota.": "there are no quotas",
-    "quota.": "there are no quotas",
+    "client.quota.": "there are no plug-ins",
+    "quota.": "quotas are averaged over ten seconds",
     "alter.config.policy.class.name": "there are no plug-ins",
     "create.topic.policy.class.name": "there are no plug-ins",
     "metric.reporters": "metrics are Prometheus's (--metrics HOST:PORT)",
@@ -466,7 +468,7 @@ MEANINGLESS: dict[str, str] = {
     "offsets.topic.compression.codec": "internal topics are not compressed",
     "transaction.state.log.load.buffer.size": "transactions are read in fixed steps",
     "transaction.two.phase.commit.enable": "two-phase commit by others is not served",
-    "max.connection.creation.rate": "there are no quotas",
+    "max.connection.creation.rate": "quotas are for bytes, not for connections",
     "max.connections.per.ip.overrides": "one limit holds for every address",
     "connection.failed.authentication.delay.ms": _NO_SECURITY,
     "connections.max.reauth.ms": _NO_SECURITY,

@@ -39,6 +39,11 @@ class Store:
         self._changes = bytearray()
         self._fd, self._end = self._write_anew()
 
+    @property
+    def size_bytes(self) -> int:
+        """What was committed, as it lies in the file."""
+        return self._end
+
     def get(self, key: str) -> Any:
         return self._values.get(key)
 

@@ -26,6 +26,7 @@ class Row(NamedTuple):
 
 
 _NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
+_NO_TOKENS = "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, as a PLAINTEXT listener answers"
 _NO_SASL = "kept, but there is no SASL listener to log in to"
 _NO_ACLS = "no authorizer: SECURITY_DISABLED"
 
@@ -63,6 +64,13 @@ TABLE: dict[int, Row] = {
         Row(31, 1, 3, "semel.broker.handlers.security:delete_acls", _NO_ACLS),
         Row(32, 1, 4, "semel.broker.handlers.describe_configs:describe_configs"),
         Row(33, 0, 2, "semel.broker.handlers.alter_configs:alter_configs"),
+        Row(34, 1, 2, "semel.broker.handlers.replicas:alter_replica_log_dirs", "there is one data folder"),
+        Row(38, 1, 3, "semel.broker.handlers.security:create_delegation_token", _NO_TOKENS),
+        Row(39, 1, 2, "semel.broker.handlers.security:renew_delegation_token", _NO_TOKENS),
+        Row(40, 1, 2, "semel.broker.handlers.security:expire_delegation_token", _NO_TOKENS),
+        Row(41, 1, 3, "semel.broker.handlers.security:describe_delegation_token", _NO_TOKENS),
+        Row(55, 0, 2, "semel.broker.handlers.quorum:describe_quorum", "this node alone"),
+        Row(64, 0, 0, "semel.broker.handlers.quorum:unregister_broker", "there is one node"),
         Row(35, 1, 5, "semel.broker.handlers.describe_log_dirs:describe_log_dirs"),
         Row(36, 0, 2, "semel.broker.handlers.security:sasl_authenticate", _NO_SECURITY),
         Row(37, 0, 3, "semel.broker.handlers.create_partitions:create_partitions"),
@@ -108,13 +116,6 @@ TABLE: dict[int, Row] = {
 
 # What Kafka serves to clients and this broker does not, and why. A client is told so by ApiVersions.
 NOT_SERVED: dict[int, tuple[str, str]] = {
-    34: ("AlterReplicaLogDirs", "there is one data folder"),
-    38: ("CreateDelegationToken", "no security layer"),
-    39: ("RenewDelegationToken", "no security layer"),
-    40: ("ExpireDelegationToken", "no security layer"),
-    41: ("DescribeDelegationToken", "no security layer"),
-    55: ("DescribeQuorum", "there is no quorum: one node, topics kept in a file"),
-    64: ("UnregisterBroker", "there is one node"),
     71: ("GetTelemetrySubscriptions", "client telemetry is not taken"),
     72: ("PushTelemetry", "client telemetry is not taken"),
     76: ("ShareGroupHeartbeat", "share groups are not served"),

@@ -1,7 +1,8 @@
 """Produce (0): append record batches to partitions.
 
-A batch is appended when its request is read. With acks=all the answer waits until it is durable; the connection's next
-Produce does not. Only a transaction's first batch on a partition waits for the coordinator before it is appended.
+A batch is appended when its request is read. The answer waits until it is durable, and therefore visible; the next
+Produce of the connection does not. acks=1 is acks=all where there is one replica. Only a transaction's first batch on a
+partition waits for the coordinator before it is appended.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def _answer(
     if request.acks == 0:
         _close_on_error(context, response)
         return None
-    if request.acks != _ACKS_ALL or not waiting:
+    if not waiting:
         return response
     return _when_durable(broker, response, waiting)
 

@@ -1,4 +1,7 @@
-"""ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): there is one replica."""
+"""AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46).
+
+There is one replica of everything, in one data folder.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ from semel.protocol.messages.alter_partition_reassignments import (
     ReassignablePartition,
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+)
+from semel.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
 )
 from semel.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -77,3 +86,21 @@ def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> Reassig
     except TopicError as error:
         return ReassignablePartitionResponse(ask.partition_index, error.code, error.message)
     return ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)
+
+
+def alter_replica_log_dirs(
+    broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """A replica may be moved to where it is."""
+    results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    for folder in request.dirs:
+        is_ours = folder.path == str(broker.data_dir.path)
+        for topic in folder.topics:
+            result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic.name, []))
+            for index in topic.partitions:
+                exists = broker.topics.partition(topic.name, index) is not None
+                code = ErrorCode.NONE if exists else ErrorCode.REPLICA_NOT_AVAILABLE
+                result.partitions.append(
+                    AlterReplicaLogDirPartitionResult(index, code if is_ours else ErrorCode.LOG_DIR_NOT_FOUND)
+                )
+    return AlterReplicaLogDirsResponse(results=list(results.values()))

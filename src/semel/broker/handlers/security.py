@@ -1,13 +1,27 @@
-"""SASL (17, 36), ACLs (29-31): answered as a Kafka node without security does."""
+"""SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from semel.broker.quotas import ANONYMOUS
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from semel.protocol.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
 from semel.protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
 from semel.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from semel.protocol.messages.describe_delegation_token import (
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+)
+from semel.protocol.messages.expire_delegation_token import (
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+)
+from semel.protocol.messages.renew_delegation_token import RenewDelegationTokenRequest, RenewDelegationTokenResponse
 from semel.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from semel.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
@@ -15,6 +29,7 @@ if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.context import RequestContext
 
+_FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
 
 
@@ -45,3 +60,37 @@ def delete_acls(broker: Broker, context: RequestContext, request: DeleteAclsRequ
             DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.filters
         ]
     )
+
+
+def create_delegation_token(
+    broker: Broker, context: RequestContext, request: CreateDelegationTokenRequest
+) -> CreateDelegationTokenResponse:
+    requester = ("User", ANONYMOUS) if context.version >= _FIRST_WITH_REQUESTER else ("", "")
+    return CreateDelegationTokenResponse(
+        error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        principal_type="User",
+        principal_name=ANONYMOUS,
+        token_requester_principal_type=requester[0],
+        token_requester_principal_name=requester[1],
+        issue_timestamp_ms=-1,
+        expiry_timestamp_ms=-1,
+        max_timestamp_ms=-1,
+    )
+
+
+def renew_delegation_token(
+    broker: Broker, context: RequestContext, request: RenewDelegationTokenRequest
+) -> RenewDelegationTokenResponse:
+    return RenewDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
+
+
+def expire_delegation_token(
+    broker: Broker, context: RequestContext, request: ExpireDelegationTokenRequest
+) -> ExpireDelegationTokenResponse:
+    return ExpireDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
+
+
+def describe_delegation_token(
+    broker: Broker, context: RequestContext, request: DescribeDelegationTokenRequest
+) -> DescribeDelegationTokenResponse:
+    return DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
