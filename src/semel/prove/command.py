@@ -16,6 +16,7 @@ from semel.prove.app import AppError, expectation_name, load
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
 from semel.prove.checker import CheckerError, delete_topics, topics_like
+from semel.prove.inputs import TRANSACTION_SIZE
 from semel.prove.plan import HUNTS, plan, plan_hunt
 from semel.prove.schedule import BROKER, Schedule, ScheduleError
 from semel.prove.schedule import load as load_schedule
@@ -235,7 +236,8 @@ def summary(result: CampaignResult, schedule: Schedule, code: int) -> dict[str, 
         "seed": schedule.seed,
         "mutant": schedule.mutant,
         "rounds": len(result.rounds),
-        "records": sum(round_.transactions for round_ in result.rounds),
+        "transactions_fed": sum(round_.transactions for round_ in result.rounds),
+        "records_fed": sum(round_.transactions for round_ in result.rounds) * TRANSACTION_SIZE,
         "faults_fired": len(result.fired),
         "faults_not_fired": len(result.never_fired),
         "faults_by_kind": dict(Counter(f"{fault.what} {fault.target}" for fault in result.fired)),

@@ -105,17 +105,17 @@ class Actor:
                 process.kill()
 
     def tasks(self) -> list[int]:
-        """The Python workers of a Spark driver or of its executors: those that a daemon of the group has forked."""
+        """The Python workers of a Spark driver or of its executors: those that a daemon has forked."""
         if self.process is None or not self.process.running:
             return []
-        daemons = {pid: parent for pid, parent, command in _group(self.process.pid) if "pyspark.daemon" in command}
+        daemons = {pid: parent for pid, parent, command in _family(self.process.pid) if "pyspark.daemon" in command}
         return [pid for pid, parent in daemons.items() if parent in daemons]
 
     def executors(self) -> list[int]:
         """The JVMs that a Spark driver has started as executors."""
         if self.process is None or not self.process.running:
             return []
-        return [pid for pid, _, command in _group(self.process.pid) if "CoarseGrainedExecutorBackend" in command]
+        return [pid for pid, _, command in _family(self.process.pid) if "CoarseGrainedExecutorBackend" in command]
 
 
 def send(number: signal.Signals, processes: Iterable[int]) -> int:
@@ -128,19 +128,21 @@ def send(number: signal.Signals, processes: Iterable[int]) -> int:
     return sent
 
 
-def _group(group: int) -> list[tuple[int, int, str]]:
-    """(process, its parent, its command line) of all in a process group."""
-    found = []
+def _family(root: int) -> list[tuple[int, int, str]]:
+    """(process, its parent, its command line) of all descendants: Python workers have process groups of their own."""
+    parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            words = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            if int(words[2]) == group:
-                command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append((int(entry), int(words[1]), command))
-        except OSError:
-            continue  # it ended meanwhile
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+    family = [root]
+    for member in family:
+        family += [pid for pid, parent in parents.items() if parent == member]
+    found = []
+    for pid in family[1:]:
+        with contextlib.suppress(OSError):
+            command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found.append((pid, parents[pid], command))
     return found
 
 
