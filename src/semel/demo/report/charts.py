@@ -73,7 +73,7 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attribute
 
 def _levels(scale: Scale, shown: Shown, clock: Clock) -> list[str]:
     parts = []
-    for tick in scale.ticks(3):
+    for tick in scale.ticks(4):
         y = scale(tick)
         parts.append(line((LEFT, y), (clock.scale.end, y), class_="grid"))
         parts.append(text(LEFT - 6, y + 4, shown(tick), class_="tick", text_anchor="end"))

@@ -9,13 +9,12 @@ from semel.demo.report.svg import drawing, element, line, text
 from semel.demo.workloads import Outcome
 
 MARGIN, TOP = 20, 96
-HEIGHT = TOP + 232
+HEIGHT = TOP + 240
 # Images are shown with the fonts and the colours of their own: nothing is inherited from the page around them.
-STYLE = (
-    COLOURS
-    + SHAPES
-    + "svg svg { overflow: visible; } .name { font: 600 15px system-ui, sans-serif; fill: var(--ink); }"
-)
+OWN = """
+svg svg { overflow: visible; } text { font-size: 13px; } .name { font-size: 17px; font-weight: 600; fill: var(--ink); }
+"""
+STYLE = COLOURS + SHAPES + OWN
 
 
 def picture(facts: Facts) -> str:
@@ -24,7 +23,10 @@ def picture(facts: Facts) -> str:
     for number, outcome in enumerate(facts.outcomes):
         x = MARGIN + number * (charts.WIDTH + MARGIN)
         parts += _column(facts, outcome, x)
-    killed = "   ".join(f"{n} {moment.text}" for n, moment in enumerate(charts.kills(facts.story), 1))
+    killed = " · ".join(f"{n} {moment.text}" for n, moment in enumerate(charts.kills(facts.story), 1))
+    parts.append(
+        text(MARGIN + 6, HEIGHT - 44, f"{facts.workload.total} over time: grey came in, coloured by the output")
+    )
     parts.append(text(MARGIN + 6, HEIGHT - 22, killed, class_="fault-mark"))
     return drawing(width, HEIGHT, parts, "semel demo", xmlns="http://www.w3.org/2000/svg", width=width, height=HEIGHT)
 

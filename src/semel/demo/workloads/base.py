@@ -116,7 +116,7 @@ class Workload(ABC):
     def example(self) -> Any:
         """The program that users read: examples/ in the repository, a copy of it in an installed package."""
         here = Path(__file__).resolve()
-        for folder in (here.parents[4] / "examples", here.parents[1] / "examples"):
+        for folder in (here.parents[1] / "examples", here.parents[4] / "examples"):
             if (folder / self.file).exists():
                 return _load(folder / self.file)
         raise FileNotFoundError(
