@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import ApacheKafka, KafkaMissing, java, kafka_libs
 from tests.support.missing import MARK, skip_loudly
+from tests.support.turns import GROUP_SIGN, company, turn
+
+if TYPE_CHECKING:
+    from tests.support.spark_driver import SparkSite
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
 
 @pytest.fixture
@@ -49,6 +57,39 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     """The test runs twice: on semel's broker and on Apache Kafka."""
     fixture = {"semel": "shared_semel_broker", "apache_kafka": "apache_kafka"}[request.param]
     return Cluster(request.param, request.getfixturevalue(fixture))
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite]:
+    """A Spark standalone cluster with two workers, and drivers that are kept from test to test."""
+    from tests.support.spark_cluster import SparkCluster
+    from tests.support.spark_driver import SparkSite
+
+    folder = tmp_path_factory.mktemp("spark")
+    with SparkCluster(folder / "cluster") as spark_cluster:
+        site = SparkSite(folder, spark_cluster)
+        yield site
+        site.close()
+
+
+@pytest.fixture
+def spark(shared_spark: SparkSite) -> Iterator[SparkSite]:
+    yield shared_spark
+    shared_spark.settle()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run at the same time: the long ones begin, and what is dear to start is started once."""
+    items.sort(key=lambda item: turn(item))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(company(item)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """xdist puts the group behind the name of a test; --last-failed needs the name alone."""
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        report.nodeid = report.nodeid.partition(GROUP_SIGN)[0]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everybody else's, so that it has the last word
