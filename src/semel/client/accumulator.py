@@ -9,12 +9,16 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from threading import Condition, Lock
+from typing import TYPE_CHECKING
 
 from semel.client.batches import Batch, Delivery, Row
 from semel.client.errors import BufferFullError, KafkaError
 from semel.client.partition_queue import PartitionQueue
 from semel.client.producer_settings import ProducerSettings
 from semel.client.timing import Deadline
+
+if TYPE_CHECKING:
+    from semel.client.tables import TablePart
 
 Place = tuple[str, int]  # topic, partition
 
@@ -46,7 +50,7 @@ class Accumulator:
                 self._wait_for_memory(size_bytes)
             queue = self.queues.get((topic, partition)) or self._new_queue(topic, partition)
             batch = queue.open
-            if batch is None or batch.size_bytes + size_bytes > self._batch_size:
+            if batch is None or batch.rows is None or batch.size_bytes + size_bytes > self._batch_size:
                 if batch is not None:
                     queue.queued.append(batch)
                     self.additions += 1
@@ -65,6 +69,37 @@ class Accumulator:
         if wake:
             self._wake()
         return delivery
+
+    def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[Batch, int]:
+        """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
+        wake = False
+        with self.changed:
+            if self.used_bytes + part.size_bytes > self._memory_bytes:
+                self._wait_for_memory(part.size_bytes)
+            queue = self.queues.get((topic, partition)) or self._new_queue(topic, partition)
+            batch = queue.open
+            tables = None if batch is None else batch.tables
+            if (
+                batch is None
+                or not tables
+                or tables[0].kind != part.kind
+                or batch.size_bytes + part.size_bytes > self._batch_size
+            ):
+                if batch is not None:
+                    queue.queued.append(batch)
+                    self.additions += 1
+                batch = queue.open = self.new_batch(topic, partition)
+                tables = batch.tables = []
+                self.used_bytes += batch.size_bytes
+                wake = True
+            tables.append(part)
+            first = batch.count
+            batch.count += part.row_count
+            batch.size_bytes += part.size_bytes
+            self.used_bytes += part.size_bytes
+        if wake:
+            self._wake()
+        return batch, first
 
     def new_batch(self, topic: str, partition: int) -> Batch:
         now_s = time.monotonic()

@@ -9,11 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from threading import Condition
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.client.errors import KafkaError, TimedOutError
 from semel.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, TRANSACTIONAL_BIT, next_sequence, read_header, seal_crc
 from semel.protocol.rows import Record, encode_batch
+
+if TYPE_CHECKING:
+    from semel.client.tables import TablePart
 
 Row = tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]  # key, value, timestamp, headers
 
@@ -76,6 +79,7 @@ class Batch:
         "sent",
         "sequence",
         "size_bytes",
+        "tables",
         "topic",
     )
 
@@ -86,6 +90,7 @@ class Batch:
         self.deadline_s = deadline_s
         self.data: bytearray | memoryview | None = None
         self.rows: list[Row] | None = None  # until they are encoded
+        self.tables: list[TablePart] | None = None  # instead of rows, until they are encoded
         self.has_headers = False  # of the rows
         self.count = 0
         self.size_bytes = HEADER_SIZE  # what it takes of buffer.memory
@@ -106,10 +111,16 @@ class Batch:
         return f"Batch({self.topic}-{self.partition}, {self.count} records, sequence {self.sequence}, {self.identity})"
 
     def encode(self, compression: int) -> None:
-        """Turns rows into bytes, once."""
-        if self.data is None and self.rows is not None:
-            self.compression = compression
+        """Turns rows or tables into bytes, once."""
+        if self.data is not None:
+            return
+        self.compression = compression
+        if self.rows is not None:
             self.data = encode_rows(self.rows, compression, self.has_headers)
+        elif self.tables is not None:
+            from semel.client.tables import encode_parts
+
+            self.data = encode_parts(self.tables, compression)
 
     def stamp(self, identity: Identity, sequence: int, transactional: bool) -> None:
         """Writes id, epoch and sequence into the header. Never called again once a request with them was sent,
@@ -132,7 +143,7 @@ class Batch:
         self.error = error
         self.done = True
         self.data = None  # the deliveries may be kept for long; the bytes are not needed again
-        self.rows = None
+        self.rows = self.tables = None
         parent = self.parent
         if parent is not None and parent.halves is not None and all(half.done for half in parent.halves):
             failed = next((half.error for half in parent.halves if half.error is not None), None)
@@ -155,8 +166,15 @@ class Batch:
     def parts(self) -> list[Batch]:
         return [self] if self.halves is None else [part for half in self.halves for part in half.parts()]
 
-    def metadata(self) -> BatchMetadata:
-        return BatchMetadata(self.topic, self.partition, self.base_offset, self.count, self.log_append_time)
+    def metadata(self, first: int, count: int) -> Iterator[BatchMetadata]:
+        """Where some of its records were stored, a run for each half that they are in."""
+        at, end = 0, first + count
+        for part in self.parts():
+            start, stop = max(first, at), min(end, at + part.count)
+            if start < stop:
+                base = part.base_offset + start - at if part.base_offset >= 0 else -1
+                yield BatchMetadata(part.topic, part.partition, base, stop - start, part.log_append_time)
+            at += part.count
 
 
 def encode_rows(rows: Sequence[Row], compression: int, has_headers: bool) -> bytearray | memoryview:
@@ -238,12 +256,21 @@ class Delivery:
         function(self)
 
 
+class TableShare(NamedTuple):
+    """Rows of a table in a batch, which may hold rows of other tables before and after them."""
+
+    batch: Batch
+    first: int  # the place of the first one in the batch
+    row_count: int
+    rows: Any  # which rows of the table they are, in order
+
+
 class TableDelivery:
     """What `send_table` returns: where each row of the table was stored, once it is known."""
 
-    def __init__(self, batches: list[Batch], rows: list[Any], row_count: int, changed: Condition) -> None:
-        self._batches = batches
-        self._rows = rows  # for each batch, which rows of the table it holds, in order
+    def __init__(self, shares: list[TableShare], row_count: int, changed: Condition) -> None:
+        self._shares = shares
+        self._batches = [share.batch for share in shares]
         self._row_count = row_count
         self._changed = changed
 
@@ -260,7 +287,7 @@ class TableDelivery:
         for batch in self._batches:
             if batch.error is not None:
                 raise batch.error
-        return [part.metadata() for batch in self._batches for part in batch.parts()]
+        return [run for share in self._shares for run in share.batch.metadata(share.first, share.row_count)]
 
     get = result
 
@@ -277,11 +304,19 @@ class TableDelivery:
         self.result(timeout)
         partitions = np.empty(self._row_count, np.int32)
         offsets = np.empty(self._row_count, np.int64)
-        for batch, rows in zip(self._batches, self._rows, strict=True):
-            partitions[rows] = batch.partition
-            places = [np.arange(part.base_offset, part.base_offset + part.count) for part in batch.parts()]
-            offsets[rows] = np.concatenate(places)
+        for share in self._shares:
+            runs = share.batch.metadata(share.first, share.row_count)
+            partitions[share.rows] = share.batch.partition
+            offsets[share.rows] = np.concatenate([_offsets_of(run) for run in runs])
         return partitions, offsets
+
+
+def _offsets_of(run: BatchMetadata) -> Any:
+    import numpy as np
+
+    if run.base_offset < 0:  # acks=0: nobody says
+        return np.full(run.record_count, -1, np.int64)
+    return np.arange(run.base_offset, run.base_offset + run.record_count)
 
 
 def wait_done(batch: Batch, changed: Condition, timeout_s: float | None) -> Batch:

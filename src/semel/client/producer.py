@@ -18,11 +18,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from semel.client.accumulator import StickyPartitioner
-from semel.client.batches import RECORD_OVERHEAD_BYTES, Delivery, TableDelivery
+from semel.client.batches import RECORD_OVERHEAD_BYTES, Delivery, TableDelivery, TableShare
 from semel.client.cluster import Cluster
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
 from semel.client.coordinator import TransactionCoordinator
@@ -44,6 +44,9 @@ from semel.client.transaction_states import State
 from semel.client.transactions import TransactionalGate
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.partitioning import partition_for_key
+
+if TYPE_CHECKING:
+    from semel.client.tables import TableEncoder
 
 log = logging.getLogger("semel.client")
 
@@ -130,7 +133,8 @@ class Producer:
         """Puts a whole Arrow table on its way: columns `value`, `key`, `headers`, `timestamp`, `partition`, of which
         `value` or `key` must be there. Whole columns become batches; the partition rules are those of `send`.
 
-        Returns when the last batch is handed over, which may wait for memory (max.block.ms).
+        Returns when the last batch is handed over, which may wait for memory (max.block.ms). Tables of less than a
+        batch linger (linger.ms) and share batches with those that follow.
         """
         from semel.client.tables import TableEncoder, checked_table
 
@@ -146,16 +150,25 @@ class Producer:
             batch_size=self.settings.batch_size,
             max_request_size=self.settings.max_request_size,
             compression=self.settings.compression,
+            sealed=False,  # the stamp changes the header, and computes the CRC
         )
-        batches, rows = [], []
+        shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
+        return TableDelivery(shares, checked.num_rows, self._accumulator.changed)
+
+    def _hand_over(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+        """Encodes a table to batches of its own."""
         for encoded in encoder.batches():
             batch = self._accumulator.new_batch(topic, encoded.partition)
             batch.data, batch.count = encoded.data, encoded.record_count
             batch.size_bytes, batch.compression = len(encoded.data), self.settings.compression
             self._accumulator.add(batch)
-            batches.append(batch)
-            rows.append(encoded.rows)
-        return TableDelivery(batches, rows, checked.num_rows, self._accumulator.changed)
+            yield TableShare(batch, 0, batch.count, encoded.rows)
+
+    def _share(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+        """Leaves a small table to linger, so that the next ones go into the same batches."""
+        for partition, part, rows in encoder.parts():
+            batch, first = self._accumulator.append_table(topic, partition, part)
+            yield TableShare(batch, first, part.row_count, rows)
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.client.batches import Row
+from semel.client.batches import RECORD_OVERHEAD_BYTES, Row
 from semel.client.errors import ConfigError, RecordTooLargeError
+from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.columns import ColumnEncoder
 from semel.protocol.partitioning import partitions_for_keys
 
@@ -30,6 +31,22 @@ class TableBatch(NamedTuple):
     data: memoryview
     record_count: int
     rows: Rows
+
+
+class TablePart(NamedTuple):
+    """Rows of a small table that wait for others to share their batch."""
+
+    key: pa.Array | None
+    value: pa.Array | None
+    timestamp: pa.Array | int
+    row_count: int
+    size_bytes: int  # that they take in a batch, at most
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Parts of one kind can be put together."""
+        columns = (self.key, self.value, self.timestamp)
+        return tuple(getattr(column, "type", None) for column in columns)
 
 
 def checked_table(table: Any) -> pa.Table:
@@ -79,8 +96,10 @@ class TableEncoder:
         max_request_size: int,
         compression: int,
         base_timestamp: int | None = None,
+        sealed: bool = True,
     ) -> None:
         self._table = table
+        self._sealed = sealed
         self._partition_count = partition_count
         self._sticky = sticky
         self._batch_size = batch_size
@@ -88,6 +107,31 @@ class TableEncoder:
         self._compression = compression
         self._base_timestamp = base_timestamp
         self._now_ms = int(time.time() * 1000)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the rows should wait for others. Headers are encoded at once, as their errors must be told."""
+        table = self._table
+        size_bytes = int(table.nbytes) + table.num_rows * RECORD_OVERHEAD_BYTES + HEADER_SIZE
+        return size_bytes <= min(self._batch_size, self._max_request_size) and "headers" not in table.column_names
+
+    def parts(self) -> Iterator[tuple[int, TablePart, Rows]]:
+        """(partition, rows, which rows of the table they are) of a small table."""
+        table = self._table
+        if not table.num_rows:
+            return
+        columns = {name: _one_chunk(table.column(name)) for name in table.column_names}
+        stamps = self._timestamps(columns.get("timestamp"))
+        rows, groups = self._route(table, columns)
+        at = 0
+        for partition, count in groups:
+            chosen: Rows = slice(at, at + count) if rows is None else rows[at : at + count]
+            key, value, timestamp = (
+                _rows_of(column, chosen) for column in (columns.get("key"), columns.get("value"), stamps)
+            )
+            size_bytes = sum(0 if column is None else int(column.nbytes) for column in (key, value))
+            yield partition, TablePart(key, value, timestamp, count, size_bytes + count * RECORD_OVERHEAD_BYTES), chosen
+            at += count
 
     def batches(self) -> Iterator[TableBatch]:
         """All batches, encoded slice by slice as they are taken."""
@@ -113,6 +157,7 @@ class TableEncoder:
             compression=self._compression,
             max_batch_bytes=min(self._batch_size, self._max_request_size),
             base_timestamp=self._base_timestamp,
+            sealed=self._sealed,
         )
         at = 0
         for (partition, _), batches in zip(groups, encoded, strict=True):
@@ -201,6 +246,30 @@ class TableEncoder:
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _rows_of(column: Any, rows: Rows) -> Any:
+    """Some rows of a column; what is no column stays as it is."""
+    if not isinstance(column, pa.Array):
+        return column
+    return column[rows] if isinstance(rows, slice) else column.take(pa.array(rows))
+
+
+def encode_parts(parts: Sequence[TablePart], compression: int) -> memoryview:
+    """Parts of one kind to one batch."""
+    key, value, stamps = (_put_together([part[number] for part in parts], parts) for number in range(3))
+    encoder = ColumnEncoder(value, key, None, stamps)
+    (batch,) = encoder.encode(compression=compression, max_batch_bytes=NO_LIMIT, max_batch_records=NO_LIMIT)
+    return batch.buffer
+
+
+def _put_together(columns: list[Any], parts: Sequence[TablePart]) -> Any:
+    first = columns[0]
+    if isinstance(first, pa.Array):
+        return first if len(columns) == 1 else pa.concat_arrays(columns)
+    if first is None or columns.count(first) == len(columns):
+        return first
+    return np.repeat(np.array(columns, np.int64), [part.row_count for part in parts])
 
 
 def encode_row_columns(rows: Sequence[Row], compression: int) -> memoryview:

@@ -92,6 +92,7 @@ class BatchOptions(NamedTuple):
     base_timestamp: int | None = None  # the first record's, unless given
     max_batch_bytes: int = 1024 * 1024  # before compression; a larger record gets a batch of its own
     max_batch_records: int = 1_000_000
+    sealed: bool = True  # with a CRC; False for a caller that changes the header and computes it then
 
 
 class _Column(NamedTuple):
@@ -464,7 +465,8 @@ def _finish(
         buffer = memory[start:end]
         if settings.compression:
             buffer = _compressed(buffer, settings)
-        seal_crc(buffer)
+        if settings.sealed:
+            seal_crc(buffer)
         batches.append(EncodedBatch(buffer, batch.stop - batch.start, batch.base_sequence))
         start = end
     return batches
