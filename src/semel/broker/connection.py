@@ -254,6 +254,14 @@ class Connection(asyncio.BufferedProtocol):
             faults.hit(f"{slot.served.name}.before_answer")
         self._send_done()
         if faults.armed:
+            self._flush()
+            self._after_answer(slot)
+
+    def _after_answer(self, slot: Slot) -> None:
+        """The fault point, once the answer has left: uvloop writes at the end of its turn."""
+        if self._transport is not None and self._is_writable and self._transport.get_write_buffer_size():
+            self._loop.call_soon(self._after_answer, slot)
+        else:
             faults.hit(f"{slot.served.name}.after_answer")
 
     def _charge(self, api_key: int, client_id: str, size_bytes: int, response: Struct | None) -> None:

@@ -45,6 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--rounds", type=int, default=12, metavar="N", help="of each workload (default: 12)")
     how.add_argument("--faults-per-round", type=int, metavar="N", help="(default: the workload's own)")
+    how.add_argument(
+        "--patience",
+        type=float,
+        metavar="S",
+        help="a pipeline may take so long to catch up after the faults of a round",
+    )
     how.add_argument("--replay", metavar="FILE", help="play a saved schedule again")
     out = parser.add_argument_group("what is told")
     out.add_argument("--save", metavar="FILE", help="where the schedule goes (default: semel-prove-SEED.json)")
@@ -75,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         rounds=args.rounds,
         faults_per_round=args.faults_per_round,
+        patience_s=args.patience,
         replay=args.replay,
         save=args.save,
         as_json=args.json,

@@ -30,7 +30,7 @@ TICK_S = 0.02
 WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that works
 LOOK_EVERY_S = 0.2
 QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
-QUIET_WITHOUT_GROUP_S = 10.0
+QUIET_WITHOUT_GROUP_S = 60.0  # nobody knows where it stands: it may be waiting for a session to expire
 FEED_PATIENCE_S = 120.0
 FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
 
@@ -131,6 +131,7 @@ class ScenePlay:
         self._prefix = prefix
         self._watcher: Watcher | None = None
         self._transactions = 0
+        self._patience_s = float(scene.options.get("patience_s", self._workload.patience_s))
         self.unfired: list[Fault] = []
 
     def begin(self) -> None:
@@ -184,7 +185,7 @@ class ScenePlay:
     def _work(self, inflictor: Inflictor) -> list[Violation]:
         """Until everything that was fed in has come out, or it is certain that it will not."""
         producer = self._workload.feed(self._transactions)
-        progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions)
+        progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions, self._patience_s)
         fed_s = done_s = 0.0
         deadline_s = time.monotonic() + FEED_PATIENCE_S
         while True:
@@ -192,7 +193,7 @@ class ScenePlay:
             self._stage.supervise()
             now_s = time.monotonic()
             if not fed_s and not producer.wanted:
-                fed_s, deadline_s = now_s, now_s + self._workload.patience_s
+                fed_s, deadline_s = now_s, now_s + self._patience_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
                 done_s = done_s or now_s
                 if now_s - done_s >= FIRE_PATIENCE_S or all(running.fired for running in inflictor.running):
@@ -229,8 +230,12 @@ class ScenePlay:
 class _Progress:
     """Has the pipeline caught up with what was fed in?"""
 
-    def __init__(self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int) -> None:
+    def __init__(
+        self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int, patience_s: float
+    ) -> None:
         self._stage, self._workload, self._watcher = stage, workload, watcher
+        self._began_s = time.monotonic()
+        self._quiet_s = min(QUIET_WITHOUT_GROUP_S, patience_s / 2)
         self._transactions = transactions
         self._looked_s = 0.0
         self._source_ends: dict[tuple[str, int], int] | None = None
@@ -259,7 +264,7 @@ class _Progress:
         groups = self._workload.groups()
         if not groups:
             self._behind = f"{len(outputs)} records in the output"
-            return complete or now_s - last_s >= QUIET_WITHOUT_GROUP_S
+            return complete or now_s - max(last_s, self._began_s) >= self._quiet_s
         if not self._at_the_end(groups):
             return False
         self._behind = f"the groups are at the end, but only {len(outputs)} records are in the output"

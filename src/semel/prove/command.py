@@ -45,6 +45,7 @@ class Wish(NamedTuple):
     seed: int | None = None
     rounds: int = 12
     faults_per_round: int | None = None
+    patience_s: float | None = None
     replay: str | None = None
     save: str | None = None
     as_json: bool = False
@@ -122,7 +123,7 @@ def schedule_of(wish: Wish) -> Schedule:
         wish.rounds,
         own_broker=wish.brokers is None,
         per_round=wish.faults_per_round,
-        options=_app_options(wish),
+        options=_options(wish),
     )
 
 
@@ -156,6 +157,12 @@ def _workloads(wish: Wish) -> list[str]:
     if unknown:
         raise WishError(f"there is no workload {unknown[0]!r}; there are {', '.join(known)} and all (yours: --app)")
     return named
+
+
+def _options(wish: Wish) -> dict[str, str]:
+    """What the workload is told."""
+    patience = {} if wish.patience_s is None else {"patience_s": str(wish.patience_s)}
+    return {**patience, **_app_options(wish)}
 
 
 def _app_options(wish: Wish) -> dict[str, str]:

@@ -117,6 +117,8 @@ class AtAnApi(Running):
 
     def _act(self) -> None:
         """On the proxy's thread."""
+        if self.fault.point:  # the broker dawdles there with what it is about to be asked
+            (self.own.faults / self.fault.point).write_text(f"delay={self.fault.for_ms}")
         if self.fault.target in (TASK, EXECUTOR):
             _kill_part(self)
         else:

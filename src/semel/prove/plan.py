@@ -61,13 +61,11 @@ def _power_cuts(*points: str) -> Callable[[random.Random], list[Fault]]:
 
 
 def _unsettled_heirs(rng: random.Random) -> list[Fault]:
-    """Members leave right after a commit, whose markers are late."""
-    late = Fault("delay", BROKER, "marker.before", for_ms=700, times=12)
-    leaving = [
-        Fault("restart", worker, api="EndTxn", side="request", nth=rng.randint(1, 4), at_ms=at_ms)
-        for worker, at_ms in (("worker-a", 300), ("worker-b", 2_000))
+    """Members leave right after a commit whose markers are late, so that others take over before it is settled."""
+    return [
+        Fault("restart", worker, "marker.before", "EndTxn", "request", rng.randint(2, 4), at_ms, for_ms=2_500)
+        for worker, at_ms in (("worker-a", 300), ("worker-b", 1_500))
     ]
-    return [late, *leaving]
 
 
 def _waking_drivers(rng: random.Random) -> list[Fault]:
@@ -90,7 +88,7 @@ def _lost_checkpoints(rng: random.Random) -> list[Fault]:
 
 HUNTS: dict[str, Hunt] = {
     "answer_before_fsync": Hunt("loop", _power_cuts("Produce.after_answer", "EndTxn.after_answer")),
-    "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer", "EndTxn.before_answer")),
+    "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer"), {"commit_ms": "600"}),
     "no_require_stable": Hunt("loop", _unsettled_heirs, {"static": "no"}),
     "init_without_expected_epoch": Hunt("spark", _waking_drivers),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),

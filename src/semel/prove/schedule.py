@@ -21,7 +21,8 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     what    kill, stop, restart, takeover, power_cut, clock, disk_full, checkpoint_lost, or what happens to a frame:
             drop_request, drop_answer, truncate_..., delay_..., duplicate_..., silence_answer
     target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames
-    point   a named fault point of the broker or the sink where it happens; "" for none
+    point   a named fault point of the broker or the sink where it happens; "" for none. With an API: where the broker
+            dawdles for `for_ms` with the request at which the process is hit
     api     an API at whose frames it happens; "" for none
     client  whose frames of the network: a part of the client id; "" for anybody's
     side    request or answer, where a process is hit at an API

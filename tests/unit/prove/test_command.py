@@ -49,7 +49,7 @@ def test_own_pipeline_that_forgets_a_record_is_found_out(tmp_path: Path) -> None
 
 
 def _names(expected: str) -> dict[str, str]:
-    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}"}
+    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "12"}
 
 
 def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_ctrl_c_stops_its_processes_and_says_what_is_left_behind(
         assert children, "it has started processes"
         os.kill(process.pid, 2)
         assert process.wait(60) == 130
-        assert [pid for pid in children if Path("/proc", str(pid), "cmdline").exists()] == []
+        wait_for_the_end_of(children)
         assert "left behind on" in process.output
         assert "cut-short.0.in" in process.output
         assert topics_like(shared_semel_broker.bootstrap, "cut-short."), "nobody was asked, so nothing was deleted"
@@ -107,6 +107,13 @@ def wait_for_topics(brokers: str, prefix: str) -> None:
     while not topics_like(brokers, prefix):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+def wait_for_the_end_of(processes: list[int]) -> None:
+    deadline_s = time.monotonic() + 10
+    while left := [pid for pid in processes if Path("/proc", str(pid), "cmdline").exists()]:
+        assert time.monotonic() < deadline_s, f"still there: {left}"
+        time.sleep(0.05)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -88,7 +88,7 @@ class LoopWorkload(Workload):
             "bootstrap_servers": self.stage.proxy.bootstrap,
             "instance": name,
             "delay_ms": 1,
-            "commit_interval_ms": 100,
+            "commit_interval_ms": int(self.options.get("commit_ms", "100")),
             "max_records": 200,
             "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
             "consumer": consumer,

@@ -24,7 +24,11 @@ from semel.prove.workloads.base import Workload
 from semel.prove.workloads.loop import value_of
 
 LOCAL = "local[2,4]"  # a task may fail three times before its job does
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # drivers live for seconds: starting fast counts
 CONF = {
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "768m",
     "spark.driver.bindAddress": "127.0.0.1",
