@@ -35,6 +35,7 @@ from semel.bench.spark_contestants import (
     semel_frame,
     spark_own,
 )
+from semel.bench.spark_extras import report_commits, report_growth, show_stages
 from semel.bench.spark_topics import Input, filled
 
 BENCH = "spark"
@@ -61,10 +62,11 @@ class Plan(NamedTuple):
     names: Sequence[str] = tuple(CONTESTANTS)
     runs: int = 5
     share: float = 1.0  # of the records
+    long_batches: int = 120  # of the query that shows whether batches get slower; 0: do not look at anything but speed
 
 
 def run(report: Report, quick: bool = False) -> None:
-    run_plan(report, Plan(runs=2, share=0.1) if quick else Plan())
+    run_plan(report, Plan(runs=2, share=0.1, long_batches=50) if quick else Plan())
 
 
 def run_plan(report: Report, plan: Plan) -> None:
@@ -75,6 +77,10 @@ def run_plan(report: Report, plan: Plan) -> None:
             part = filled(kafka.bootstrap, size, SIZES[size], count // SLOW_SHARE) if "quix" in contestants else whole
             for batches in plan.batches:
                 _measure(report, kafka.bootstrap, {"whole": whole, "part": part}, contestants, batches, plan)
+            if plan.long_batches:
+                show_stages(kafka.bootstrap, whole, plan.batches[0])
+        for name in (name for name in ("semel", "fast") if plan.long_batches and name in contestants):
+            report_growth(report, kafka.bootstrap, contestants[name], whole, plan.long_batches)
 
 
 @contextlib.contextmanager
@@ -102,11 +108,13 @@ def _measure(
 ) -> None:
     """One case, all contestants in turns. Those that know no batches take part in the first case of a size only."""
     unchecked = set(contestants)
+    commits_ms: list[float] = []
 
     def once(name: str) -> float:
         contestant, source = contestants[name], inputs["part" if name == "quix" else "whole"]
         result = run_job(contestant, Job(bootstrap, source, batches), check=name in unchecked)
         unchecked.discard(name)
+        commits_ms.extend(r["commit_ms"] for r in (result.details or {}).get("reports", []))
         return source.record_count / result.seconds
 
     taking_part = [n for n in contestants if n in ("semel", "fast", "spark") or batches == plan.batches[0]]
@@ -117,6 +125,8 @@ def _measure(
         rest = {title: found for title, found in by_title.items() if title != other}
         if subject in rest:
             compare(report, bench=BENCH, case=f"{case}: {subject}", unit=UNIT, values=rest, subject=subject)
+    if commits_ms:
+        report_commits(report, case, commits_ms)
 
 
 def main() -> None:
@@ -127,11 +137,13 @@ def main() -> None:
     parser.add_argument("--names", default=",".join(CONTESTANTS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the records")
+    parser.add_argument("--long", type=int, default=0, help="also: stages, and a query of so many batches")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     collected = Collected(args.json)
     batches = [int(number) for number in args.batches.split(",")]
-    run_plan(collected, Plan(args.sizes.split(","), batches, args.names.split(","), args.runs, args.share))
+    plan = Plan(args.sizes.split(","), batches, args.names.split(","), args.runs, args.share, args.long)
+    run_plan(collected, plan)
     if not args.json:
         print(table(collected.rows))
 

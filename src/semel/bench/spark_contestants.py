@@ -7,8 +7,10 @@ is not held against them.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +27,7 @@ CORES = 2
 START_S = 180
 RUN_S = 300
 COMMIT_MS = 100
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PROGRAMS = Path(peers.__file__).parent
 _numbers = itertools.count(1)
 
@@ -39,12 +42,19 @@ class Job(NamedTuple):
     bootstrap: str
     source: Input
     batches: int = 1
+    last_offsets: int | None = None  # read only so many, from the end
 
     @property
     def per_batch(self) -> int:
-        return (
-            self.source.offset_count // self.batches + 4 * PARTITIONS
-        )  # shares are rounded down; no batch for the rest
+        """Shares of partitions are rounded down: a few more, or there is another batch for the rest."""
+        return (self.last_offsets or self.source.offset_count) // self.batches + 4 * PARTITIONS
+
+    @property
+    def starting(self) -> str:
+        if self.last_offsets is None:
+            return "earliest"
+        each = self.last_offsets // PARTITIONS
+        return json.dumps({self.source.topic: {str(p): last - each for (_, p), last in self.source.lasts.items()}})
 
 
 class Result(NamedTuple):
@@ -65,6 +75,26 @@ def peers_folder() -> Path:
         if (base / ".cache/bench-peers").is_dir():
             return base / ".cache/bench-peers"
     raise PeerMissing("there is no .cache/bench-peers; `scripts/bench-peers` fetches what semel is compared with")
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Processor time of a process and all below it, by program: java, python. Empty where there is no /proc."""
+    found: dict[str, float] = {}
+    parents, stats = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            fields = rest.split()
+            stats[int(path.parent.name)] = (name, sum(int(fields[n]) for n in (11, 12, 13, 14)) / CLOCK_TICKS)
+            parents[int(path.parent.name)] = int(fields[1])
+    for child, (name, seconds) in stats.items():
+        above = child
+        while above not in (pid, 0, 1):
+            above = parents.get(above, 0)
+        if above == pid:
+            kind = "java" if name == "java" else "python"
+            found[kind] = found.get(kind, 0.0) + seconds
+    return found
 
 
 def run_job(contestant: Contestant, job: Job, check: bool) -> Result:
@@ -97,10 +127,12 @@ class SparkProgram:
             "source": job.source.topic,
             "target": target,
             "per_batch": job.per_batch,
+            "starting": job.starting,
             "id": f"bench-{time.time_ns()}",
             "checkpoint": str(self._folder / f"checkpoint-{number}"),
         }
         seen = self._process.line_count
+        before = cpu_seconds(self._process.pid)
         self._process.write(json.dumps(words) + "\n")
         line = self._process.wait_for_line(r'^\{"(seconds|error)".*$', RUN_S, after=seen)[0]
         answer = json.loads(line)
@@ -109,6 +141,8 @@ class SparkProgram:
         ran = sum(1 for batch in answer["batches"] if "addBatch" in batch)
         if ran != job.batches:
             raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were asked for")
+        after = cpu_seconds(self._process.pid)
+        answer["cpu_seconds"] = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
         return Result(answer["seconds"], answer)
 
     def close(self) -> None:

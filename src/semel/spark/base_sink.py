@@ -20,6 +20,20 @@ class SinkError(RuntimeError):
     """The batch was not written, and the query must stop. The message says what to do."""
 
 
+# The sink owns a transactional id, in this process; a copy of it on a server would not.
+NOT_ON_CONNECT = (
+    "Spark Connect runs foreachBatch on its server, and a sink cannot be sent there. Use "
+    'writeStream.format("semel") with the option applicationId (see docs/spark.md), or a session without Connect'
+)
+
+
+def refuse_connect() -> None:
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        raise SinkError(NOT_ON_CONNECT)
+
+
 class BatchReport(NamedTuple):
     """What became of one batch."""
 
@@ -50,11 +64,7 @@ class BaseSink(ABC):
             self._lock.release()
 
     def __reduce__(self) -> Any:
-        """Spark Connect would pickle the sink to the server. It owns a transactional id here, in this process."""
-        raise SinkError(
-            "a sink cannot be sent to another process, and Spark Connect runs foreachBatch on the server. Use "
-            'writeStream.format("semel") with the option applicationId there (see docs/spark.md), or a classic session'
-        )
+        raise SinkError(NOT_ON_CONNECT)
 
     @abstractmethod
     def _batch(self, df: Any, batch: Batch) -> None:
@@ -65,6 +75,8 @@ class BaseSink(ABC):
         """Lets go of connections. A sink that is closed cannot be used again."""
 
     def _same_run(self, session: Any) -> Run:
+        if self._run is not None and self._run.is_current(session):
+            return self._run
         run = Run(session)
         if self._run is None:
             self._run = run

@@ -35,22 +35,32 @@ class Run:
         query = queries.get(context._jvm.java.util.UUID.fromString(self.query_id))
         self.run_id: str = query.runId().toString()
         self.root: str = query.resolvedCheckpointRoot()
-        self._jvm = context._jvm
+        self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
+        self._last: tuple[int, str | None] = (-1, None)  # the file of a batch: the next one starts where it ends
         self._hadoop = context._jsc.hadoopConfiguration()
         _refuse_asynchronous(session, query)
 
     def batch(self, batch_id: int) -> Batch:
         """What a batch covers, by the offset log."""
-        return batch_of(lambda number: self._read(f"{self.root}/offsets/{number}"), self.query_id, batch_id)
+        texts = dict([self._last, (batch_id, self._offsets(batch_id))])
+        self._last = (batch_id, texts[batch_id])
+        return batch_of(lambda n: texts[n] if n in texts else self._offsets(n), self.query_id, batch_id)
+
+    def _offsets(self, batch_id: int) -> str | None:
+        return self._read(f"{self.root}/offsets/{batch_id}")
+
+    def is_current(self, session: Any) -> bool:
+        """Whether the caller is surely this run, by the name that Spark gives to all jobs of a run."""
+        return bool(session.sparkContext.getLocalProperty("spark.jobGroup.id") == self.run_id)
 
     def is_stateful(self) -> bool:
         """Whether the query keeps state: Spark describes its state stores in the checkpoint when it plans batch 0."""
-        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.root}/state")
+        path = self._path(f"{self.root}/state")
         files = path.getFileSystem(self._hadoop)
         return files.exists(path) and len(files.listStatus(path)) > 0
 
     def _read(self, path_name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(path_name)
+        path = self._path(path_name)
         files = path.getFileSystem(self._hadoop)
         if not files.exists(path):
             return None

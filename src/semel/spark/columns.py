@@ -16,26 +16,31 @@ class ColumnError(OptionError):
     """A column that is missing or has a type that cannot be written."""
 
 
-def prepared(df: Any, options: SinkOptions) -> Any:
-    """Only what is written, in the types that tasks expect."""
-    from pyspark.sql.functions import expr
+# In this order, and as these types (None: as it is).
+WRITTEN_AS = {
+    "key": "binary",
+    "value": "binary",
+    "headers": None,
+    "topic": None,
+    "partition": "int",
+    "timestamp": "timestamp",
+}
 
+
+def prepared(df: Any, options: SinkOptions) -> Any:
+    """Only what is written, in the types that tasks expect. A DataFrame that is like that already stays as it is: each
+    step costs every row, and every question to the JVM costs a small batch."""
     types = dict(df.dtypes)
     check_columns(types, options)
-    chosen = [df[name].cast("binary").alias(name) for name in ("key", "value") if name in types]
+    chosen = []
+    for name, kind in WRITTEN_AS.items():
+        if name in types and (name != "topic" or options.extra_topics):
+            chosen.append(name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}")
     if options.partitioner == HASH and "key" in types:
-        chosen.append(expr(HASH_OF_KEY).alias("hash"))
-    if "headers" in types:
-        chosen.append(df["headers"])
-    if "topic" in types and options.extra_topics:
-        chosen.append(df["topic"])
-    if "partition" in types and types["partition"] in ("int", "bigint", "smallint", "tinyint"):
-        chosen.append(df["partition"].cast("int").alias("partition"))
-    if "timestamp" in types:
-        chosen.append(df["timestamp"].cast("timestamp").alias("timestamp"))
+        chosen.append(f"{HASH_OF_KEY} AS hash")
     if options.bad_column is not None:
-        chosen.append(df[options.bad_column].alias("bad"))
-    return df.select(*chosen)
+        chosen.append(f"`{options.bad_column.replace('`', '``')}` AS bad")
+    return df if chosen == df.columns else df.selectExpr(*chosen)
 
 
 def check_columns(types: dict[str, str], options: SinkOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semel.client.cluster import Cluster
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.spark.ledger import Entry, Written, topic_of
 from semel.spark.targets import Targets
@@ -32,12 +33,18 @@ def written_places(targets: Targets, reports: list[Report]) -> list[Written]:
     return sorted(written, key=lambda w: (w.topic, w.partition))
 
 
-def write_entry(handle: TransactionHandle, application_id: str, entry: Entry, key: bytes | None = None) -> None:
-    """Puts the entry into the transaction."""
+def write_entry(
+    handle: TransactionHandle,
+    application_id: str,
+    entry: Entry,
+    key: bytes | None = None,
+    cluster: Cluster | None = None,
+) -> None:
+    """Puts the entry into the transaction; over the connections of a cluster, if there is one."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {"key": [key or entry.key], "value": [entry.encode()]}
     row = pa.table({name: pa.array(values, pa.binary()) for name, values in columns.items()})
-    with handle.writer() as writer:
+    with handle.writer(cluster) as writer:
         writer.write(topic_of(application_id), 0, row)
         writer.finish()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
 from semel.spark.targets import Targets
 
 COLLECT_BYTES = 16 * 1024 * 1024
@@ -59,13 +60,15 @@ class Encoder:
     def blobs(self, batches: Iterator[Any]) -> Iterator[tuple[int, int, int, memoryview]]:
         """(target, record count, 1 if dead letters, record batch) of all rows."""
         for table in self._collected(batches):
-            yield from self._encode(table)
+            with stage(ENCODE):
+                encoded = list(self._encode(table))
+            yield from encoded
 
     def _collected(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Larger tables out of Spark's Arrow batches, which hold 10,000 rows at most."""
         held: list[Any] = []
         size = 0
-        for batch in batches:
+        for batch in pulled(batches, FROM_SPARK):
             held.append(batch)
             size += batch.nbytes
             if size >= COLLECT_BYTES:

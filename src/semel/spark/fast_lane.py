@@ -17,18 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semel.client.cluster import Cluster
 from semel.client.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark import faults
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
+from semel.spark.ledger import Batch
+from semel.spark.offsets import parse
 from semel.spark.options import OptionError, SourceOptions
-from semel.spark.planning import Range
+from semel.spark.planning import Range, ranges, split
 from semel.spark.reading import RangeReader
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
-from semel.spark.targets import Targets
-from semel.spark.workers import settle_worker
+from semel.spark.stages import ENCODE, FUNCTION, PRODUCE, stage, task
+from semel.spark.targets import Targets, Topic
+from semel.spark.workers import settle_worker, worker_cluster
 from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks
 from semel.spark.writing import (
     REPORT_COLUMNS,
@@ -63,18 +65,19 @@ class Step:
     by_key: bool
     bad_column: str | None = None
 
-    def tables(self, wanted: Range) -> Iterator[Any]:
-        """Fetched, decoded, and through the user's function."""
+    def tables(self, wanted: Range, *, views: bool = False) -> Iterator[Any]:
+        """Fetched, decoded, and through the user's function. `views`: without a function, nothing is copied."""
         settings = ClientSettings.of(self.source.client, allow_auto_create_topics=False)
-        with Cluster(settings) as cluster:
+        with worker_cluster(settings) as cluster:
             reader = RangeReader(
                 cluster,
                 wanted,
                 read_committed=self.source.read_committed,
                 fail_on_data_loss=self.source.fail_on_data_loss,
             )
-            for table in reader.tables(headers=True):
-                result = table if self.function is None else self._applied(table, wanted)
+            for table in reader.tables(headers=True, views=views and self.function is None):
+                with stage(FUNCTION):
+                    result = table if self.function is None else self._applied(table, wanted)
                 if result is not None and result.num_rows:
                     yield writable(result, self.bad_column)
 
@@ -122,60 +125,100 @@ def table_pipeline(
 
 
 class FastJob:
-    """In place of `write_job`: the DataFrame holds ranges, not rows."""
+    """In place of `write_job`. The ranges of a batch are in the offset log, so the driver deals them out to tasks by
+    itself: one stage, no shuffle, and the source's tasks need not run."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
 
     def __call__(
-        self, df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
+        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
     ) -> list[Report]:
-        routing = routing_of(options, targets, batch_id, handle.settings)
-        precautions = careful(options.precautions, df.sparkSession)
+        wanted = planned(batch, self._step.source)
+        if not wanted:
+            return []
+        session = df.sparkSession
+        routing = routing_of(options, targets, batch.batch_id, handle.settings)
+        precautions = careful(options.precautions, session)
         tasks = write_tasks(df, targets)
         if self._step.by_key or len(targets.topics) > 1:
-            blobs = df.mapInArrow(_encode_ranges(self._step, routing), BLOB_COLUMNS)
+            dealt = [[(r, -1)] for r in wanted]
+            blobs = _tasks(session, len(dealt)).mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
             shuffled = blobs.repartitionById(tasks, blobs["target"])
             return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
-        topic = targets.topics[targets.index(options.topic)]
-        numbered = df.selectExpr("*", f"{topic.first} + partition % {topic.partitions} AS target")
-        task = _copy_ranges(self._step, handle, routing, precautions)
-        placed = numbered.repartitionById(tasks, numbered["target"])
-        return collected(placed.mapInArrow(task, REPORT_COLUMNS), precautions)
+        dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], tasks)
+        job = _copy_ranges(self._step, handle, routing, precautions, dealt)
+        return collected(_tasks(session, len(dealt)).mapInArrow(job, REPORT_COLUMNS))  # no stage before it: no reruns
+
+
+Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target of each
+
+
+def planned(batch: Batch, source: SourceOptions) -> list[Range]:
+    """What a batch reads, by the offset log."""
+    starts, ends = (parse(line or "") or {} for line in (batch.starts[0], batch.ends[0]))
+    return split(list(ranges(starts, ends)), source.min_partitions, source.max_records)
+
+
+def _tasks(session: Any, count: int) -> Any:
+    """A DataFrame of so many tasks, each with one row that nobody reads."""
+    return session.range(0, count, 1, count)
+
+
+def _by_target(wanted: list[Range], topic: Topic, tasks: int) -> Dealt:
+    """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
+    by_target: dict[int, list[tuple[Range, int]]] = {}
+    for r in sorted(wanted):
+        target = topic.first + r.partition % topic.partitions
+        by_target.setdefault(target, []).append((r, target))
+    groups = list(by_target.values())
+    return [[pair for group in groups[n::tasks] for pair in group] for n in range(min(tasks, len(groups)))]
 
 
 def _copy_ranges(
-    step: Step, handle: TransactionHandle, routing: Routing, precautions: Precautions
+    step: Step, handle: TransactionHandle, routing: Routing, precautions: Precautions, dealt: Dealt
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """One worker does everything: the ranges that belong to a target partition are all in one task."""
+    """One worker does everything."""
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        settle_worker()
-        _, mark = task_identity()
-        with handle.writer() as writer:
+    def copied() -> Iterator[Any]:
+        number, mark = task_identity()
+        with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
             out = BlobWriter(writer, routing.targets, mark, precautions)
-            for wanted, target in _ranges(batches):
-                for table in step.tables(wanted):
-                    for blob in _encoded(table, target, routing):
-                        out.write(blob)
-            reports = list(out.report())
+            for wanted, target in dealt[number]:
+                for table in step.tables(wanted, views=True):
+                    with stage(PRODUCE):
+                        rest = out.opened(target, _sendable(table, routing))
+                    for blob in _encoded(rest, target, routing):
+                        with stage(PRODUCE):
+                            out.write(blob)
+            with stage(PRODUCE):
+                reports = list(out.report())
             faults.reach("task.after_rows")
-            yield from report_batches(reports)
+        yield from report_batches(reports)
+
+    def run(_: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        yield from task("copy", copied())
 
     return run
 
 
-def _encode_ranges(step: Step, routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        settle_worker()
-        task, _ = task_identity()
-        encoder = Encoder(routing, task)
+def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For rows that go where their key belongs: encoded here, written behind a shuffle."""
+
+    def encoded() -> Iterator[Any]:
+        number, _ = task_identity()
+        encoder = Encoder(routing, number)
         home = routing.targets.topics[routing.targets.index(routing.topic)]
-        for wanted, _ in _ranges(batches):
+        for wanted, _ in dealt[number]:
             tables = step.tables(wanted)
             if not step.by_key:
                 tables = (_in_partition(table, wanted.partition % home.partitions) for table in tables)
             yield from to_batches(encoder.blobs(_record_batches(tables)))
+
+    def run(_: Iterator[Any]) -> Iterator[Any]:
+        settle_worker()
+        yield from task("encode", encoded())
 
     return run
 
@@ -183,13 +226,6 @@ def _encode_ranges(step: Step, routing: Routing) -> Callable[[Iterator[Any]], It
 def _record_batches(tables: Iterator[Any]) -> Iterator[Any]:
     for table in tables:
         yield from table.to_batches()
-
-
-def _ranges(batches: Iterator[Any]) -> Iterator[tuple[Range, int]]:
-    """(range, target) in the order of topic, partition and offset, so that a target's rows keep their order."""
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["start"])):
-        yield Range(row["topic"], row["partition"], row["start"], row["end"]), row.get("target", -1)
 
 
 def _in_partition(table: Any, partition: int) -> Any:
@@ -201,18 +237,30 @@ def _in_partition(table: Any, partition: int) -> Any:
     return table.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), table.num_rows))
 
 
-def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
-    from semel.protocol.columns_encode import ColumnEncoder
+def _sendable(table: Any, routing: Routing) -> Any:
+    """Checked, and with a timestamp for every row."""
+    import pyarrow as pa
 
     columns = {name: table.column(name) for name in table.column_names}
     _refuse_elsewhere(columns)
     _refuse_too_large(columns, routing)
-    encoder = ColumnEncoder(
-        columns["value"], columns.get("key"), columns.get("headers"), columns.get("timestamp", routing.timestamp_ms)
-    )
-    for batch in encoder.encode(
-        None, base_sequence=0, compression=routing.compression, max_batch_bytes=routing.batch_bytes
-    ):
+    if "timestamp" in columns:
+        return table
+    return table.append_column("timestamp", pa.repeat(pa.scalar(routing.timestamp_ms, pa.int64()), table.num_rows))
+
+
+def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
+    from semel.protocol.columns_encode import ColumnEncoder
+
+    if not table.num_rows:
+        return
+    columns = {name: table.column(name) for name in table.column_names}
+    with stage(ENCODE):
+        encoder = ColumnEncoder(columns["value"], columns.get("key"), columns.get("headers"), columns["timestamp"])
+        batches = encoder.encode(
+            None, base_sequence=0, compression=routing.compression, max_batch_bytes=routing.batch_bytes
+        )
+    for batch in batches:
         yield target, batch.record_count, 0, batch.buffer
 
 
@@ -240,8 +288,12 @@ def _longest(column: Any) -> int:
 
     if column.type not in (pa.binary_view(), pa.string_view()):
         return pc.max(pc.binary_length(column)).as_py() or 0
-    views = [chunk.buffers()[1] for chunk in column.chunks if len(chunk)]  # 16 bytes each, the length first
-    return max((int(np.frombuffer(view, np.int32)[::4].max()) for view in views), default=0)
+    longest = 0
+    for chunk in column.chunks:
+        if len(chunk):  # views have 16 bytes each, the length first
+            lengths = np.frombuffer(chunk.buffers()[1], np.int32)[::4]
+            longest = max(longest, int(lengths[chunk.offset : chunk.offset + len(chunk)].max()))
+    return longest
 
 
 # --- what a function may return ---
@@ -257,6 +309,13 @@ def as_table(result: Any) -> Any:
     return result
 
 
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow as pa
+
+    plain = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.binary_view(), pa.string_view())
+    return kind in plain or pa.types.is_null(kind) or pa.types.is_fixed_size_binary(kind)
+
+
 def writable(table: Any, bad_column: str | None = None) -> Any:
     """The columns that are written, in the types that the encoder takes."""
     import pyarrow as pa
@@ -267,6 +326,11 @@ def writable(table: Any, bad_column: str | None = None) -> Any:
     for name in ("key", "value", "headers", "timestamp", *SENT_ELSEWHERE):
         if name in table.column_names:
             columns[name] = table.column(name)
+    for name in ("key", "value"):
+        if name in columns and not _is_bytes(columns[name].type):
+            raise FunctionError(
+                f"the function returned a column {name!r} of type {columns[name].type}, expected binary or string"
+            )
     if bad_column is not None and bad_column in table.column_names:
         columns["bad"] = table.column(bad_column)
     return pa.table(columns)

@@ -20,6 +20,8 @@ from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.spark.planning import Range
 from semel.spark.positions import earliest_offset
+from semel.spark.stages import DECODE, stage
+from semel.spark.stages import FETCH as FETCHING
 
 log = logging.getLogger("semel.spark")
 
@@ -43,17 +45,25 @@ class RangeReader:
         self._fail_on_data_loss = fail_on_data_loss
         self._position = wanted.start
 
-    def tables(self, *, headers: bool) -> Iterator[Any]:
-        """Tables of `offset`, `timestamp`, `timestamp_type`, `key`, `value` (and `headers`), in order of offset."""
+    def tables(self, *, headers: bool, views: bool = False) -> Iterator[Any]:
+        """Tables of `offset`, `timestamp`, `timestamp_type`, `key`, `value` (and `headers`), in order of offset.
+
+        With `views`, keys and values are of type binary_view and not copied out of the answer.
+        """
         from semel.protocol.columns_decode import decode_record_set
 
         for start, data in self._answers():
             records = as_view(data.records)
             aborted = [(a.producer_id, a.first_offset) for a in data.aborted_transactions or []]
-            decoded = decode_record_set(
-                records, start_offset=start, aborted=aborted if self._read_committed else None, headers=headers
-            )
-            table = self._cut(decoded.table)
+            with stage(DECODE):
+                decoded = decode_record_set(
+                    records,
+                    start_offset=start,
+                    aborted=aborted if self._read_committed else None,
+                    headers=headers,
+                    views=views,
+                )
+                table = self._cut(decoded.table)
             if table.num_rows:
                 yield table
 
@@ -67,8 +77,9 @@ class RangeReader:
                 if waiting is None or connection is None:
                     connection = self._connect()
                     waiting = self._ask(connection)
-                connection.wait(waiting)
-                data = self._answer(waiting)
+                with stage(FETCHING):
+                    connection.wait(waiting)
+                    data = self._answer(waiting)
             except KafkaError as error:
                 waiting = None
                 self._recover(error, last_progress_s)
@@ -149,9 +160,7 @@ class RangeReader:
         offsets = table.column("offset")
         if not table.num_rows or offsets[table.num_rows - 1].as_py() < self._range.end:
             return table
-        import pyarrow.compute as pc
-
-        return table.filter(pc.less(offsets, self._range.end))
+        return table.slice(0, int(offsets.to_numpy().searchsorted(self._range.end)))
 
     def _nothing_came(self) -> str:
         r = self._range

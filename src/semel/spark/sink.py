@@ -27,7 +27,7 @@ from semel.spark.ledger_topic import create, last_entry
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.write_job import Cancelled, Job, Report, write_job
+from semel.spark.write_job import Cancelled, Job, Report, check_single_runs, write_job
 
 
 class RefusedError(SinkError):
@@ -120,6 +120,7 @@ class Sink(BaseSink):
         written_s = time.monotonic()
         if self.options.precautions.count_audit:
             audit(self._owner, self._targets, reports)
+        check_single_runs(reports)
         faults.reach("sink.after_audit")
         entry = self._entry(batch, reports, attempt)
         if entry.rows == 0 and batch.starts == batch.ends:
@@ -142,7 +143,7 @@ class Sink(BaseSink):
 
     def _write(self, df: Any, batch: Batch, handle: TransactionHandle) -> list[Report]:
         try:
-            return self.job(df, self.options, self._targets, batch.batch_id, handle)
+            return self.job(df, self.options, self._targets, batch, handle)
         except Cancelled:
             self._abort()
             raise
@@ -165,7 +166,7 @@ class Sink(BaseSink):
 
     def _commit(self, handle: TransactionHandle, batch: Batch, entry: Entry) -> None:
         """The ledger entry, the positions and the end: one transaction with the data."""
-        write_entry(handle, self.options.application_id, entry)
+        write_entry(handle, self.options.application_id, entry, cluster=self._owner.cluster)
         faults.reach("sink.after_ledger")
         send_positions(self._owner, self.options, batch)
         faults.reach("sink.after_positions")

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
+from semel.spark import stages
 from semel.spark.compat import (
     HAS_ADMISSION_CONTROL,
     ReadAllAvailable,
@@ -33,16 +34,15 @@ from semel.spark.compat import (
 )
 from semel.spark.ledger_topic import last_entry
 from semel.spark.offsets import INITIAL, START, Offsets, from_json, parse, start_of, to_json
-from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions
+from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions, checked_columns
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader
-from semel.spark.workers import settle_worker
+from semel.spark.source_columns import HEADERS, schema_of, spark_columns
+from semel.spark.workers import settle_worker, worker_cluster
 
 log = logging.getLogger("semel.spark")
-COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 RANGE_COLUMNS = "topic STRING, partition INT, start BIGINT, end BIGINT"
-HEADERS = "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 class SemelDataSource(DataSource):
@@ -55,8 +55,7 @@ class SemelDataSource(DataSource):
     def schema(self) -> str:
         if str(self.options.get("emit", "rows")).lower() == "ranges":
             return RANGE_COLUMNS
-        wants_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
-        return f"{COLUMNS}, {HEADERS}" if wants_headers else COLUMNS
+        return schema_of(checked_columns(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from semel.spark.batch_writer import BatchWriter
@@ -120,7 +119,7 @@ class _Planner:
         if self.options.emit_ranges:
             yield range_row(task.range)
         else:
-            yield from read_range(self.options, task.range)
+            yield from stages.task("source", read_range(self.options, task.range))
 
 
 class BatchReader(_Planner, DataSourceReader):
@@ -284,29 +283,12 @@ def range_row(wanted: Range) -> Any:
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[Any]:
     """The rows of a range as Arrow batches with the source's columns."""
-    import pyarrow as pa
-
     settings = ClientSettings.of(options.client, allow_auto_create_topics=False)
-    with Cluster(settings) as cluster:
+    with worker_cluster(settings) as cluster:
         reader = RangeReader(
             cluster, wanted, read_committed=options.read_committed, fail_on_data_loss=options.fail_on_data_loss
         )
-        for table in reader.tables(headers=options.include_headers):
-            yield from _with_spark_columns(pa, table, wanted).to_batches()
-
-
-def _with_spark_columns(pa: Any, table: Any, wanted: Range) -> Any:
-    rows = table.num_rows
-    topic = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), rows), pa.array([wanted.topic]))
-    columns = {
-        "key": table.column("key"),
-        "value": table.column("value"),
-        "topic": topic.cast(pa.string()),
-        "partition": pa.repeat(pa.scalar(wanted.partition, pa.int32()), rows),
-        "offset": table.column("offset"),
-        "timestamp": table.column("timestamp").cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC")),
-        "timestampType": table.column("timestamp_type").cast(pa.int32()),
-    }
-    if "headers" in table.column_names:
-        columns["headers"] = table.column("headers")
-    return pa.table(columns)
+        for table in reader.tables(headers=HEADERS in options.columns):
+            with stages.stage(stages.DECODE):
+                batches = spark_columns(table, wanted, options.columns).to_batches()
+            yield from batches

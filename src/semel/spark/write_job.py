@@ -11,6 +11,7 @@ from semel.client.handle import PlainHandle, TransactionHandle
 from semel.client.producer_settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
+from semel.spark.ledger import Batch
 from semel.spark.reruns import StageWatch, spark_notices
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
@@ -35,15 +36,13 @@ class Report(NamedTuple):
     mark: int
 
 
-Job = Callable[[Any, SinkOptions, Targets, int, TransactionHandle], list[Report]]
+Job = Callable[[Any, SinkOptions, Targets, Batch, TransactionHandle], list[Report]]
 
 
-def write_job(
-    df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
-) -> list[Report]:
+def write_job(df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle) -> list[Report]:
     """Writes rows into a transaction and returns what the winners reported."""
     rows = prepared(df, options)
-    routing = routing_of(options, targets, batch_id, handle.settings)
+    routing = routing_of(options, targets, batch.batch_id, handle.settings)
     precautions = careful(options.precautions, df.sparkSession)
     if needs_no_shuffle(rows, options):
         fewest = min(topic.partitions for topic in targets.topics)
@@ -89,14 +88,26 @@ def write_tasks(rows: Any, targets: Targets) -> int:
     return max(1, min(targets.count, 2 * slots))
 
 
+class Reports(list[Report]):
+    """With the one who knows whether a stage of the job ran twice."""
+
+    watch: StageWatch | None = None
+
+
 def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
-    """Runs the job. With precautions: raises if its rows may be mixed from two runs of a stage."""
+    """Runs the job. With precautions, `check_single_runs` may be asked about it."""
     if precautions is None or not precautions.single_runs or spark_notices(job.sparkSession):
         return _collect(job)
     with StageWatch(job.sparkSession) as watch:
-        reports = _collect(job)
-    watch.check()
+        reports = Reports(_collect(job))
+    reports.watch = watch
     return reports
+
+
+def check_single_runs(reports: list[Report]) -> None:
+    """Raises if rows may be mixed from two runs of a stage. To be asked late: Spark needs a moment to know."""
+    if isinstance(reports, Reports) and reports.watch is not None:
+        reports.watch.check()
 
 
 def careful(precautions: Precautions, session: Any) -> Precautions:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
 from semel.spark import faults
 from semel.spark.encoding import Encoder, Routing
+from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.targets import Targets
-from semel.spark.workers import settle_worker
+from semel.spark.workers import settle_worker, worker_cluster
 
 REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
@@ -76,15 +77,27 @@ class BlobWriter:
     def _open(self, topic: str, partition: int, data: memoryview) -> None:
         from semel.protocol.columns_decode import decode_record_set
 
-        table = decode_record_set(data, headers=True).table
-        opening = self._writer.open(topic, partition, _rows(table, 0, 1), self._mark)
+        table = decode_record_set(data, headers=True).table.select(["key", "value", "headers", "timestamp"])
+        self._shake_hands(topic, partition, table.slice(0, 1))
+        if table.num_rows > 1:
+            self._writer.write(topic, partition, table.slice(1))
+
+    def opened(self, target: int, table: Any) -> Any:
+        """Opens a partition with the first row of a table, unless that was done; returns the rows that are left."""
+        if target in self._opened or not self._handshake:
+            return table
+        self._opened.add(target)
+        self._dead.setdefault(target, 0)
+        self._shake_hands(*self._targets.place(target), table.slice(0, 1))
+        return table.slice(1)
+
+    def _shake_hands(self, topic: str, partition: int, row: Any) -> None:
+        opening = self._writer.open(topic, partition, row, self._mark)
         if not opening.is_owner:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
                 raise WrongTaskError(topic, partition)
             self._wait_to_be_killed(topic, partition)
         faults.reach("task.after_opening")
-        if table.num_rows > 1:
-            self._writer.write(topic, partition, _rows(table, 1, table.num_rows))
 
     def _wait_to_be_killed(self, topic: str, partition: int) -> None:
         """Spark kills the attempt that it does not need. Raises only if the one that it needs makes no progress."""
@@ -115,18 +128,13 @@ class BlobWriter:
             )
 
 
-def _rows(table: Any, start: int, stop: int) -> Any:
-    """Some rows of a decoded table as a table to write."""
-    return table.slice(start, stop - start).select(["key", "value", "headers", "timestamp"])
-
-
 def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: rows in, blobs out."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        task, _ = task_identity()
-        yield from to_batches(Encoder(routing, task).blobs(batches))
+        number, _ = task_identity()
+        yield from task("encode", to_batches(Encoder(routing, number).blobs(batches)))
 
     return run
 
@@ -136,7 +144,7 @@ def write_task(handle: TransactionHandle, targets: Targets, precautions: Precaut
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        yield from _write(handle, targets, precautions, _from_batches(batches))
+        yield from task("write", _write(handle, targets, precautions, _from_batches(batches)))
 
     return run
 
@@ -153,21 +161,23 @@ def direct_task(
         settle_worker()
         if only_once and attempt_number() > 0:
             return
-        task, _ = task_identity()
-        yield from _write(handle, routing.targets, precautions, Encoder(routing, task).blobs(batches))
+        number, _ = task_identity()
+        yield from task("write", _write(handle, routing.targets, precautions, Encoder(routing, number).blobs(batches)))
 
     return run
 
 
 def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> Iterator[Any]:
     _, mark = task_identity()
-    with handle.writer() as writer:
+    with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
         out = BlobWriter(writer, targets, mark, precautions)
         for blob in blobs:
-            out.write(blob)
-        reports = list(out.report())
+            with stage(PRODUCE):
+                out.write(blob)
+        with stage(PRODUCE):
+            reports = list(out.report())
         faults.reach("task.after_rows")
-        yield from report_batches(reports)
+    yield from report_batches(reports)
 
 
 def task_identity() -> tuple[int, int]:
@@ -203,7 +213,7 @@ def to_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
 
 
 def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
-    for batch in batches:
+    for batch in pulled(batches, FROM_SPARK):
         targets, counts, dead = (batch.column(i).to_pylist() for i in range(3))
         data = batch.column(3)
         for i, (target, count, is_dead) in enumerate(zip(targets, counts, dead, strict=True)):
