@@ -9,10 +9,10 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import semel
 
-    session = semel.spark_session(
+    made = semel.spark_session(
         "tests",
         master="local[2]",
         spark__ui__enabled="false",
@@ -20,6 +20,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         spark__local__dir=str(tmp_path_factory.mktemp("spark-local")),
         spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("spark-warehouse")),
     )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    made.sparkContext.setLogLevel("OFF")
+    yield made
+    made.stop()

@@ -91,8 +91,8 @@ def found(module: str) -> bool:
         return False
 
 
-@pytest.fixture(autouse=True)
-def _needs_connect() -> None:
+@pytest.fixture
+def needs_pipelines() -> None:
     missing = [name for name in ("google.protobuf", "grpc", "yaml") if not found(name)]
     if missing:
         skip_loudly(f"Spark Declarative Pipelines need pyspark[pipelines], which brings {', '.join(missing)}")
@@ -100,6 +100,7 @@ def _needs_connect() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("needs_pipelines")
 @pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 def test_a_pipeline_with_a_sink_of_format_semel_writes_once_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
@@ -113,6 +114,7 @@ def test_a_pipeline_with_a_sink_of_format_semel_writes_once_and_goes_on(cluster:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("needs_pipelines")
 @pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 def test_rows_in_the_wrong_task_stop_the_pipeline_with_the_way_out(cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)

@@ -27,17 +27,17 @@ BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=Tru
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 
 
-def start(spark: Any, query: Query, function: Any = None, *, by_key: bool = False, **changes: Any) -> tuple[Any, Any]:
+def start(session: Any, query: Query, function: Any = None, *, by_key: bool = False, **changes: Any) -> tuple[Any, Any]:
     """(sink, running query)"""
     trigger = changes.pop("trigger", {"availableNow": True})
     sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output, **changes)
     source = {"subscribe": query.source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 100}
-    writer = semel.table_pipeline(spark, source=source, sink=sink, function=function, by_key=by_key)
+    writer = semel.table_pipeline(session, source=source, sink=sink, function=function, by_key=by_key)
     return sink, writer.option("checkpointLocation", str(query.checkpoint)).trigger(**trigger).start()
 
 
-def run(spark: Any, query: Query, function: Any = None, **changes: Any) -> Any:
-    sink, running = start(spark, query, function, **changes)
+def run(session: Any, query: Query, function: Any = None, **changes: Any) -> Any:
+    sink, running = start(session, query, function, **changes)
     try:
         assert running.awaitTermination(120)
     finally:
@@ -47,9 +47,9 @@ def run(spark: Any, query: Query, function: Any = None, **changes: Any) -> Any:
 
 @pytest.mark.timeout(300)
 @BOTH
-def test_a_copy_keeps_partition_order_keys_and_timestamps(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_copy_keeps_partition_order_keys_and_timestamps(session: Any, cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "fast", ROWS)
-    sink = run(spark, query)
+    sink = run(session, query)
     found = list(read_all(query.bootstrap, query.output, PARTITIONS))
     for partition in range(PARTITIONS):
         values = [int(value or b"") for p, _, value in found if p == partition]
@@ -71,12 +71,12 @@ def by_last_digit(table: pa.Table) -> pa.Table:
 
 @pytest.mark.timeout(300)
 @SEMEL
-def test_a_filter_drops_rows_and_a_new_key_moves_them(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_filter_drops_rows_and_a_new_key_moves_them(session: Any, cluster: Cluster, tmp_path: Path) -> None:
     filtered = Query(cluster, tmp_path, "fast", ROWS)
-    run(spark, filtered, keep_even)
+    run(session, filtered, keep_even)
     assert filtered.values() == Counter(str(n) for n in range(0, ROWS, 2))
     moved = Query(cluster, tmp_path, "fast", ROWS)
-    run(spark, moved, by_last_digit, by_key=True)
+    run(session, moved, by_last_digit, by_key=True)
     assert moved.values() == Counter(str(n) for n in range(ROWS))
     for partition, _, value in read_all(moved.bootstrap, moved.output, PARTITIONS):
         assert partition == partition_for_key(b"digit-%s" % (value or b"")[-1:], PARTITIONS)
@@ -85,7 +85,7 @@ def test_a_filter_drops_rows_and_a_new_key_moves_them(spark: Any, cluster: Clust
 @pytest.mark.timeout(300)
 @SEMEL
 def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "fast", ROWS)
     dead = cluster.unique("dead")
@@ -96,7 +96,7 @@ def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
         odd = [b"13" in value for value in table["value"].to_pylist()]
         return table.append_column("doubtful", pa.array(odd))
 
-    sink = run(spark, query, doubt, dead_letter_topic=dead, bad_column="doubtful")
+    sink = run(session, query, doubt, dead_letter_topic=dead, bad_column="doubtful")
     bad = {str(n) for n in range(ROWS) if "13" in str(n)}
     assert {(value or b"").decode() for _, _, value in read_all(query.bootstrap, dead, 1)} == bad
     assert sum(report.dead_letters for report in sink.reports) == len(bad)
@@ -107,7 +107,7 @@ def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
 @pytest.mark.timeout(300)
 @SEMEL
 def test_errors_in_the_function_are_named_and_nothing_of_the_batch_is_written(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "fast", 20)
 
@@ -124,28 +124,28 @@ def test_errors_in_the_function_are_named_and_nothing_of_the_batch_is_written(
         "int64, expected binary or string": lambda table: pa.table({"value": pa.array([1] * len(table))}),
     }
     for said, function in cases.items():
-        _, running = start(spark, query, function, max_attempts=1)
+        _, running = start(session, query, function, max_attempts=1)
         with pytest.raises(Exception, match=said):
             running.awaitTermination(120)
     assert query.values() == Counter()
-    run(spark, query)  # and the query goes on when the cause is gone
+    run(session, query)  # and the query goes on when the cause is gone
     assert query.values() == Counter(str(n) for n in range(20))
 
 
 @SEMEL
-def test_a_pipeline_needs_an_exactly_once_sink_with_a_topic(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_pipeline_needs_an_exactly_once_sink_with_a_topic(session: Any, cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "fast")
     with pytest.raises(OptionError, match="exactly_once"):
-        start(spark, query, guarantee="at_least_once")
+        start(session, query, guarantee="at_least_once")
     sink = semel.sink(query.bootstrap, application_id=query.application_id, topics=[query.output])
     with pytest.raises(OptionError, match="topic="):
-        semel.table_pipeline(spark, source={"subscribe": query.source}, sink=sink)
+        semel.table_pipeline(session, source={"subscribe": query.source}, sink=sink)
 
 
 @pytest.mark.timeout(300)
 @SEMEL
 def test_with_a_trigger_by_time_new_records_keep_coming_and_a_dead_worker_costs_nothing(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "fast", 100)
     victims = tmp_path / "victims"
@@ -161,7 +161,7 @@ def test_with_a_trigger_by_time_new_records_keep_coming_and_a_dead_worker_costs_
         time.sleep(60)
         return table
 
-    sink, running = start(spark, query, slow_once, trigger={"processingTime": "200 milliseconds"})
+    sink, running = start(session, query, slow_once, trigger={"processingTime": "200 milliseconds"})
     try:
         pid = eventually(lambda: victims / "pid", lambda path: path.exists() and path.read_text(), 60).read_text()
         os.kill(int(pid), signal.SIGKILL)

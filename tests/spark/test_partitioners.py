@@ -27,11 +27,11 @@ def query(cluster: Cluster, tmp_path: Path) -> Query:
     return made
 
 
-def written(spark: Any, query: Query, select: str, **options: Any) -> dict[str, int]:
+def written(session: Any, query: Query, select: str, **options: Any) -> dict[str, int]:
     """Value -> partition, after one run."""
     sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output, **options)
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
-    rows = spark.readStream.format("semel").options(**source).load().selectExpr(*select.split(", "))
+    rows = session.readStream.format("semel").options(**source).load().selectExpr(*select.split(", "))
     running = (
         rows.writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(query.checkpoint))
@@ -47,21 +47,21 @@ def written(spark: Any, query: Query, select: str, **options: Any) -> dict[str, 
 
 @pytest.mark.timeout(300)
 @SEMEL
-def test_sparks_own_hash_keeps_keys_together_and_is_computed_by_spark(spark: Any, query: Query) -> None:
-    found = written(spark, query, "concat('k', cast(value AS STRING) % 20) AS key, value", partitioner="hash")
+def test_sparks_own_hash_keeps_keys_together_and_is_computed_by_spark(session: Any, query: Query) -> None:
+    found = written(session, query, "concat('k', cast(value AS STRING) % 20) AS key, value", partitioner="hash")
     places = defaultdict(set)
     for value, partition in found.items():
         places[f"k{int(value) % 20}.0"].add(partition)
     assert all(len(partitions) == 1 for partitions in places.values())
-    keys = spark.createDataFrame([(key,) for key in places], "key STRING")
+    keys = session.createDataFrame([(key,) for key in places], "key STRING")
     by_spark = keys.selectExpr("key", f"pmod(xxhash64(cast(key AS BINARY)), {WIDE}) AS p").collect()
     assert {row.key: {row.p} for row in by_spark} == dict(places)
 
 
 @pytest.mark.timeout(300)
 @SEMEL
-def test_without_a_partitioner_nothing_is_shuffled_and_keys_do_not_matter(spark: Any, query: Query) -> None:
-    found = written(spark, query, "key, value", partitioner="none")
+def test_without_a_partitioner_nothing_is_shuffled_and_keys_do_not_matter(session: Any, query: Query) -> None:
+    found = written(session, query, "key, value", partitioner="none")
     sides = {n % 2: {found[str(m)] for m in range(n % 2, ROWS, 2)} for n in range(2)}
     assert all(len(partitions) == 1 for partitions in sides.values())  # a task keeps to one partition
     assert sides[0] != sides[1]
@@ -71,13 +71,13 @@ def test_without_a_partitioner_nothing_is_shuffled_and_keys_do_not_matter(spark:
 @pytest.mark.parametrize("partitioner", ["murmur2", pytest.param("hash", marks=pytest.mark.full)])
 @SEMEL
 def test_rows_with_and_without_keys_and_with_a_partition_of_their_own(
-    spark: Any, query: Query, partitioner: str
+    session: Any, query: Query, partitioner: str
 ) -> None:
     select = (
         "if(cast(value AS STRING) % 2 = 0, key, NULL) AS key, value, "
         "if(cast(value AS STRING) % 10 = 5, 3, NULL) AS partition"
     )
-    found = written(spark, query, select, partitioner=partitioner)
+    found = written(session, query, select, partitioner=partitioner)
     assert {found[str(n)] for n in range(5, ROWS, 10)} == {3}
     if partitioner == "murmur2":
         assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in range(0, ROWS, 2))
@@ -87,8 +87,8 @@ def test_rows_with_and_without_keys_and_with_a_partition_of_their_own(
 @pytest.mark.parametrize("partitioner", ["murmur2", "hash", "none"])
 @pytest.mark.full
 @SEMEL
-def test_routing_for_writers_puts_rows_where_the_sink_would(spark: Any, query: Query, partitioner: str) -> None:
-    rows = spark.range(ROWS).selectExpr("concat('key-', id) AS key", "cast(id AS STRING) AS value")
+def test_routing_for_writers_puts_rows_where_the_sink_would(session: Any, query: Query, partitioner: str) -> None:
+    rows = session.range(ROWS).selectExpr("concat('key-', id) AS key", "cast(id AS STRING) AS value")
     semel.route(rows, query.bootstrap, topic=query.output, partitioner=partitioner).write.format("semel").options(
         **{"kafka.bootstrap.servers": query.bootstrap, "topic": query.output, "partitioner": partitioner}
     ).option("applicationId", query.application_id).mode("append").save()

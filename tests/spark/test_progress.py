@@ -22,7 +22,7 @@ SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 @pytest.mark.timeout(300)
 @SEMEL
 def test_rows_retries_and_times_of_every_batch_are_visible(
-    spark: Any, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    session: Any, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     called: list[Any] = []
@@ -57,9 +57,9 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
             yield batch
 
     listener = Listener()
-    spark.streams.addListener(listener)
+    session.streams.addListener(listener)
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
-    rows = spark.readStream.format("semel").options(**source, maxOffsetsPerTrigger="40").load()
+    rows = session.readStream.format("semel").options(**source, maxOffsetsPerTrigger="40").load()
     with caplog.at_level(logging.INFO, "semel.spark"):
         running = (
             rows.selectExpr("key", "value")
@@ -71,7 +71,7 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
         )
         assert running.awaitTermination(120)
     assert complete.wait(30)
-    spark.streams.removeListener(listener)
+    session.streams.removeListener(listener)
     sink.close()
     sizes = [40, 40, 10] if HAS_ADMISSION_CONTROL else [90]
     assert [report.rows for report in sink.reports] == sizes == [report.rows for report in called]

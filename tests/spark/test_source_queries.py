@@ -25,16 +25,16 @@ def options(query: Query, **more: Any) -> dict[str, str]:
     return {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, **more}
 
 
-def stream(spark: Any, query: Query, **more: Any) -> Any:
-    return spark.readStream.format("semel").options(**options(query, **more)).load()
+def stream(session: Any, query: Query, **more: Any) -> Any:
+    return session.readStream.format("semel").options(**options(query, **more)).load()
 
 
 @BOTH
 def test_batch_queries_find_the_source_without_a_call_and_have_sparks_columns(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
-    rows = spark.read.format("semel").options(**options(query, includeHeaders="true", minPartitions="4")).load()
+    rows = session.read.format("semel").options(**options(query, includeHeaders="true", minPartitions="4")).load()
     assert rows.dtypes == [
         ("key", "binary"),
         ("value", "binary"),
@@ -55,10 +55,10 @@ def test_batch_queries_find_the_source_without_a_call_and_have_sparks_columns(
 @pytest.mark.timeout(300)
 @BOTH
 def test_available_now_reads_all_in_limited_batches_and_progress_has_the_counts(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
-    rows = stream(spark, query, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    rows = stream(session, query, startingOffsets="earliest", maxOffsetsPerTrigger="40")
     running = (
         rows.writeStream.format("noop")
         .option("checkpointLocation", str(query.checkpoint))
@@ -79,12 +79,12 @@ def test_available_now_reads_all_in_limited_batches_and_progress_has_the_counts(
 @pytest.mark.timeout(300)
 @SEMEL
 def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     name = cluster.unique("memory").replace("-", "_")
     running = (
-        stream(spark, query, startingOffsets="earliest")
+        stream(session, query, startingOffsets="earliest")
         .selectExpr("cast(value AS STRING) AS value", "partition")
         .writeStream.format("memory")
         .queryName(name)
@@ -93,7 +93,7 @@ def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
     )
 
     def found() -> list[str]:
-        return sorted((row.value for row in spark.table(name).collect()), key=int)
+        return sorted((row.value for row in session.table(name).collect()), key=int)
 
     try:
         eventually(found, lambda values: len(values) >= ROWS, 60)
@@ -110,11 +110,11 @@ def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
 
 @pytest.mark.timeout(300)
 @SEMEL
-def test_errors_of_the_source_reach_the_user_with_their_text(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_errors_of_the_source_reach_the_user_with_their_text(session: Any, cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "copy", 4)
     with pytest.raises(Exception, match="did you mean startingOffsets"):
-        spark.read.format("semel").options(**options(query, startingOfsets="earliest")).load().count()
+        session.read.format("semel").options(**options(query, startingOfsets="earliest")).load().count()
     with pytest.raises(Exception, match="no-such-topic"):
-        spark.read.format("semel").options(**options(query, subscribe="no-such-topic")).load().count()
+        session.read.format("semel").options(**options(query, subscribe="no-such-topic")).load().count()
     with pytest.raises(Exception, match=r"kafka\.bootstrap\.servers"):
-        spark.read.format("semel").option("subscribe", query.source).load().count()
+        session.read.format("semel").option("subscribe", query.source).load().count()

@@ -24,10 +24,10 @@ def numbers(stop: int) -> Counter[str]:
     return Counter(str(n) for n in range(stop))
 
 
-def writer_of(spark: Any, query: Query, *, route: bool = True, **options: Any) -> Any:
+def writer_of(session: Any, query: Query, *, route: bool = True, **options: Any) -> Any:
     """The writer as users write it, in this process."""
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
-    rows = spark.readStream.format("semel").options(**source).load().selectExpr("key", "value")
+    rows = session.readStream.format("semel").options(**source).load().selectExpr("key", "value")
     if route:
         rows = semel.route(rows, query.bootstrap, topic=query.output)
     chosen = {"topic": query.output, "applicationId": query.application_id, "checkpointLocation": str(query.checkpoint)}
@@ -38,12 +38,12 @@ def writer_of(spark: Any, query: Query, *, route: bool = True, **options: Any) -
 @pytest.mark.timeout(300)
 @BOTH
 def test_rows_land_where_their_keys_belong_and_the_group_and_the_progress_show_it(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     for stop in (ROWS, ROWS + 50):  # the second run goes on where the first ended
         query.fill(stop - query.filled)
-        running = writer_of(spark, query).start()
+        running = writer_of(session, query).start()
         assert running.awaitTermination(120)
         assert query.values() == numbers(stop)
     assert sum(p.sink.numOutputRows for p in running.recentProgress) == 50
@@ -57,23 +57,25 @@ def test_rows_land_where_their_keys_belong_and_the_group_and_the_progress_show_i
 @pytest.mark.timeout(300)
 @SEMEL
 def test_rows_of_one_partition_in_several_tasks_stop_the_query_with_the_way_out(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
-    running = writer_of(spark, query, route=False).start()
+    running = writer_of(session, query, route=False).start()
     with pytest.raises(Exception, match=r"semel\.route"):
         running.awaitTermination(120)
     assert query.values() == Counter()
-    writer_of(spark, query).start().awaitTermination(120)  # the query goes on when the cause is gone
+    writer_of(session, query).start().awaitTermination(120)  # the query goes on when the cause is gone
     assert query.values() == numbers(ROWS)
 
 
 @pytest.mark.timeout(300)
 @SEMEL
-def test_a_query_without_keys_and_with_few_tasks_needs_no_routing(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_query_without_keys_and_with_few_tasks_needs_no_routing(
+    session: Any, cluster: Cluster, tmp_path: Path
+) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
-    rows = spark.readStream.format("semel").options(**source).load().selectExpr("value").coalesce(PARTITIONS)
+    rows = session.readStream.format("semel").options(**source).load().selectExpr("value").coalesce(PARTITIONS)
     options = {"topic": query.output, "applicationId": query.application_id, "partitioner": "none"}
     settings = {"kafka.bootstrap.servers": query.bootstrap, "checkpointLocation": str(query.checkpoint), **options}
     running = rows.writeStream.format("semel").options(**settings).trigger(availableNow=True).start()

@@ -25,6 +25,6 @@ def company(item: pytest.Item) -> str:
         return f"group:{item.nodeid}"
     if "shared_spark" in fixtures:
         return "group:spark cluster"
-    if "spark" in fixtures:
+    if "session" in fixtures:
         return "group:spark session"
     return "group:" + item.nodeid.partition("::")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from semel.spark.base_sink import BaseSink
+from semel.spark.base_sink import BaseSink, refuse_connect
 from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
 from semel.spark.sink_options import EXACTLY_ONCE, SinkOptions
@@ -53,6 +53,7 @@ def sink(
     on_batch                called with a report after each batch: rows, attempts, times
     client                  further client options by Kafka's names: security.protocol, sasl.username, ...
     """
+    refuse_connect()
     options = SinkOptions(
         bootstrap_servers=brokers,
         application_id=application_id,
