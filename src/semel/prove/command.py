@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import uuid
 from collections import Counter
@@ -75,6 +76,7 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
     prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
     stage = None
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         stage = Stage(wish.brokers, schedule.mutant)
         play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
@@ -90,6 +92,11 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
         if stage is not None:
             stage.clear()
             _clean_up(stage, wish, prefix, told)
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM is taken as Ctrl-C is."""
+    raise KeyboardInterrupt
 
 
 def _code(result: CampaignResult) -> int:
