@@ -194,6 +194,19 @@ def test_what_was_acknowledged_is_visible_at_once(client: DirectClient, topic: s
         assert list_offset(client, topic, -1).offset == number + 1
 
 
+def test_records_without_key_are_named_one_by_one_by_a_compacted_topic(cluster: Cluster, client: DirectClient) -> None:
+    name = cluster.unique("compacted")
+    client.create_topic(name, 1, cleanup_policy="compact")
+    wait_for_topic(client, name)
+    now_ms = int(time.time() * 1000)
+    records = [Record(0, now_ms, None, b"v"), Record(1, now_ms, b"k", b"v"), Record(2, now_ms, None, b"v")]
+    refused = produce(client, name, bytes(encode_batch(records)))
+    assert refused.error_code == E.INVALID_RECORD
+    message = f"Compacted topic cannot accept message without key in topic partition {name}-0"
+    found = [(error.batch_index, error.batch_index_error_message) for error in refused.record_errors]
+    assert found == [(0, message), (2, message)]
+
+
 def test_produce_without_acks_is_not_answered_and_the_next_answer_is_the_next_requests(
     client: DirectClient, topic: str
 ) -> None:

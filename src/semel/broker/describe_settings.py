@@ -70,7 +70,8 @@ def of_named(broker: Broker, kind: int, name: str, names: Collection[str] | None
         if names and row.name not in names:
             continue
         default = as_text(named_settings.default_of(broker.settings, kind, row))
-        origins = [Origin(row.name, default, SOURCE_DEFAULT, default)]
+        name_of_default = f"group.{row.name}" if kind == named_settings.GROUP else row.name
+        origins = [Origin(name_of_default, default, SOURCE_DEFAULT, default)]
         if row.name in own:
             origins.insert(0, Origin(row.name, own[row.name], source, own[row.name]))
         entries.append(_entry(row.name, origins, row, is_read_only=False))

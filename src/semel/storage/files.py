@@ -7,10 +7,9 @@ Switched off it costs nothing: writes and reads are `os.pwrite` and `os.pread` t
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,7 +221,9 @@ class FileCache:
         self.files = files
         self._create = create
         self._limit = limit
-        self._open: deque[Handle] = deque()
+        self._open: OrderedDict[Handle, None] = (
+            OrderedDict()
+        )  # in the order of the next look; thousands are closed one by one
 
     def fd(self, handle: Handle) -> int:
         handle.recent = True
@@ -231,7 +232,7 @@ class FileCache:
         if len(self._open) >= self._limit:
             self._make_room()
         handle.fd = self.files.open(handle.path, create=self._create)
-        self._open.append(handle)
+        self._open[handle] = None
         return handle.fd
 
     def close(self, handle: Handle) -> None:
@@ -239,8 +240,7 @@ class FileCache:
         if handle.pins:
             handle.doomed = True
         elif handle.fd >= 0:
-            with contextlib.suppress(ValueError):
-                self._open.remove(handle)
+            self._open.pop(handle, None)
             os.close(handle.fd)
             handle.fd = -1
 
@@ -259,10 +259,10 @@ class FileCache:
     def _make_room(self) -> None:
         """Second chance: passes over files used since the last look; after two rounds the rest is pinned."""
         for _ in range(2 * len(self._open)):
-            handle = self._open.popleft()
+            handle, _ = self._open.popitem(last=False)
             if handle.recent or handle.pins:
                 handle.recent = False
-                self._open.append(handle)
+                self._open[handle] = None
             else:
                 os.close(handle.fd)
                 handle.fd = -1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -78,7 +79,7 @@ def _append_all(
                 partition = topic.partitions[part.index]
                 done = partition.log.append(part.records, now_ms=now_ms, guard=guard)  # type: ignore[arg-type]
             except StorageError as error:
-                _fill_error(result, _as_kafka_says(error, part))
+                _fill_error(result, _as_kafka_says(error, topic, part))
                 continue
             result.base_offset = done.base_offset
             result.log_append_time_ms = done.append_time_ms
@@ -153,9 +154,13 @@ def _close_on_error(context: RequestContext, response: ProduceResponse) -> None:
                 return
 
 
-def _as_kafka_says(error: StorageError, part: PartitionProduceData) -> StorageError:
+def _as_kafka_says(error: StorageError, topic: Topic, part: PartitionProduceData) -> StorageError:
     """A record set without one whole batch is not a corrupt batch to Kafka, but none at all."""
     records = part.records
+    if error.record_errors:
+        place = f"in topic partition {topic.name}-{part.index}"
+        named = tuple((index, f"{message} {place}") for index, message in error.record_errors)
+        return StorageError(error.code, error.message, named)
     if error.code is ErrorCode.CORRUPT_MESSAGE and isinstance(records, memoryview):
         size = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD if len(records) > LOG_OVERHEAD else 0
         if len(records) < HEADER_SIZE or size > len(records):
@@ -167,6 +172,8 @@ def _fill_error(result: PartitionProduceResponse, error: BaseException | None) -
     code = error.code if isinstance(error, StorageError) else ErrorCode.KAFKA_STORAGE_ERROR
     result.error_code = code
     result.error_message = error.message if isinstance(error, StorageError) else str(error)
+    if isinstance(error, StorageError):
+        result.record_errors = [BatchIndexAndErrorMessage(*entry) for entry in error.record_errors]
     result.base_offset = result.log_append_time_ms = result.log_start_offset = -1
 
 
