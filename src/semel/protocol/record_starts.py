@@ -9,6 +9,7 @@ on back to the start of the batch. Where one does not, the batch is walked from 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from semel.protocol.errors import CorruptBatchError
 from semel.protocol.varints import read_varint
 from semel.protocol.vector_varints import SHORT_RECORD_SIZES, SHORT_SIZES, Bytes, Int64s, VarintReader
 
-LANE_RECORDS = 32  # records in a lane: more steps of fewer lanes, or fewer steps of more
+SHORTEST_LANE, LONGEST_LANE = 32, 256  # records in a lane: more steps of fewer lanes, or fewer steps of more
 FEW_RECORDS = 2500  # not worth lanes: a walk costs a fifth of a microsecond per record
 WIDEST_SEARCH_BYTES = 16 * 1024
 MOST_CANDIDATES = 64  # per place
@@ -91,7 +92,7 @@ class _Lanes(NamedTuple):
 
     @classmethod
     def cut(cls, reader: VarintReader, bodies: Bodies) -> _Lanes:
-        lane_counts = np.maximum(bodies.record_counts // LANE_RECORDS, 1)
+        lane_counts = np.maximum(bodies.record_counts // _lane_records(int(bodies.record_counts.sum())), 1)
         batches = np.repeat(np.arange(len(bodies.starts)), lane_counts)
         number = np.arange(len(batches)) - np.repeat(np.cumsum(lane_counts) - lane_counts, lane_counts)
         body_bytes = bodies.ends - bodies.starts
@@ -105,6 +106,11 @@ class _Lanes(NamedTuple):
         last_of_batch = np.append(batches[1:] != batches[:-1], True)
         limits[last_of_batch] = bodies.ends[batches[last_of_batch]]
         return cls(starts, limits, batches)
+
+
+def _lane_records(total: int) -> int:
+    """A step of all lanes costs about as much as the search for eight of them, so their number and length balance."""
+    return min(max(math.isqrt(total // 8), SHORTEST_LANE), LONGEST_LANE)
 
 
 def _follow(reader: VarintReader, lanes: _Lanes) -> tuple[Int64s, Int64s]:

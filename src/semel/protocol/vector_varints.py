@@ -210,3 +210,9 @@ class VarintReader:
         raw[rows] |= (ninth & np.uint64(0x7F)) << np.uint64(56)
         raw[rows] |= np.where(more, tenth, np.uint64(0)) << np.uint64(63)
         sizes[rows] = np.where(more, 10, 9)
+
+
+# glibc takes arrays beyond a size from the system each time, page by page, until it has seen a larger one freed. That
+# can be half of what encoding costs, so it sees one here. Nothing is written to it: it takes no memory.
+_large = np.empty(16 * 1024 * 1024, np.uint8)
+del _large
