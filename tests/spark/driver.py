@@ -1,6 +1,12 @@
-"""A Spark program as users write it, run by tests as a process of its own: copies one topic to another, exactly once.
+"""A Spark program as users write it, run by tests as a process of its own.
 
-python driver.py '{"brokers": "...", "source": "in", "sink": {...}, "checkpoint": "..."}'
+python -m tests.spark.driver '{"master": "...", "conf": {...}}'    then one command per line on stdin:
+
+{"number": 1, "do": "start", "job": {...}}   starts a query that copies topics through the sink
+{"number": 2, "do": "wait"}                  until it has ended
+{"number": 3, "do": "stop"}                  query.stop()
+
+Each is answered by a line `answer NUMBER {...}`. See `tests/support/spark_driver.py` for the other end.
 """
 
 from __future__ import annotations
@@ -8,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -15,29 +22,86 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 
 import semel
+from semel.spark.reruns import reruns, stages_of
+from semel.spark.writing import Precautions
+from tests.spark import steps
 
 
-def main(job: dict[str, Any]) -> None:
-    builder = SparkSession.builder.master(job.get("master", "local[2]")).config("spark.ui.enabled", "false")
-    for name, value in job.get("conf", {}).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    sink = semel.sink(job["brokers"], **job["sink"])
-    rows = (
-        spark.readStream.format("semel").options(**{"kafka.bootstrap.servers": job["brokers"], **job["source"]}).load()
-    )
-    query = (
-        rows.selectExpr(*job.get("select", ["key", "value"]))
-        .writeStream.foreachBatch(sink)
-        .option("checkpointLocation", job["checkpoint"])
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    for report in sink.reports:
-        print("report", json.dumps(report._asdict()), flush=True)
-    print("done", flush=True)
+class Program:
+    """At most one query at a time."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        builder = SparkSession.builder.master(setup["master"]).config("spark.ui.enabled", "false")
+        for name, value in setup.get("conf", {}).items():
+            builder = builder.config(name, value)
+        self.spark = builder.getOrCreate()
+        self.spark.sparkContext.setLogLevel(setup.get("log", "FATAL"))
+        self.sink: Any = None
+        self.query: Any = None
+
+    def start(self, job: dict[str, Any]) -> None:
+        for name, value in job.get("conf", {}).items():
+            self.spark.conf.set(name, value)
+        self.query = None
+        self.sink = semel.sink(job["brokers"], **job["sink"])
+        if "precautions" in job:
+            self.sink.options = replace(self.sink.options, precautions=Precautions(**job["precautions"]))
+        rows = self._rows(job)
+        writer = rows.writeStream.foreachBatch(self.sink).option("checkpointLocation", job["checkpoint"])
+        if job.get("available_now", True):
+            writer = writer.trigger(availableNow=True)
+        self.query = writer.start()
+
+    def _rows(self, job: dict[str, Any]) -> Any:
+        options = {"kafka.bootstrap.servers": job["brokers"], **job["source"]}
+        rows = self.spark.readStream.format("semel").options(**options).load()
+        if "step" in job:
+            name, arguments = job["step"]
+            function, columns = getattr(steps, name)(**arguments)
+            rows = rows.mapInArrow(function, columns)
+        return rows.selectExpr(*job.get("select", ["key", "value"]))
+
+    def wait(self) -> dict[str, Any]:
+        error = ""
+        if self.query is not None:
+            try:
+                self.query.awaitTermination()
+            except Exception as failure:
+                error = str(failure)
+        return {"error": error, "reports": self._reports(), "stages_again": self._stages_again()}
+
+    def _reports(self) -> list[dict[str, Any]]:
+        return [report._asdict() for report in self.sink.reports] if self.sink else []
+
+    def _stages_again(self) -> list[int]:
+        """Stages of the query's jobs that Spark ran more than once."""
+        if self.query is None:
+            return []
+        java = self.spark.sparkContext._jsc.sc()
+        java.listenerBus().waitUntilEmpty(10_000)
+        return reruns(stages_of(java, java.statusTracker().getJobIdsForGroup(str(self.query.runId))))
+
+    def stop(self) -> dict[str, Any]:
+        self.query.stop()
+        return self.wait()
+
+    def obey(self, command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "start":
+            self.start(command["job"])
+            return {"error": ""}
+        return self.wait() if command["do"] == "wait" else self.stop()
+
+
+def main(setup: dict[str, Any]) -> None:
+    program = Program(setup)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = program.obey(command)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}", "reports": []}
+        print("answer", command["number"], json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

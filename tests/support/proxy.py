@@ -114,6 +114,7 @@ class Proxy:
         self._faults: list[Fault] = []
         self._links: set[_Link] = set()
         self._closed = False
+        self._refuses = False
         self.seen: dict[int, int] = {}  # requests per API key
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
@@ -138,6 +139,14 @@ class Proxy:
             link.cut()
         return len(links)
 
+    def refuse(self) -> None:
+        """As a network that is down: every connection is cut, and no new one gets through until `admit`."""
+        self._refuses = True
+        self.cut_all()
+
+    def admit(self) -> None:
+        self._refuses = False
+
     def move_to(self, broker: str) -> None:
         """From now on new connections go to another address (a broker that came back elsewhere)."""
         host, port = broker.rsplit(":", 1)
@@ -160,6 +169,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._refuses:
+                client.close()
+                continue
             try:
                 broker = socket.create_connection(self._broker, timeout=5)
             except OSError:

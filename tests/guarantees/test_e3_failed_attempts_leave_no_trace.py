@@ -1,0 +1,117 @@
+"""E3: a task that fails, is retried or speculates, an executor or driver that dies or freezes, leaves no trace in
+committed output."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import Cluster
+from tests.support.spark_cluster import await_true, executor_of, kill_tree, state_of
+from tests.support.spark_driver import Pipeline, SparkSite
+
+KAFKA = pytest.mark.kafka
+FULL = pytest.mark.full
+SEMEL_ALWAYS = ["semel", pytest.param("apache_kafka", marks=[KAFKA, FULL])]
+KAFKA_ALWAYS = [pytest.param("semel", marks=FULL), pytest.param("apache_kafka", marks=KAFKA)]
+GIVING_UP_S = 8
+
+
+@pytest.fixture
+def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
+    return Pipeline(cluster, tmp_path)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+@pytest.mark.parametrize("point", ["task.after_opening", pytest.param("task.after_rows", marks=FULL)])
+def test_python_worker_killed_while_it_writes(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
+    spark.faults.arm(point, "kill")
+    outcome = spark.driver().run(pipeline.job()).succeeded()
+    spark.faults.fired(point)
+    assert outcome.attempts == 2, "the batch had to be aborted and written again"
+    pipeline.assert_exact()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", KAFKA_ALWAYS, indirect=True)
+@pytest.mark.parametrize("point", [pytest.param("task.after_opening", marks=FULL), "task.after_rows"])
+def test_executor_killed_while_its_task_writes(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
+    spark.faults.arm(point, "stop")
+    driver = spark.driver()
+    number = driver.begin(pipeline.job())
+    (worker,) = spark.faults.fired(point)
+    executor = executor_of(worker)
+    kill_tree(executor)
+    outcome = driver.end(number).succeeded()
+    assert outcome.attempts == 2, "the batch had to be aborted and written again"
+    pipeline.assert_exact()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline, spark: SparkSite) -> None:
+    settings = {"spark__network__timeout": f"{GIVING_UP_S}s", "spark__executor__heartbeatInterval": "1s"}
+    spark.faults.arm("task.after_opening", "stop")
+    driver = spark.driver(**settings)
+    number = driver.begin(pipeline.job())
+    (worker,) = spark.faults.fired("task.after_opening")
+    executor = executor_of(worker)
+    os.kill(executor, signal.SIGSTOP)  # the driver hears nothing of it any more
+    outcome = driver.end(number).succeeded()
+    assert state_of(executor) == "T", "the executor was not frozen, but ended"
+    assert outcome.attempts == 2
+    before = pipeline.committed()
+    for pid in (executor, worker):
+        os.kill(pid, signal.SIGCONT)  # it wakes up with the rest of its rows in hand
+    await_true(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
+    assert pipeline.committed() == before
+    pipeline.assert_exact()
+    driver.close()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", KAFKA_ALWAYS, indirect=True)
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("sink.after_begin", marks=FULL),
+        pytest.param("sink.after_write", marks=FULL),
+        "sink.after_positions",
+        pytest.param("sink.after_commit", marks=FULL),
+    ],
+)
+def test_frozen_driver_is_refused_after_a_second_took_over(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
+    spark.faults.arm(point, "stop")
+    first = spark.driver()
+    number = first.begin(pipeline.job())
+    spark.faults.fired(point)
+    first.process.pause()  # its JVM too
+    with spark.second_driver() as second:
+        second.run(pipeline.job()).succeeded()
+        pipeline.assert_exact()
+        first.process.resume()
+        refused = first.end(number)
+        refused.failed_with("FencedSinkError", pipeline.application_id, "taken over by another driver")
+        pipeline.fill(100)
+        second.run(pipeline.job()).succeeded()  # the second is not disturbed
+    pipeline.assert_exact()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+def test_transaction_that_times_out_in_the_middle_of_a_batch(pipeline: Pipeline, spark: SparkSite) -> None:
+    spark.faults.arm("task.after_opening", "stop")
+    driver = spark.driver()
+    number = driver.begin(pipeline.job(sink={"transaction_timeout_ms": 2000}))
+    (worker,) = spark.faults.fired("task.after_opening")
+    assert pipeline.has_open_transaction()
+    await_true(lambda: not pipeline.has_open_transaction(), "the coordinator did not abort the transaction")
+    os.kill(worker, signal.SIGCONT)
+    driver.end(number).failed_with("TimedOutTransactionError", "transaction_timeout_ms", "maxOffsetsPerTrigger")
+    assert not pipeline.committed()
+    driver.run(pipeline.job()).succeeded()  # with more time
+    pipeline.assert_exact()

@@ -1,0 +1,47 @@
+"""E7: bad rows go to a dead-letter topic in the same transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.broker import Cluster
+from tests.support.reading import create_topic, read_topic
+from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
+
+NUMBER = "cast(cast(value as string) as int)"
+SELECT = [
+    "key",
+    "value",
+    f"if({NUMBER} % 10 = 3, 'no-such-topic', null) AS topic",
+    f"if({NUMBER} % 10 = 4, 99, null) AS partition",
+    f"if({NUMBER} % 10 = 5, 'too late', null) AS bad",
+]
+REASONS = {3: b"unknown topic", 4: b"partition out of range", 5: b"too late"}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
+)
+def test_bad_rows_are_kept_with_their_reason_once_each_over_a_crash(
+    cluster: Cluster, spark: SparkSite, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(cluster, tmp_path)
+    other = create_topic(cluster.bootstrap, cluster.unique("spark-other"), PARTITIONS)
+    dead = create_topic(cluster.bootstrap, cluster.unique("spark-dead"), PARTITIONS)
+    job = pipeline.job(sink={"topics": [other], "dead_letter_topic": dead, "bad_column": "bad"}, select=SELECT)
+    spark.faults.arm("task.after_rows", "kill")  # rows and dead letters of an attempt are in the log
+    outcome = spark.driver().run(job).succeeded()
+    spark.faults.fired("task.after_rows")
+    assert outcome.attempts == 2
+    assert sum(report["dead_letters"] for report in outcome.reports) == 60
+    assert pipeline.committed() == Counter(v for v in pipeline.expected if int(v) % 10 not in REASONS)
+    letters = read_topic(cluster.bootstrap, dead)
+    assert Counter(seen.value for seen in letters) == Counter(v for v in pipeline.expected if int(v) % 10 in REASONS)
+    for seen in letters:
+        headers = dict(seen.headers)
+        assert headers["semel.dead-letter.reason"] == REASONS[int(seen.value or b"") % 10]
+        assert "semel.dead-letter.topic" in headers

@@ -1,0 +1,57 @@
+"""A stage that Spark runs again because its shuffle files are gone: rows may go another way the second time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.broker import Cluster
+from tests.support.spark_driver import Pipeline, SparkSite
+
+FULL = pytest.mark.full
+SEMEL_ALWAYS = ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, FULL])]
+CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
+RANDOM = {"step": ["random_keys", {}]}
+
+
+def run_with_lost_shuffle_files(pipeline: Pipeline, spark: SparkSite, **job: Any) -> int:
+    """Two of four write tasks have read the first run of the stage before; the others find its files deleted.
+
+    Returns how often the batch was tried.
+    """
+    spark.faults.arm("task.after_rows", "stop", times=2)
+    driver = spark.driver()
+    number = driver.begin(pipeline.job(source={"maxOffsetsPerTrigger": "1000"}, **job))
+    stopped = spark.faults.fired("task.after_rows", times=2)
+    assert spark.cluster is not None
+    assert spark.cluster.delete_shuffle_files() > 0, "there was nothing to delete"
+    for pid in stopped:
+        spark.go_on(pid)
+    outcome = driver.end(number).succeeded()
+    assert outcome.stages_again, "no stage ran again"
+    return outcome.attempts
+
+
+@pytest.fixture
+def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
+    return Pipeline(cluster, tmp_path, rows=400)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+@pytest.mark.parametrize("keys", [pytest.param("from the rows", marks=FULL), "random"])
+@pytest.mark.parametrize("checksums", [pytest.param("true", marks=FULL), "false"])
+def test_stage_that_runs_again_leaves_no_trace(pipeline: Pipeline, spark: SparkSite, keys: str, checksums: str) -> None:
+    job: dict[str, Any] = {"conf": {CHECKSUMS: checksums}, **(RANDOM if keys == "random" else {})}
+    assert run_with_lost_shuffle_files(pipeline, spark, **job) == 2, "the batch was not written again"
+    pipeline.assert_exact()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+def test_without_any_precaution_two_runs_of_a_stage_are_mixed(pipeline: Pipeline, spark: SparkSite) -> None:
+    job: dict[str, Any] = {"conf": {CHECKSUMS: "false"}, "precautions": {"single_runs": False}, **RANDOM}
+    assert run_with_lost_shuffle_files(pipeline, spark, **job) == 1  # nobody notices
+    assert pipeline.committed() != pipeline.expected, "rows were expected to be lost and doubled"
