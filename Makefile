@@ -21,9 +21,10 @@ test: setup ## run the tests (with Apache Kafka too, where Java and Maven are th
 	@scripts/kafka --if-possible
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-full: setup ## run the tests and the long campaigns
+test-full: setup ## run the tests and the long campaigns, then those of Spark with PySpark 4.1 and 4.2
 	@scripts/kafka --if-possible
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
+	@scripts/spark-matrix
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check .
