@@ -26,6 +26,7 @@ TRANSACTION_S = 0.1
 SIZES = {"100 B": 100, "1 KB": 1000}
 MODES = ("plain", "idempotent", "transactional")
 _names = count(1)
+_used: list[str] = []  # the topic of the last run
 
 
 class Case(NamedTuple):
@@ -40,16 +41,15 @@ class Case(NamedTuple):
         return self._replace(record_count=max(1000, self.record_count // divisor))
 
     def topic(self) -> str:
-        """A fresh one."""
-        from semel.client.cluster import AnyNode, Cluster
-        from semel.client.settings import ClientSettings
-        from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
+        """A fresh one. The one before it is done with and deleted: the disk would become the limit for all."""
+        from semel.client.admin import Admin
 
         name = f"bench-{time.time_ns()}-{next(_names)}"
-        with Cluster(ClientSettings.of(bootstrap_servers=self.bootstrap)) as cluster:
-            request = CreateTopicsRequest([CreatableTopic(name, 1, 1)], 30_000)
-            cluster.call(AnyNode(), CREATE_TOPICS, request, errors=lambda answer: [t.error_code for t in answer.topics])
-            cluster.partitions(name)
+        with Admin(bootstrap_servers=self.bootstrap) as admin:
+            while _used:
+                admin.delete_topics([_used.pop()])
+            admin.create_topic(name, 1, configs={"file.delete.delay.ms": "100"})
+        _used.append(name)
         return name
 
     @property

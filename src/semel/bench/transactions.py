@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import shutil
 import statistics
 import struct
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from semel.bench.harness import Report, compare
-from semel.bench.peers.apache_kafka import ApacheKafka, java_tool
+from semel.bench.peers.apache_kafka import ApacheKafka, KafkaMissing, java, kafka_libs, tool_command
 from semel.bench.peers.raw_client import RawClient, patiently
+from semel.bench.transaction_frames import TransactionFrames
 from semel.local.semel_broker import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.end_txn import EndTxnRequest
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest
-from semel.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from semel.protocol.rows import Record, encode_batch
-from semel.protocol.schema import Struct
+from semel.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 BENCH = "transactions"
 KAFKA = "Apache Kafka 4.3.1"
@@ -40,6 +40,8 @@ COME_AGAIN = frozenset(
     }
 )
 BACKOFF_S = 0.001
+CROWD_BACKOFF_S = 0.02
+COST_SOURCE = Path(__file__).parent / "peers" / "TransactionCost.java"
 
 Brokers = Mapping[str, SemelBroker | ApacheKafka]
 
@@ -48,7 +50,7 @@ def run(report: Report, quick: bool = False) -> None:
     with _brokers() as brokers:
         _latency(report, brokers, runs=2 if quick else 5, count=100 if quick else 400)
         _many_producers(report, brokers, runs=1 if quick else 3, seconds=3 if quick else 8)
-        _cost(report, brokers, runs=1 if quick else 3, records=30_000 if quick else 100_000)
+        _cost(report, brokers, turns=1 if quick else 2, pairs=4 if quick else 10)
 
 
 @contextlib.contextmanager
@@ -98,29 +100,22 @@ def _transactions(broker: SemelBroker | ApacheKafka, count: int, is_v2: bool) ->
         client.ready(id_, id_)
         owner = patiently(lambda: client.init(id_, version=5), until=lambda o: o.error is ErrorCode.NONE)
         producer_id, epoch, sequence = owner.producer_id, owner.epoch, 0
+        frames = TransactionFrames(id_, (topic, 0), is_v2=is_v2)
         for _ in range(count):
+            frames.stamp(producer_id, epoch, sequence)
             started = time.perf_counter()
             if not is_v2:
-                _again(partial(_add, client, id_, producer_id, epoch, topic))
-            _again(partial(_write, client, id_, producer_id, epoch, topic, sequence, 12 if is_v2 else 11))
-            ended = client.end(id_, producer_id, epoch, commit=True, version=5 if is_v2 else 3)
+                _again(lambda: frames.add_error(client.ask(frames.add)))
+            _again(lambda: frames.produce_error(client.ask(frames.produce)))
+            ended = frames.ended(client.ask(frames.end))
             times.append((time.perf_counter() - started) * 1000)
             if ended.error is not ErrorCode.NONE:
                 raise RuntimeError(f"a commit was refused: {ended.error.name}")
-            sequence = 0 if is_v2 else sequence + 1
-            producer_id, epoch = ended.producer_id, ended.epoch
+            if is_v2:
+                producer_id, epoch = ended.producer_id, ended.epoch
+            else:
+                sequence += 1
     return times
-
-
-def _add(client: RawClient, id_: str, producer_id: int, epoch: int, topic: str) -> ErrorCode:
-    return client.add_partitions(id_, producer_id, epoch, [(topic, 0)])[topic, 0]
-
-
-def _write(
-    client: RawClient, id_: str, producer_id: int, epoch: int, topic: str, sequence: int, version: int
-) -> ErrorCode:
-    value = b"x" * 100
-    return client.produce(id_, producer_id, epoch, (topic, 0), [value], sequence=sequence, version=version).error
 
 
 def _again(ask: Callable[[], ErrorCode]) -> None:
@@ -180,79 +175,86 @@ class _Member:
     async def open(self) -> None:
         host, port = self._address
         self._reader, self._writer = await asyncio.open_connection(host, int(port))
-        owner = await self._again(22, 5, InitProducerIdRequest(self._id, 60_000))
+        owner = await self._own()
         self._producer_id, self._epoch = owner.producer_id, owner.producer_epoch
 
     def close(self) -> None:
         self._writer.close()
 
     async def work(self, ready: asyncio.Event) -> None:
+        frames = TransactionFrames(self._id, self._partition, is_v2=True)
         await ready.wait()
         while True:
-            await self._again(0, 12, self._batch(), lambda a: a.responses[0].partition_responses[0].error_code)
-            ended = await self._again(26, 5, EndTxnRequest(self._id, self._producer_id, self._epoch, True))
-            self._producer_id, self._epoch = ended.producer_id, ended.producer_epoch
+            frames.stamp(self._producer_id, self._epoch, 0)
+            while (code := frames.produce_error(await self._ask(frames.produce))) in COME_AGAIN:
+                await asyncio.sleep(CROWD_BACKOFF_S)
+            ended = frames.ended(await self._ask(frames.end))
+            if code is not ErrorCode.NONE or ended.error is not ErrorCode.NONE:
+                raise RuntimeError(f"{self._id} was refused: {code.name}, {ended.error.name}")
+            self._producer_id, self._epoch = ended.producer_id, ended.epoch
             self.done += 1
 
-    def _batch(self) -> ProduceRequest:
-        name, index = self._partition
-        batch = encode_batch(
-            [Record(0, time.time_ns() // 1_000_000, None, b"x" * 100)],
-            producer_id=self._producer_id,
-            producer_epoch=self._epoch,
-            base_sequence=0,
-            transactional=True,
-        )
-        data = TopicProduceData(name, partition_data=[PartitionProduceData(index, batch)])
-        return ProduceRequest(self._id, -1, 30_000, [data])
-
-    async def _again(
-        self, key: int, version: int, request: Struct, code: Callable[[Any], int] = lambda a: a.error_code
-    ) -> Any:
+    async def _own(self) -> InitProducerIdResponse:
+        request = InitProducerIdRequest(self._id, 60_000)
         while True:
-            self._writer.write(b"".join(api_of(key).frame_request(request, version, 1, "crowd")))
-            (size,) = struct.unpack(">i", await self._reader.readexactly(4))
-            answer = api_of(key).read_response(await self._reader.readexactly(size), version)[1]
-            error = ErrorCode.of(code(answer))
+            frame = b"".join(api_of(22).frame_request(request, 5, 1, "crowd"))
+            answer: InitProducerIdResponse = api_of(22).read_response(await self._ask(frame), 5)[1]
+            error = ErrorCode.of(answer.error_code)
             if error is ErrorCode.NONE:
                 return answer
             if error not in COME_AGAIN:
                 raise RuntimeError(f"{self._id} was refused: {error.name}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(CROWD_BACKOFF_S)
+
+    async def _ask(self, frame: bytes | bytearray) -> bytes:
+        self._writer.write(frame)
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        return await self._reader.readexactly(size)
 
 
 # --- what transactions cost ---
 
 
-def _cost(report: Report, brokers: Brokers, runs: int, records: int) -> None:
-    """Kafka's own load generator with and without transactions of 100 ms."""
-    measured = _in_turns(brokers, runs, lambda broker: (_rate(broker, records, 0), _rate(broker, records, 100)))
+def _cost(report: Report, brokers: Brokers, turns: int, pairs: int) -> None:
+    """One Java producer with transactions of 100 ms and one without, in turns of a second each, in a warm process.
+
+    What counts is the share of each pair, as the machine is not equally fast at all times.
+    """
+    with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
+        _compile(COST_SOURCE, folder)
+        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in brokers}
+        for turn in range(turns):
+            for name in list(brokers) if turn % 2 == 0 else list(brokers)[::-1]:
+                rates[name] += _pairs(brokers[name], folder, pairs)
     compare(
         report,
         bench=BENCH,
         case="1 KB records in 100 ms transactions",
         unit="records/s",
-        values={name: [with_ for _, with_ in runs] for name, runs in measured.items()},
+        values={name: [with_ for _, with_ in found] for name, found in rates.items()},
     )
-    compare(
-        report,
-        bench=BENCH,
-        case="1 KB records in 100 ms transactions, share of the rate without them",
-        unit="share",
-        values={name: [with_ / without for without, with_ in runs] for name, runs in measured.items()},
-    )
+    shares = {name: [with_ / without for without, with_ in found] for name, found in rates.items()}
+    case = "1 KB records in 100 ms transactions, share of the rate without them"
+    compare(report, bench=BENCH, case=case, unit="share", values={**shares, "limit": [0.97]})
 
 
-def _rate(broker: SemelBroker | ApacheKafka, records: int, transaction_ms: int) -> float:
+def _compile(source: Path, folder: str) -> None:
+    compiler = shutil.which("javac", path=str(Path(java()).resolve().parent)) or shutil.which("javac")
+    if compiler is None:
+        raise KafkaMissing("there is no `javac`: the cost of transactions is measured with a Java producer; get a JDK")
+    subprocess.run([compiler, "-cp", f"{kafka_libs()}/*", "-d", folder, str(source)], check=True, timeout=120)
+
+
+def _pairs(broker: SemelBroker | ApacheKafka, folder: str, pairs: int) -> list[tuple[float, float]]:
+    """(records/s without transactions, with them) of each pair."""
     topic = f"cost-{time.time_ns()}"
     with RawClient(broker.bootstrap) as client:
-        client.create_topic(topic)
-    options = ["--transaction-duration-ms", str(transaction_ms), "--transactional-id", topic] if transaction_ms else []
-    done = java_tool(
-        "ProducerPerformance",
-        "--topic", topic, "--num-records", str(records), "--record-size", "1024", "--throughput", "-1", *options,
-        "--producer-props", f"bootstrap.servers={broker.bootstrap}", "acks=all",
-        timeout_s=120,
-    )  # fmt: skip
-    rates = re.findall(r"([\d.]+) records/sec", done.stdout)
-    return float(rates[-1])
+        client.create_topic(topic, segment_bytes=str(128 << 20), retention_bytes=str(256 << 20))
+    command = tool_command(COST_SOURCE.stem, broker.bootstrap, topic, "1024", "100", "1000", str(pairs), heap_mb=1024)
+    command[command.index("-cp") + 1] += f":{folder}"
+    command.remove("-XX:TieredStopAtLevel=1")  # it runs for long enough to be compiled well
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{COST_SOURCE.stem} failed:\n{done.stdout[-2_000:]}\n{done.stderr[-2_000:]}")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [(float(without), float(with_)) for without, with_ in lines]

@@ -99,6 +99,17 @@ class RawClient:
         (size,) = struct.unpack(">i", self._read(4))
         return api_of(key).read_response(self._read(size), version)[1]
 
+    def ask(self, frame: bytes | bytearray) -> bytes:
+        """Sends a frame that is ready and waits for the answer's bytes; mostly they come with its size."""
+        self._socket.sendall(frame)
+        data = self._socket.recv(1 << 16)
+        while len(data) < 4 or len(data) - 4 < int.from_bytes(data[:4], "big"):
+            chunk = self._socket.recv(1 << 16)
+            if not chunk:
+                raise EOFError("the broker closed the connection")
+            data += chunk
+        return data[4:]
+
     def _read(self, size: int) -> bytes:
         data = bytearray()
         while len(data) < size:
