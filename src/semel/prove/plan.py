@@ -48,6 +48,7 @@ class Hunt(NamedTuple):
     workload: str
     faults: Callable[[random.Random], list[Fault]]
     options: Mapping[str, str] = MappingProxyType({})
+    transactions: int = 12  # fed in during a round
 
 
 def _power_cuts(*points: str) -> Callable[[random.Random], list[Fault]]:
@@ -92,7 +93,7 @@ HUNTS: dict[str, Hunt] = {
     "no_require_stable": Hunt("loop", _unsettled_heirs, {"static": "no"}),
     "init_without_expected_epoch": Hunt("spark", _waking_drivers),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),
-    "no_count_audit": Hunt("spark-any-order", _tasks_without_report, {"per_batch": "4"}),
+    "no_count_audit": Hunt("spark-any-order", _tasks_without_report, {"per_batch": "4"}, transactions=2),
     "ledger_by_batch_id": Hunt("spark", _lost_checkpoints, {"patience_s": "45"}),  # it also comes to a halt
 }
 
@@ -101,5 +102,5 @@ def plan_hunt(seed: int, mutant: str, rounds: int) -> Schedule:
     """Rounds that look for one deliberate bug."""
     hunt = HUNTS[mutant]
     rng = random.Random(f"{seed}-{mutant}")
-    dealt = [Round(hunt.faults(rng)) for _ in range(rounds)]
+    dealt = [Round(hunt.faults(rng), hunt.transactions) for _ in range(rounds)]
     return Schedule(seed, [Scene(hunt.workload, "exactly_once", dealt, dict(hunt.options))], mutant)
