@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from semel.prove.proxy import Effect, Rule
@@ -24,6 +25,7 @@ ZOMBIE_SLEEPS_S = 25.0  # at most, should the successor find nothing to do
 ZOMBIE_LIVES_S = 8.0  # by then it has done whatever it could
 
 
+_numbers = count(1)
 _SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -197,18 +199,18 @@ class AtASinksPoint(Running):
 
     _zombie: Zombie | None = None
 
-    @property
-    def _folder(self) -> Path:
-        return self.stage.folder / "sink-faults"
-
     def arm(self) -> None:
         super().arm()
-        (self._folder / f"{self.fault.point}.fired").unlink(missing_ok=True)
-        (self._folder / self.fault.point).write_text("kill" if self.fault.what == "kill" else "stop")
+        self._file = self.stage.folder / "sink-faults" / f"{self.fault.point}@{next(_numbers)}"
+        self._file.write_text("kill" if self.fault.what == "kill" else "stop")
+
+    @property
+    def _mark(self) -> Path:
+        """Is there when it has happened, and holds the process id."""
+        return self._file.with_name(f"{self._file.name}.fired")
 
     def poll(self) -> None:
-        mark = self._folder / f"{self.fault.point}.fired"
-        if not mark.exists():
+        if not self._mark.exists():
             return
         self._fire()
         if self.fault.what == "kill":
@@ -218,7 +220,7 @@ class AtASinksPoint(Running):
             self._zombie.poll()
             self.over = self._zombie.over
         elif self._lasted:
-            self._thaw(int(mark.read_text()))
+            self._thaw(int(self._mark.read_text()))
 
     def _thaw(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -228,11 +230,9 @@ class AtASinksPoint(Running):
     def disarm(self) -> None:
         if not self.armed:
             return
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / self.fault.point).unlink()
-        mark = self._folder / f"{self.fault.point}.fired"
+        self._file.unlink(missing_ok=True)
         if self.fault.what == "stop" and self.fired and not self.over:
-            self._thaw(int(mark.read_text()))
+            self._thaw(int(self._mark.read_text()))
 
 
 class AtAnyTime(Running):
