@@ -29,6 +29,7 @@ _log = logging.getLogger("semel.storage")
 
 FsyncMode = Literal["commit", "os"]
 _ANSWERS_EARLY = "answer_before_fsync" in mutants.ACTIVE
+Outcome = Callable[[StorageError | None], None]
 _JOBS_MAX = 64  # under way at a time; their files stay open so long
 _THREADS = 4
 
@@ -46,7 +47,7 @@ class SyncGroup:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dirty: dict[PartitionLog, None] = {}
         self._under_way: dict[PartitionLog, bool] = {}  # and whether it was written to since its sync began
-        self._waiting: dict[PartitionLog, list[tuple[int, asyncio.Future[None]]]] = {}
+        self._waiting: dict[PartitionLog, list[tuple[int, Outcome]]] = {}
         self._scheduled = False  # `_start` is about to run
         self._idle: asyncio.Event | None = None
 
@@ -62,18 +63,31 @@ class SyncGroup:
         Needs a running loop. Cheap check before: `log.high_watermark >= offset`.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_outcome(error: StorageError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.tell(log, offset, on_outcome)
+        return future
+
+    def tell(self, log: PartitionLog, offset: int, on_outcome: Outcome) -> None:
+        """As `wait`, for who has no use for a future: calls with None or the error, at once or when it is known."""
         try:
             if log.offline is not None:
-                future.set_exception(log.offline)
+                on_outcome(log.offline)
             elif log.high_watermark >= offset or _ANSWERS_EARLY:
-                future.set_result(None)
+                on_outcome(None)
             elif offset > log.end_offset:
-                future.set_exception(_lost(log, offset))
+                on_outcome(_lost(log, offset))
             else:
-                self._waiting.setdefault(log, []).append((offset, future))
+                self._waiting.setdefault(log, []).append((offset, on_outcome))
         except StorageError as error:  # closed or deleted meanwhile
-            future.set_exception(error)
-        return future
+            on_outcome(error)
 
     def mark_dirty(self, log: PartitionLog) -> None:
         """A log was written to. Its sync starts when the loop is done with what it is doing, so that others join."""
@@ -97,10 +111,9 @@ class SyncGroup:
     def forget(self, log: PartitionLog) -> None:
         """The log was deleted: who waits for it gets an error."""
         self._dirty.pop(log, None)
-        for _, future in self._waiting.pop(log, []):
-            if not future.done():
-                message = f"{log.topic}-{log.partition} was deleted"
-                future.set_exception(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
+        message = f"{log.topic}-{log.partition} was deleted"
+        for _, on_outcome in self._waiting.pop(log, []):
+            on_outcome(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
 
     def _start(self) -> None:
         """Starts the syncs of the logs whose turn it is."""
@@ -150,20 +163,19 @@ class SyncGroup:
         waiting = self._waiting.pop(log, None)
         if not waiting:
             return
-        still = []
-        for offset, future in waiting:
-            if future.done():
-                continue
-            if failure is not None:
-                future.set_exception(failure)
-            elif log.high_watermark >= offset:
-                future.set_result(None)
-            elif offset > log.end_offset:
-                future.set_exception(_lost(log, offset))
+        still, outcomes = [], []
+        for offset, on_outcome in waiting:
+            if failure is None and log.high_watermark < offset <= log.end_offset:
+                still.append((offset, on_outcome))
             else:
-                still.append((offset, future))
+                outcomes.append((on_outcome, failure or (_lost(log, offset) if offset > log.end_offset else None)))
         if still:
             self._waiting[log] = still
+        for on_outcome, error in outcomes:
+            try:
+                on_outcome(error)
+            except Exception:  # it must not keep the others waiting
+                _log.exception("after the sync of %s", log)
 
     async def close(self) -> None:
         """Waits for the last sync and stops the workers."""

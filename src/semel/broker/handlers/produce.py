@@ -128,11 +128,10 @@ def _when_durable(broker: Broker, response: ProduceResponse, waiting: Waiting) -
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     left = len(waiting)
 
-    def one_done(result: PartitionProduceResponse) -> Callable[[asyncio.Future[None]], None]:
-        def done(future: asyncio.Future[None]) -> None:
+    def one_done(result: PartitionProduceResponse) -> Callable[[StorageError | None], None]:
+        def done(error: StorageError | None) -> None:
             nonlocal left
-            error = None if future.cancelled() else future.exception()
-            if error is not None or future.cancelled():
+            if error is not None:
                 _fill_error(result, error)
             left -= 1
             if not left and not answer.done():
@@ -141,7 +140,7 @@ def _when_durable(broker: Broker, response: ProduceResponse, waiting: Waiting) -
         return done
 
     for partition, end_offset, result in waiting:
-        broker.sync.wait(partition.log, end_offset).add_done_callback(one_done(result))
+        broker.sync.tell(partition.log, end_offset, one_done(result))
     return answer
 
 
