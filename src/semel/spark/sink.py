@@ -55,9 +55,20 @@ class Sink(BaseSink):
     def _open(self) -> None:
         """Owns the id before the query starts: fences every earlier run, finishes what it left, reads the ledger."""
         create(self._owner.cluster, self.options.application_id)
-        self._owner.own()
+        self._own()
         self._targets = Targets.of(self._owner.cluster, self.options.topics())
         self._last = last_entry(self._owner.cluster, self.options.application_id)
+
+    def _own(self) -> None:
+        try:
+            self._owner.own()
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise OptionError(
+                f"transaction_timeout_ms is {self.options.transaction_timeout_ms}, more than the broker allows; lower "
+                "it, or raise the broker's transaction.max.timeout.ms"
+            ) from error
 
     def close(self) -> None:
         self._owner.close()
@@ -193,7 +204,7 @@ class Sink(BaseSink):
     def _fenced(self, error: FencedError) -> None:
         """Another owner, an id that expired, or our own transaction that took too long: told apart for the user."""
         if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
-            self._owner.own()
+            self._own()
             self._last = last_entry(self._owner.cluster, self.options.application_id)
             return
         took_s = time.monotonic() - self._began_s
