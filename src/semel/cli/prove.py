@@ -37,6 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the promise",
     )
     what.add_argument("--brokers", metavar="HOST:PORT", help="an existing cluster (default: a broker of its own)")
+    what.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="a setting of its own broker, such as transaction.version=1; may be repeated",
+    )
     what.add_argument("--prefix", metavar="NAME", help="its topics, groups and ids begin so (default: one of its own)")
     what.add_argument("--mutant", metavar="NAME", help="switch a deliberate bug on; the campaign must find it")
     how = parser.add_argument_group("which faults")
@@ -82,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         faults_per_round=args.faults_per_round,
         patience_s=args.patience,
+        settings=tuple(args.settings),
         replay=args.replay,
         save=args.save,
         as_json=args.json,

@@ -47,6 +47,7 @@ class Wish(NamedTuple):
     rounds: int = 12
     faults_per_round: int | None = None
     patience_s: float | None = None
+    settings: tuple[str, ...] = ()
     replay: str | None = None
     save: str | None = None
     as_json: bool = False
@@ -78,7 +79,7 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     stage = None
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        stage = Stage(wish.brokers, schedule.mutant)
+        stage = Stage(wish.brokers, schedule.mutant, tuple(schedule.settings))
         play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
         return _code(result)
     except (StageError, CheckerError) as error:
@@ -117,6 +118,8 @@ def schedule_of(wish: Wish) -> Schedule:
             raise WishError(str(error)) from error
         _check_replay(schedule, wish)
         return schedule
+    if wish.settings and wish.brokers is not None:
+        raise WishError("--set is for a broker of one's own; leave --brokers out")
     if wish.rounds < 1 or (wish.faults_per_round is not None and wish.faults_per_round < 1):
         raise WishError("--rounds and --faults-per-round must be at least 1")
     seed = random.SystemRandom().randrange(1, 1 << 31) if wish.seed is None else wish.seed
@@ -131,6 +134,7 @@ def schedule_of(wish: Wish) -> Schedule:
         own_broker=wish.brokers is None,
         per_round=wish.faults_per_round,
         options=_options(wish),
+        settings=wish.settings,
     )
 
 

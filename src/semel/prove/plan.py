@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from semel.prove.decks import deal
+from semel.prove.decks import FIRST_GENERATION_APIS, deal, network_cards
 from semel.prove.schedule import BROKER, Fault, Round, Scene, Schedule
 from semel.prove.workloads import WORKLOADS
 
 ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
-DEFAULT_ROUNDS = 12
+FIRST_GENERATION = "transaction.version=1"  # the protocol of Kafka before 4.0
 
 
 def plan(
@@ -24,6 +24,7 @@ def plan(
     own_broker: bool,
     per_round: int | None = None,
     options: Mapping[str, str] | None = None,
+    settings: Sequence[str] = (),
 ) -> Schedule:
     """`rounds` of each workload."""
     scenes: list[Scene] = []
@@ -31,12 +32,14 @@ def plan(
         kind = WORKLOADS[name]
         rng = random.Random(f"{seed}-{name}-{guarantee}")
         deck = kind.deck(guarantee, broker=own_broker)
+        if FIRST_GENERATION in settings:
+            deck += network_cards(FIRST_GENERATION_APIS, "")
         dealt = deal(deck, rng, rounds, per_round or kind.faults_per_round, kind.spread_ms)
         scenes += [
             Scene(name, guarantee, dealt[first : first + ROUNDS_PER_SCENE], dict(options or {}))
             for first in range(0, len(dealt), ROUNDS_PER_SCENE)
         ]
-    return Schedule(seed, scenes)
+    return Schedule(seed, scenes, settings=list(settings))
 
 
 # --- mutants ---
@@ -49,6 +52,7 @@ class Hunt(NamedTuple):
     faults: Callable[[random.Random], list[Fault]]
     options: Mapping[str, str] = MappingProxyType({})
     transactions: int = 12  # fed in during a round
+    settings: Sequence[str] = ()  # of the broker
 
 
 def _power_cuts(*points: str) -> Callable[[random.Random], list[Fault]]:
@@ -91,7 +95,8 @@ HUNTS: dict[str, Hunt] = {
     "answer_before_fsync": Hunt("loop", _power_cuts("Produce.after_answer", "EndTxn.after_answer")),
     "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer"), {"commit_ms": "600"}),
     "no_require_stable": Hunt("loop", _unsettled_heirs, {"static": "no"}),
-    "init_without_expected_epoch": Hunt("spark", _waking_drivers),
+    # Under TV2 a committed transaction brings the next epoch with it; under TV1 every batch asks for one.
+    "init_without_expected_epoch": Hunt("spark", _waking_drivers, settings=(FIRST_GENERATION,)),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),
     "no_count_audit": Hunt("spark-any-order", _tasks_without_report, {"per_batch": "4"}, transactions=2),
     "ledger_by_batch_id": Hunt("spark", _lost_checkpoints, {"patience_s": "45"}),  # it also comes to a halt
@@ -103,4 +108,6 @@ def plan_hunt(seed: int, mutant: str, rounds: int) -> Schedule:
     hunt = HUNTS[mutant]
     rng = random.Random(f"{seed}-{mutant}")
     dealt = [Round(hunt.faults(rng), hunt.transactions) for _ in range(rounds)]
-    return Schedule(seed, [Scene(hunt.workload, "exactly_once", dealt, dict(hunt.options))], mutant)
+    return Schedule(
+        seed, [Scene(hunt.workload, "exactly_once", dealt, dict(hunt.options))], mutant, list(hunt.settings)
+    )

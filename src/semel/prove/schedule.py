@@ -92,6 +92,7 @@ class Schedule(msgspec.Struct, frozen=True):
     seed: int
     scenes: list[Scene]
     mutant: str = ""
+    settings: list[str] = []  # NAME=VALUE for a broker of one's own
     format: int = FORMAT
 
     @property
