@@ -35,11 +35,9 @@ def test_short_campaign_violates_nothing(tmp_path: Path, workload: str) -> None:
     held(prove(tmp_path, "--workload", workload, "--rounds", str(SHORT[workload]), "--seed", "11"), faults=3)
 
 
-@pytest.mark.kafka
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("cluster", [pytest.param("apache_kafka", marks=pytest.mark.kafka)], indirect=True)
 def test_short_campaign_on_apache_kafka_violates_nothing(tmp_path: Path, cluster: Cluster) -> None:
-    if cluster.name == "semel":
-        pytest.skip("has a broker of its own in the other test")
     options = ("--workload", "loop", "--rounds", "2", "--seed", "12", "--brokers", cluster.bootstrap)
     proof = held(prove(tmp_path, *options, "--prefix", cluster.unique("prove"), "--delete-topics"), faults=8)
     assert "deleted" in proof.told

@@ -33,11 +33,20 @@ def test_foreign_client_works_through_it_and_stays_behind_it(cluster: Cluster, p
     assert proxy.cut_all() > 0
 
 
+CASES = [("semel", effect) for effect in Effect if effect is not Effect.PASS]
+CASES += [("apache_kafka", effect) for effect in (Effect.DROP_ANSWER, Effect.DUPLICATE_REQUEST)]
+
+
 @pytest.mark.parametrize("api", ["Produce", "EndTxn", "InitProducerId"])
-@pytest.mark.parametrize("effect", [effect for effect in Effect if effect is not Effect.PASS])
+@pytest.mark.parametrize(
+    ("cluster", "effect"),
+    [
+        pytest.param(*case, marks=[pytest.mark.kafka] * (case[0] == "apache_kafka"), id=f"{case[0]}-{case[1].name}")
+        for case in CASES
+    ],
+    indirect=["cluster"],
+)
 def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: Effect) -> None:
-    if cluster.name == "apache_kafka" and effect not in (Effect.DROP_ANSWER, Effect.DUPLICATE_REQUEST):
-        pytest.skip("two effects are enough to see that the frames are Kafka's own")
     topic = cluster.unique("disturbed")
     create_topics(cluster.bootstrap, {topic: 1})
     rule = proxy.add(Rule(api, effect, delay_ms=200))
