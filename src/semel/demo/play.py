@@ -15,7 +15,7 @@ START_TIMEOUT_S = 120.0
 GET_ON_TIMEOUT_S = 120.0
 BROKER_DOWN_S = 0.8
 # Batches that each pipeline has finished since the arming, before it is held: enough for the next one to have output.
-BATCHES_BEFORE = 2
+BATCHES_BEFORE = 1
 
 
 class Moment(NamedTuple):

@@ -35,7 +35,7 @@ class Options:
     workload: str = "bank"
     engine: str = "auto"  # spark, process
     seed: int = 1
-    per_s: float = 200.0
+    per_s: float = 100.0
     report: Path | None = None
     picture: Path | None = None
     as_json: bool = False
