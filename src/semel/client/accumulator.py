@@ -111,11 +111,13 @@ class Accumulator:
             if self.used_bytes + batch.size_bytes > self._memory_bytes and self.used_bytes:
                 self._wait_for_memory(min(batch.size_bytes, self._memory_bytes))
             queue = self.queues.get((batch.topic, batch.partition)) or self._new_queue(batch.topic, batch.partition)
+            is_news = not queue.queued  # otherwise the sender has something to send here, and a reason not to
             self._close_open(queue)
             queue.queued.append(batch)
-            self.additions += 1
+            self.additions += is_news
             self.used_bytes += batch.size_bytes
-        self._wake()
+        if is_news:
+            self._wake()
 
     def _new_queue(self, topic: str, partition: int) -> PartitionQueue:
         queue = self.queues[topic, partition] = PartitionQueue(topic, partition, self._transactional)

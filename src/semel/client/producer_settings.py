@@ -23,7 +23,7 @@ class ProducerSettings(ClientSettings):
     compression_type: str = "none"
     batch_size: int = 400 * 1024
     linger_ms: float = 5
-    buffer_memory: int = 64 * 1024 * 1024
+    buffer_memory: int = 32 * 1024 * 1024
     max_block_ms: int = 60_000
     max_request_size: int = 1024 * 1024
     delivery_timeout_ms: int = 120_000
