@@ -145,6 +145,10 @@ class SparkProgram:
         answer["cpu_seconds"] = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
         return Result(answer["seconds"], answer)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -36,12 +36,12 @@ class Input(NamedTuple):
             )
 
 
-def filled(bootstrap: str, size: str, value_bytes: int, record_count: int) -> Input:
+def filled(bootstrap: str, size: str, value_bytes: int, record_count: int, partitions: int = PARTITIONS) -> Input:
     """A topic with about so many committed records, whose values have `value_bytes` on average."""
     from semel.client.admin import LATEST, Admin
     from semel.client.producer import Producer
 
-    name = fresh_topic(bootstrap, "bench-in")
+    name = fresh_topic(bootstrap, "bench-in", partitions)
     table = rows(value_bytes, min(record_count, ROUND_BYTES // value_bytes))
     committed = number = 0
     with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
@@ -56,17 +56,17 @@ def filled(bootstrap: str, size: str, value_bytes: int, record_count: int) -> In
                 producer.commit_transaction()
                 committed += 1
     with Admin(bootstrap_servers=bootstrap) as admin:
-        ends = admin.list_offsets({(name, p): LATEST for p in range(PARTITIONS)})
+        ends = admin.list_offsets({(name, p): LATEST for p in range(partitions)})
     lasts = {(name, p): end.offset - 1 for (_, p), end in ends.items()}  # the marker of the last commit is no record
     return Input(name, size, committed * table.num_rows, committed * sum(lengths(table)), lasts)
 
 
-def fresh_topic(bootstrap: str, prefix: str) -> str:
+def fresh_topic(bootstrap: str, prefix: str, partitions: int = PARTITIONS) -> str:
     from semel.client.admin import Admin
 
     name = f"{prefix}-{time.time_ns()}"
     with Admin(bootstrap_servers=bootstrap) as admin:
-        admin.create_topic(name, PARTITIONS, configs=TOPIC_CONFIG)
+        admin.create_topic(name, partitions, configs=TOPIC_CONFIG)
     return name
 
 

@@ -56,7 +56,8 @@ def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     import semel
 
     sink = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])
-    rows = spark.readStream.format("semel").options(**source_options(job)).load()
+    source = {**source_options(job), **job.get("options", {})}
+    rows = spark.readStream.format("semel").options(**source).load()
     return rows.select("key", "value", "headers").writeStream.foreachBatch(sink), sink
 
 
