@@ -100,7 +100,8 @@ def test_everything_that_confluent_wrote_is_read(cluster: Cluster, single: str, 
     assert {(r.topic, r.partition) for r in records} == {(single, 0)}
 
 
-def test_tables_hold_what_rows_hold(cluster: Cluster, topic: str) -> None:
+@pytest.mark.parametrize("views", [False, True])
+def test_tables_hold_what_rows_hold(cluster: Cluster, topic: str, views: bool) -> None:
     fill(cluster, topic, 3000)
     with consumer_for(cluster) as consumer:
         consumer.assign(partitions_of(topic))
@@ -108,8 +109,9 @@ def test_tables_hold_what_rows_hold(cluster: Cluster, topic: str) -> None:
         consumer.seek_to_beginning()
         tables = []
         while sum(table.num_rows for table in tables) < 3000:
-            tables.append(consumer.poll_table(5000, headers=True))
+            tables.append(consumer.poll_table(5000, headers=True, views=views))
     table = pa.concat_tables(tables)
+    assert table.schema.field("value").type == (pa.binary_view() if views else pa.binary())
     assert table.column_names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
     columns = [table.column(name).to_pylist() for name in ("topic", "partition", "offset", "timestamp", "key", "value")]
     assert sorted(zip(*columns, strict=True)) == sorted(tuple(record)[:6] for record in rows)
@@ -130,7 +132,8 @@ def test_any_sequence_of_limits_reads_every_record_once_and_in_order(cluster: Cl
                 assert len(records) <= limit
                 places = [(record.partition, record.offset) for record in records]
             else:
-                table = consumer.poll_table(2000, max_bytes=rng.randint(1, 5000), headers=rng.random() < 0.5)
+                headers, views = rng.random() < 0.5, rng.random() < 0.5
+                table = consumer.poll_table(2000, max_bytes=rng.randint(1, 5000), headers=headers, views=views)
                 places = list(
                     zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True)
                 )

@@ -8,6 +8,8 @@ many times what such a client keeps ready (64 MB), or the start is all that is m
     plain          as any producer writes, read_uncommitted
     transactional  written in transactions of 100 ms, read_committed
 
+"in place" leaves keys and values in the memory that they were received in (`views=True`).
+
 "the broker's limit" is what the node gives to a client that fetches the same bytes and looks at nothing.
 """
 
@@ -50,20 +52,25 @@ def run_consume(report: Report, kafka: ApacheKafka, quick: bool) -> None:
     """Every size and mode."""
     runs = 3 if quick else 5
     for size, value_bytes in SIZES.items():
-        megabytes = 200 if quick else 500
+        megabytes = 200 if quick else 400
         for mode in MODES:
             case = filled(Case(kafka.bootstrap, mode, value_bytes, megabytes * 1_000_000 // (value_bytes + 20)))
             tables = interleave(
                 {
                     "semel": lambda case=case: semel_tables(case),  # type: ignore[misc]
-                    "confluent-kafka": lambda case=case: confluent(case),  # type: ignore[misc]
+                    "semel in place": lambda case=case: semel_tables(case, views=True),  # type: ignore[misc]
+                    "confluent-kafka": lambda case=case: confluent(case.fewer(8)),  # type: ignore[misc]
                     "confluent-kafka, tuned": lambda case=case: confluent(case, TUNED),  # type: ignore[misc]
                     "the broker's limit": lambda case=case: limit(case),  # type: ignore[misc]
                 },
                 runs=runs,
             )
-            compare(report, bench="client", case=f"consume tables, {size}, {mode}", unit="records/s", values=tables)
-            few = case.fewer(8 if quick else 4)
+            in_place = {**tables, "semel": tables["semel in place"]}
+            del tables["semel in place"], in_place["semel in place"], in_place["confluent-kafka"]
+            name = f"consume tables, {size}, {mode}"
+            compare(report, bench="client", case=name, unit="records/s", values=tables)
+            compare(report, bench="client", case=f"{name}, in place", unit="records/s", values=in_place)
+            few = case.fewer(8)
             rows = interleave(
                 {
                     "semel": lambda few=few: semel_rows(few),  # type: ignore[misc]
@@ -151,10 +158,10 @@ def _semel(case: Case) -> tuple[Any, float]:
     return consumer, started_s
 
 
-def semel_tables(case: Case) -> float:
+def semel_tables(case: Case, views: bool = False) -> float:
     consumer, started_s = _semel(case)
     with consumer:
-        return _timed(case, started_s, lambda _: consumer.poll_table(WAIT_MS).num_rows)
+        return _timed(case, started_s, lambda _: consumer.poll_table(WAIT_MS, views=views).num_rows)
 
 
 def semel_rows(case: Case) -> float:

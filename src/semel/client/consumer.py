@@ -46,7 +46,7 @@ from semel.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from semel.client.consumer_decode import DecodedChunk
+    from semel.client.consumer_decode import DecodedChunk, Form
 
 # Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
 Positions = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
@@ -110,13 +110,13 @@ class Consumer:
     # -- reading -------------------------------------------------------------------------------------------------------
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
         """The next records, at most `max_records` (max.poll.records); an empty list when the time-out passes."""
-        from semel.client.consumer_decode import rows
+        from semel.client.consumer_decode import ROWS, rows
 
         limit = self.settings.max_poll_records if max_records is None else max_records
         if limit < 1:
             raise ConfigError(f"max_records is {limit}; it must be at least 1")
         found: list[ConsumerRecord] = []
-        for part in self._poll(timeout_ms, headers=True, max_records=limit):
+        for part in self._poll(timeout_ms, ROWS, max_records=limit):
             found += rows(*part)
         return found
 
@@ -127,12 +127,18 @@ class Consumer:
         max_records: int | None = None,
         max_bytes: int | None = None,
         headers: bool = False,
+        views: bool = False,
     ) -> pa.Table:
         """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if asked for,
-        headers. Without limits it is all that has been fetched; empty when the time-out passes."""
-        from semel.client.consumer_decode import joined
+        headers. Without limits it is all that has been fetched; empty when the time-out passes.
 
-        return joined(self._poll(timeout_ms, headers, max_records, max_bytes), headers)
+        With `views`, keys and values are of Arrow's type binary_view and stay in the memory that they were received
+        in: nothing is copied, and that memory lives as long as the table. `send_table` takes such columns.
+        """
+        from semel.client.consumer_decode import Form, joined
+
+        form = Form(headers, views)
+        return joined(self._poll(timeout_ms, form, max_records, max_bytes), form)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """All records from here on, waiting for more; ends when the consumer is closed or woken."""
@@ -148,7 +154,7 @@ class Consumer:
         self._core.wake()
 
     def _poll(
-        self, timeout_ms: float, headers: bool, max_records: int | None = None, max_bytes: int | None = None
+        self, timeout_ms: float, form: Form, max_records: int | None = None, max_bytes: int | None = None
     ) -> list[tuple[TopicPartition, pa.Table]]:
         core = self._core
         core.check_usable()
@@ -160,7 +166,7 @@ class Consumer:
         while core.run_until(self._has_records, deadline):
             if self._woken:
                 return []
-            parts = self._take(headers, max_records, max_bytes)
+            parts = self._take(form, max_records, max_bytes)
             core.fetching.send(deadline)  # ask for more before the program gets to work
             if parts:
                 return parts
@@ -175,13 +181,13 @@ class Consumer:
         return self._core.fetching.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
 
     def _take(
-        self, headers: bool, max_records: int | None, max_bytes: int | None
+        self, form: Form, max_records: int | None, max_bytes: int | None
     ) -> list[tuple[TopicPartition, pa.Table]]:
         """Reads chunks up to the limits; at least one row if there is any."""
         parts: list[tuple[TopicPartition, pa.Table]] = []
         rows, size_bytes = 0, 0
         while (max_records is None or rows < max_records) and (max_bytes is None or size_bytes < max_bytes):
-            decoded = self._next_decoded(headers, may_raise=not parts)
+            decoded = self._next_decoded(form, may_raise=not parts)
             if decoded is None:
                 break
             count, left_bytes = decoded.rows_left, decoded.bytes_left
@@ -198,29 +204,29 @@ class Consumer:
                 parts.append((decoded.partition, part))
         return parts
 
-    def _next_decoded(self, headers: bool, may_raise: bool) -> DecodedChunk | None:
+    def _next_decoded(self, form: Form, may_raise: bool) -> DecodedChunk | None:
         from semel.client.consumer_decode import DecodedChunk
 
         for index, decoded in enumerate(self._open):
             if decoded.chunk.is_readable:
                 del self._open[index]
-                return decoded if decoded.has_headers or not headers else self._decode_again(decoded)
+                return decoded if decoded.form.covers(form) else self._decode_again(decoded, form)
         chunk = self._core.fetching.fetcher.take()
         if chunk is None:
             return None
         try:
-            return DecodedChunk(chunk, self.settings.reads_committed, headers)
+            return DecodedChunk(chunk, self.settings.reads_committed, form)
         except KafkaError:
             if may_raise:
                 raise
             return None  # what was read before it is handed out first; the damage is met again by the next call
 
-    def _decode_again(self, decoded: DecodedChunk) -> DecodedChunk:
+    def _decode_again(self, decoded: DecodedChunk, form: Form) -> DecodedChunk:
         from semel.client.consumer_decode import DecodedChunk
 
         assert decoded.chunk.state.position is not None
         decoded.chunk.start = decoded.chunk.state.position
-        return DecodedChunk(decoded.chunk, self.settings.reads_committed, headers=True)
+        return DecodedChunk(decoded.chunk, self.settings.reads_committed, form)
 
     # -- positions -----------------------------------------------------------------------------------------------------
     def position(self, partition: tuple[str, int], timeout_ms: float | None = None) -> int:

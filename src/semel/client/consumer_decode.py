@@ -7,7 +7,7 @@ the damage is still delivered, and the next read names the offset of the damage.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +17,31 @@ from semel.client.consumer_types import ConsumerRecord, TopicPartition
 from semel.client.fetcher import Chunk
 from semel.protocol.arrow_binary import binary_parts
 from semel.protocol.batch import check_batch, iter_headers
-from semel.protocol.columns_decode import SCHEMA, SCHEMA_WITH_HEADERS, decode_record_set
+from semel.protocol.columns_decode import Wanted, decode_record_set
 from semel.protocol.errors import DecodeError
 
 COLUMNS = ("offset", "timestamp", "key", "value")
 TOPIC_TYPE = pa.dictionary(pa.int32(), pa.string())
 
 
-def output_schema(headers: bool) -> pa.Schema:
+class Form(NamedTuple):
+    """What a reader wants its records as."""
+
+    headers: bool = False
+    views: bool = False
+
+    def covers(self, wanted: Form) -> bool:
+        """Whether records in this form can be given to who wants another."""
+        return self.views == wanted.views and (self.headers or not wanted.headers)
+
+
+ROWS = Form(headers=True)
+
+
+def output_schema(form: Form) -> pa.Schema:
     """topic, partition, offset, timestamp, key, value and, if asked for, headers."""
-    source = SCHEMA_WITH_HEADERS if headers else SCHEMA
-    names = [*COLUMNS, "headers"] if headers else list(COLUMNS)
+    source = Wanted(0, form.headers, form.views).schema()
+    names = [*COLUMNS, "headers"] if form.headers else list(COLUMNS)
     place = [pa.field("topic", TOPIC_TYPE, nullable=False), pa.field("partition", pa.int32(), nullable=False)]
     return pa.schema([*place, *(source.field(name) for name in names)])
 
@@ -35,12 +49,12 @@ def output_schema(headers: bool) -> pa.Schema:
 class DecodedChunk:
     """The visible records of a chunk, read from the front. `position` is where the reader stands in the partition."""
 
-    __slots__ = ("at", "chunk", "has_headers", "next_offset", "table")
+    __slots__ = ("at", "chunk", "form", "next_offset", "table")
 
-    def __init__(self, chunk: Chunk, read_committed: bool, headers: bool) -> None:
+    def __init__(self, chunk: Chunk, read_committed: bool, form: Form) -> None:
         self.chunk = chunk
-        self.has_headers = headers
-        self.table, self.next_offset = _decode(chunk, read_committed, headers)
+        self.form = form
+        self.table, self.next_offset = _decode(chunk, read_committed, form)
         self.at = 0
 
     @property
@@ -64,13 +78,13 @@ class DecodedChunk:
         return part
 
 
-def _decode(chunk: Chunk, read_committed: bool, headers: bool) -> tuple[pa.Table, int]:
+def _decode(chunk: Chunk, read_committed: bool, form: Form) -> tuple[pa.Table, int]:
     aborted = [(entry.producer_id, entry.first_offset) for entry in chunk.aborted] if read_committed else None
     try:
-        decoded = decode_record_set(chunk.records, start_offset=chunk.start, aborted=aborted, headers=headers)
+        decoded = decode_record_set(chunk.records, start_offset=chunk.start, aborted=aborted, **form._asdict())
     except DecodeError as error:
         good = _undamaged(chunk, error)
-        decoded = decode_record_set(good, start_offset=chunk.start, aborted=aborted, headers=headers)
+        decoded = decode_record_set(good, start_offset=chunk.start, aborted=aborted, **form._asdict())
         chunk.state.fetch_offset = decoded.next_offset  # the next fetch starts at the damage
         chunk.state.version += 1
         chunk.version = chunk.state.version
@@ -102,9 +116,9 @@ def _undamaged(chunk: Chunk, error: DecodeError) -> memoryview:
     ) from error
 
 
-def joined(parts: list[tuple[TopicPartition, pa.Table]], headers: bool) -> pa.Table:
+def joined(parts: list[tuple[TopicPartition, pa.Table]], form: Form) -> pa.Table:
     """One table of all parts, each row with its topic and partition. Copies no record."""
-    schema = output_schema(headers)
+    schema = output_schema(form)
     topics = sorted({partition.topic for partition, _ in parts})
     names = pa.array(topics, pa.string())
     batches = []
