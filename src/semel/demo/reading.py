@@ -20,7 +20,7 @@ def reader_name() -> str:
         return "semel's own consumer (an independent one needs `pip install semel[prove]`)"
     import confluent_kafka
 
-    return f"confluent-kafka {confluent_kafka.version()[0]}"
+    return f"confluent-kafka {confluent_kafka.__version__}"
 
 
 def read(brokers: str, topic: str) -> Sequence[Record]:

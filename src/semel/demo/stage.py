@@ -99,6 +99,8 @@ class Stage:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             running = self.driver.running
+            if not running:
+                self.driver.wait()  # until its last words are here
             lines = self.driver.lines(self._read_lines)
             self._read_lines += len(lines)
             for line in lines:

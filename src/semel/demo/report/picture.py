@@ -23,11 +23,13 @@ def picture(facts: Facts) -> str:
     for number, outcome in enumerate(facts.outcomes):
         x = MARGIN + number * (charts.WIDTH + MARGIN)
         parts += _column(facts, outcome, x)
-    killed = " · ".join(f"{n} {moment.text}" for n, moment in enumerate(charts.kills(facts.story), 1))
-    parts.append(
-        text(MARGIN + 6, HEIGHT - 44, f"{facts.workload.total} over time: grey came in, coloured by the output")
+    killed = "   ".join(
+        f"{number} {moment.text.removeprefix('kill -9: ')};"
+        for number, moment in enumerate(charts.kills(facts.story), 1)
     )
-    parts.append(text(MARGIN + 6, HEIGHT - 22, killed, class_="fault-mark"))
+    key = f"{facts.workload.total} over time: grey came in, coloured by the output"
+    parts.append(text(MARGIN + 6, HEIGHT - 44, key))
+    parts.append(text(MARGIN + 6, HEIGHT - 22, f"kill -9 of {killed[:-1]}", class_="fault-mark"))
     return drawing(width, HEIGHT, parts, "semel demo", xmlns="http://www.w3.org/2000/svg", width=width, height=HEIGHT)
 
 
@@ -40,19 +42,15 @@ def _column(facts: Facts, outcome: Outcome, x: float) -> list[str]:
     wrong = [f"{outcome.lost:,} lost"] * bool(outcome.lost) + [f"{outcome.duplicated:,} twice"] * bool(
         outcome.duplicated
     )
-    verdict = ", ".join(wrong) or "nothing lost, nothing twice"
     drift = outcome.total_after - outcome.total_before
-    money = (
-        f"{workload.total} {'+' if drift > 0 else '-'}{workload.shown(abs(drift))}"
-        if drift
-        else f"{workload.total} exact"
-    )
+    money = f"{'+' if drift > 0 else '-'}{workload.shown(abs(drift))}" if drift else "exact"
+    verdict = f"{', '.join(wrong) or 'none lost, none twice'}; {workload.total} {money}"
     chart = charts.totals(outcome, facts.story, shown, "", width=charts.WIDTH, height=170, x=x, y=TOP)
     return [
         element("rect", x=x + 6, y=26, width=11, height=11, rx=3, class_=f"mark {outcome.guarantee}"),
         text(x + 24, 36, outcome.guarantee.replace("_", " "), class_="name"),
-        text(x + 6, 58, f"{outcome.records_in:,} {workload.records} in, {outcome.counted:,} counted: {verdict}"),
-        text(x + 6, 76, money, class_="fault-mark" if drift else "right"),
+        text(x + 6, 58, f"{outcome.records_in:,} {workload.records} in, {outcome.counted:,} counted"),
+        text(x + 6, 76, verdict, class_="right" if outcome.is_exact else "fault-mark"),
         line((x, 90), (x + charts.WIDTH, 90), class_="grid"),
         chart,
     ]
