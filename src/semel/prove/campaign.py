@@ -28,7 +28,7 @@ from semel.prove.workloads import WORKLOADS, Workload
 
 TICK_S = 0.02
 WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that works
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.3
 QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
 QUIET_WITHOUT_GROUP_S = 60.0  # nobody knows where it stands: it may be waiting for a session to expire
 FEED_PATIENCE_S = 120.0

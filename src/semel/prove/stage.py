@@ -215,7 +215,6 @@ class Stage:
         except BaseException:
             self.close()
             raise
-        self.keep_folder = False
 
     def actor(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Actor:
         """A process of this campaign, with the mutant switched on if there is one."""
@@ -241,8 +240,7 @@ class Stage:
             self.proxy.close()
         if self.own is not None:
             self.own.close()
-        if not getattr(self, "keep_folder", False):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def first_reachable(brokers: str) -> str:

@@ -49,7 +49,7 @@ def test_own_pipeline_that_forgets_a_record_is_found_out(tmp_path: Path) -> None
 
 
 def _names(expected: str) -> dict[str, str]:
-    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "12"}
+    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "8"}
 
 
 def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> None:

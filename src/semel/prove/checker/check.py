@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from confluent_kafka import KafkaException
-
 from semel.prove.checker.expectation import Expectation, Positions
 from semel.prove.checker.raw_log import Batch, Fate, PartitionLog, read_log
-from semel.prove.checker.reading import Place, Seen, ends, group_positions, partitions_of, read
+from semel.prove.checker.reading import CheckerError, Place, Seen, ends, group_positions, partitions_of, read
 from semel.prove.checker.verdict import Kind, Verdict, Violation
 from semel.prove.checker.watcher import Observation
 
@@ -92,7 +90,7 @@ def _await_decisions(brokers: str, topics: tuple[str, ...], settle_s: float) -> 
         try:
             if ends(brokers, places, stable=True) == ends(brokers, places, stable=False):
                 return True
-        except KafkaException:
+        except CheckerError:
             pass  # a broker that is coming back
         if time.monotonic() > deadline_s:
             return False

@@ -147,14 +147,24 @@ def _passes(error: KafkaError) -> bool:
     return bool(error.retriable()) or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
-def ends(brokers: str, places: Iterable[Place], *, stable: bool, timeout_s: float = 10.0) -> dict[Place, int]:
-    """The last stable offset of each partition, or the high watermark. KafkaException if there is no answer."""
+def ends(
+    brokers: str, places: Iterable[Place], *, stable: bool, timeout_s: float = 10.0, admin: AdminClient | None = None
+) -> dict[Place, int]:
+    """The last stable offset of each partition, or the high watermark. CheckerError if there is no answer.
+
+    Who asks often passes its own `admin`: a client costs several threads.
+    """
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic, partition): latest for topic, partition in places}
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-    admin = AdminClient(settings(brokers))
-    futures = admin.list_offsets(wanted, isolation_level=level, request_timeout=timeout_s)
-    return {(place.topic, place.partition): future.result(timeout_s + 5).offset for place, future in futures.items()}
+    futures = (admin or AdminClient(settings(brokers))).list_offsets(
+        wanted, isolation_level=level, request_timeout=timeout_s
+    )
+    try:
+        found = {place: future.result(timeout_s + 5).offset for place, future in futures.items()}
+    except (KafkaException, TimeoutError) as error:
+        raise CheckerError(f"the ends of partitions cannot be read: {error}") from error
+    return {(place.topic, place.partition): offset for place, offset in found.items()}
 
 
 def group_positions(brokers: str, group: str, places: Iterable[Place], timeout_s: float = 30.0) -> dict[Place, int]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from semel.prove.checker.reading import Place, Seen, ends, open_consumer, partitions_of, seen_of
+from semel.prove.checker.reading import CheckerError, Place, Seen, ends, open_consumer, partitions_of, seen_of, settings
 
 SAMPLE_INTERVAL_S = 0.25
 
@@ -88,10 +89,11 @@ class Watcher:
                 self.observation.out_of_range.append(((message.topic(), message.partition()), error.str()))
 
     def _sample(self) -> None:
+        admin = AdminClient(settings(self._brokers))
         while not self._done.wait(SAMPLE_INTERVAL_S):
             for stable in (False, True):
                 try:
-                    found = ends(self._brokers, self._places, stable=stable, timeout_s=5)
-                except KafkaException:
+                    found = ends(self._brokers, self._places, stable=stable, timeout_s=5, admin=admin)
+                except CheckerError:
                     continue  # the broker is down; that is somebody's fault, not a violation
                 self.observation.ends.append((time.monotonic(), stable, found))
