@@ -119,9 +119,9 @@ def test_debug_shows_the_traceback(
 
 
 def test_a_wrong_argument_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--records", "many"]) == 2
+    assert main(["demo", "--seed", "many"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("semel: argument --records: invalid int value: 'many'")
+    assert error.startswith("semel: argument --seed: invalid int value: 'many'")
     assert error.count("\n") == 1
 
 

@@ -23,7 +23,7 @@ class Ads(Workload):
     title = "ad views in, counts per campaign and second out"
     file = "ad_views.py"
     records = "views"
-    total = "views counted"
+    total = "views"
     part = "campaign"
 
     def events(self, rng: random.Random, started_ms: int, per_s: float) -> Iterator[Event]:
