@@ -165,6 +165,12 @@ def _tasks(session: Any, count: int) -> Any:
     return session.range(0, count, 1, count)
 
 
+def _drained(batches: Iterator[Any]) -> None:
+    """Reads what Spark sends: a worker that leaves something unread is not used for another task."""
+    for _ in batches:
+        pass
+
+
 def _by_target(wanted: list[Range], topic: Topic, tasks: int) -> Dealt:
     """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
     by_target: dict[int, list[tuple[Range, int]]] = {}
@@ -196,8 +202,9 @@ def _copy_ranges(
             faults.reach("task.after_rows")
         yield from report_batches(reports)
 
-    def run(_: Iterator[Any]) -> Iterator[Any]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
+        _drained(batches)
         yield from task("copy", copied())
 
     return run
@@ -216,8 +223,9 @@ def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iter
                 tables = (_in_partition(table, wanted.partition % home.partitions) for table in tables)
             yield from to_batches(encoder.blobs(_record_batches(tables)))
 
-    def run(_: Iterator[Any]) -> Iterator[Any]:
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
+        _drained(batches)
         yield from task("encode", encoded())
 
     return run
