@@ -61,6 +61,19 @@ def test_crash_before_the_commit(cluster: Cluster, tmp_path: Path, pipeline: str
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("pipeline", STATEFUL)
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_a_batch_that_is_aborted_and_runs_again_counts_once(cluster: Cluster, tmp_path: Path, pipeline: str) -> None:
+    flag = tmp_path / "stumbled"
+    query = Query(cluster, tmp_path, pipeline, ROWS, mode=STATEFUL[pipeline], stumble=str(flag))
+    said = query.run()
+    assert flag.exists()
+    assert '"attempts": 2' in said
+    check(pipeline, query.values())
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 def test_the_stream_writer_keeps_the_same_promise(cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "windows", ROWS, writer={})

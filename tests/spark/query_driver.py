@@ -63,6 +63,19 @@ def running(rows: Any) -> Any:
     )
 
 
+def stumbling(rows: Any, flag: str) -> Any:
+    """The same rows; but one task fails, once, so that the batch is aborted and runs again."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if not os.path.exists(flag):
+                open(flag, "w").close()
+                raise RuntimeError("stumbled")
+            yield batch
+
+    return rows.select("key", "value").mapInArrow(run, "key BINARY, value BINARY")
+
+
 PIPELINES: dict[str, Callable[[Any], Any]] = {"copy": copy, "text": text, "windows": windows, "running": running}
 
 
@@ -86,7 +99,8 @@ def written(job: dict[str, Any], spark: Any) -> tuple[Any, Any]:
         return semel.table_pipeline(spark, source=job["source"], sink=sink, function=function, by_key=True), sink
     sink = semel.sink(job["brokers"], **job["sink"]) if "sink" in job else None
     reader = spark.readStream.format(job.get("format", "semel")).options(**source)
-    rows = PIPELINES[job["pipeline"]](reader.schema(job["schema"]).load() if "schema" in job else reader.load())
+    loaded = reader.schema(job["schema"]).load() if "schema" in job else reader.load()
+    rows = PIPELINES[job["pipeline"]](stumbling(loaded, job["stumble"]) if "stumble" in job else loaded)
     if sink is not None:
         return rows.writeStream.foreachBatch(sink), sink
     routed = semel.route(rows, job["brokers"], topic=job["writer"]["topic"])

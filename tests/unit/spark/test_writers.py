@@ -1,0 +1,113 @@
+"""The parts of the writers that need no broker: options, columns, and where a hash puts a key."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from semel.spark.encoding import Encoder, Routing
+from semel.spark.fast_lane import FunctionError, as_table, writable
+from semel.spark.lag import group_positions
+from semel.spark.ledger import Batch, Entry, refuse_lost_state
+from semel.spark.options import OptionError
+from semel.spark.sink_options import SinkOptions
+from semel.spark.targets import Targets
+from semel.spark.writer_options import writer_options
+from semel.spark.writer_task import chosen_columns
+
+GIVEN = {"kafka.bootstrap.servers": "b:9092", "applicationId": "app", "topic": "out"}
+
+
+def options(**more: object) -> SinkOptions:
+    return SinkOptions(bootstrap_servers="b:9092", application_id="app", topic="out", **more)  # type: ignore[arg-type]
+
+
+def test_options_of_a_writer_are_those_of_the_sink():
+    found = writer_options(
+        {
+            **GIVEN,
+            "TOPICS": "a, b",
+            "badColumn": "doubt",
+            "transactionTimeoutMs": "5000",
+            "adoptCheckpoint": "True",
+            "kafka.security.protocol": "SSL",
+            "checkpointLocation": "/c",
+            "queryName": "q",
+            "jobId": "7",
+        },
+        also=("jobId",),
+    )
+    assert found.extra_topics == ("a", "b")
+    assert (found.bad_column, found.transaction_timeout_ms, found.adopt_checkpoint) == ("doubt", 5000, True)
+    assert found.client == {"security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"jobId": "7"}, "no option 'jobid'"),
+        ({"partitoner": "none"}, "did you mean partitioner"),
+        ({"transactionTimeoutMs": "soon"}, "a whole number"),
+        ({"partitioner": "random"}, "murmur2"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(more, said):
+    with pytest.raises(OptionError, match=said):
+        writer_options({**GIVEN, **more})
+
+
+def test_only_known_columns_are_written_and_a_topic_counts_where_there_are_several():
+    batch = pa.record_batch(
+        {"key": ["k"], "value": ["v"], "topic": ["in"], "offset": [5], "partition": pa.array([1], pa.int64())}
+    )
+    assert chosen_columns(batch, options()).schema == pa.schema(
+        [("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]
+    )
+    assert "topic" in chosen_columns(batch, options(extra_topics=("in",))).schema.names
+
+
+def test_a_hash_of_spark_decides_where_there_is_one_and_null_keys_are_shared_out():
+    routing = Routing(
+        targets=Targets({"out": 4}),
+        topic="out",
+        dead_letter=None,
+        partitioner="hash",
+        batch_id=2,
+        timestamp_ms=0,
+        max_record_bytes=1000,
+        batch_bytes=1000,
+        compression=0,
+    )
+    table = pa.table({"value": [b""] * 5, "hash": pa.array([0, -1, 7, -9_223_372_036_854_775_808, None], pa.int64())})
+    for _ in range(2):  # a task that runs again does the same
+        targets, dead = Encoder(routing, task=3)._targets(table)
+        assert dead is None
+        assert targets.tolist()[:4] == [0, 3, 3, 0]  # as Spark's pmod
+        assert targets.tolist()[4] == (3 + 2 + 1) % 4
+    assert targets.dtype == np.int64
+
+
+def test_a_function_may_return_tables_batches_or_nothing_and_needs_a_value():
+    table = pa.table({"value": ["a"], "offset": [1], "doubt": [True]})
+    assert as_table(None) is None
+    assert as_table(table.to_batches()[0]) == table
+    assert writable(table, "doubt").column_names == ["value", "bad"]
+    with pytest.raises(TypeError, match=r"str, expected a pyarrow\.Table"):
+        as_table("a")
+    with pytest.raises(FunctionError, match="'value' is needed"):
+        writable(pa.table({"key": ["a"]}))
+
+
+def test_positions_of_a_topic_in_two_sources_are_the_lower_ones_and_other_sources_have_none():
+    lines: list[str | None] = ['{"t":{"0":5,"1":9}}', '{"t":{"0":7,"1":2}}', '{"logOffset":3}', None]
+    found = group_positions(Batch("q", 1, lines, lines), lambda topic: True)
+    assert {place: position.offset for place, position in found.items()} == {("t", 0): 5, ("t", 1): 2}
+    assert group_positions(Batch("q", 1, lines, lines), lambda topic: False) == {}
+
+
+def test_state_is_lost_with_another_checkpoint_only():
+    last = Entry(sequence=4, query_id="old", run_id="", batch_id=4, starts=[], ends=[])
+    assert refuse_lost_state(None, Batch("new", 0, [], []), "app") is None
+    assert refuse_lost_state(last, Batch("old", 5, [], []), "app") is None
+    assert "accept_lost_state" in (refuse_lost_state(last, Batch("new", 0, [], []), "app") or "")
