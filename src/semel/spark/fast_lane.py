@@ -31,7 +31,7 @@ from semel.spark.sink_options import SinkOptions
 from semel.spark.stages import ENCODE, FUNCTION, PRODUCE, stage, task
 from semel.spark.targets import Targets, Topic
 from semel.spark.workers import settle_worker, worker_cluster
-from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks
+from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks, written
 from semel.spark.writing import (
     REPORT_COLUMNS,
     Blob,
@@ -40,7 +40,6 @@ from semel.spark.writing import (
     report_batches,
     task_identity,
     to_batches,
-    write_task,
 )
 
 TableFunction = Callable[[Any], Any]
@@ -144,8 +143,7 @@ class FastJob:
         if self._step.by_key or len(targets.topics) > 1:
             dealt = [[(r, -1)] for r in wanted]
             blobs = _tasks(session, len(dealt)).mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
-            shuffled = blobs.repartitionById(tasks, blobs["target"])
-            return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
+            return written(blobs, targets, handle, precautions)
         dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], tasks)
         job = _copy_ranges(self._step, handle, routing, precautions, dealt)
         return collected(_tasks(session, len(dealt)).mapInArrow(job, REPORT_COLUMNS))  # no stage before it: no reruns

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.writing import REPORT_COLUMNS, Precautions, direct_task, encode_task, write_task
 
+ADAPTIVE = "spark.sql.adaptive.enabled"
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 
@@ -49,8 +51,30 @@ def write_job(df: Any, options: SinkOptions, targets: Targets, batch: Batch, han
         task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
         return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
     blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
-    shuffled = blobs.repartitionById(write_tasks(rows, targets), blobs["target"])
-    return collected(shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS), precautions)
+    return written(blobs, targets, handle, precautions)
+
+
+def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:
+    """Brings encoded batches to the tasks that write them."""
+    shuffled = blobs.repartitionById(write_tasks(blobs, targets), blobs["target"])
+    job = shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS)
+    with as_one_job(job.sparkSession):
+        return collected(job, precautions)
+
+
+@contextmanager
+def as_one_job(session: Any) -> Iterator[None]:
+    """Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks
+    is fixed, so there is nothing to adapt, and a small batch costs a sixth less without. The session is the query's."""
+    before = session.conf.get(ADAPTIVE, "false")
+    if before != "true":
+        yield
+        return
+    session.conf.set(ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(ADAPTIVE, before)
 
 
 def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: PlainHandle) -> list[Report]:
@@ -83,9 +107,9 @@ def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:
 
 
 def write_tasks(rows: Any, targets: Targets) -> int:
-    """One task per partition, but not many more than can run at once: a task costs more than a partition."""
+    """One task per partition, but not more than can run at once: a task costs more than a partition."""
     slots: int = rows.sparkSession.sparkContext.defaultParallelism
-    return max(1, min(targets.count, 2 * slots))
+    return max(1, min(targets.count, slots))
 
 
 class Reports(list[Report]):
