@@ -13,6 +13,7 @@ import struct
 LARGE_BYTES = 256 << 10  # the room, and what is read at once
 OWN_FROM_BYTES = LARGE_BYTES // 2  # a frame of this size is gathered in memory of its own
 SMALL_BYTES = 16 << 10  # of it to begin with
+SPARE_BYTES = 2 << 20  # memory of a large frame up to this size is kept for the next one
 GROWTH = 4
 _SIZE = struct.Struct(">i")
 
@@ -24,11 +25,17 @@ class FrameSizeError(Exception):
 class Room:
     """Where the connections of one event loop read to, in turns: asked for, read into and emptied without a pause."""
 
-    __slots__ = ("data", "view")
+    __slots__ = ("data", "spare", "view")
 
     def __init__(self, size: int = LARGE_BYTES) -> None:
         self.data = bytearray(size)
         self.view = memoryview(self.data)
+        self.spare: bytearray | None = None  # fresh memory costs as much as filling it
+
+    def memory(self, size: int) -> bytearray:
+        """For a large frame: the spare, if it is large enough."""
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and len(spare) >= size else bytearray(size)
 
 
 class ReceiveBuffer:
@@ -57,7 +64,7 @@ class ReceiveBuffer:
         if self._own is not None:
             if self._own_end == len(self._own):
                 self._grow(self._own)
-            return memoryview(self._own)[self._own_end :]
+            return memoryview(self._own)[self._own_end : self._own_size]
         kept = len(self._rest)
         if not kept:
             return self._room.view
@@ -97,14 +104,16 @@ class ReceiveBuffer:
             return None
         self._own = None
         self._start = self._end = 0
+        if len(own) <= SPARE_BYTES:
+            self._room.spare = own  # nobody asks for it before the frame was worked on
         return memoryview(own)[4 : self._own_size]
 
     def _move_out(self, at: int, held: int, size: int) -> None:
-        self._own = bytearray(min(size, max(SMALL_BYTES, GROWTH * held)))
+        self._own = self._room.memory(min(size, max(SMALL_BYTES, GROWTH * held)))
         self._own[:held] = self._room.view[at : at + held]
         self._own_end, self._own_size = held, size
         self._start = self._end = 0
 
     def _grow(self, own: bytearray) -> None:
-        self._own = bytearray(min(self._own_size, GROWTH * len(own)))
+        self._own = self._room.memory(min(self._own_size, GROWTH * len(own)))
         self._own[: len(own)] = own

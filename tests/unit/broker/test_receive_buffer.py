@@ -83,3 +83,15 @@ def test_an_idle_connection_keeps_no_memory() -> None:
     buffer = ReceiveBuffer(1 << 20, Room())
     feed(buffer, b"".join(framed(bytes(1000)) for _ in range(500)), LARGE_BYTES)
     assert buffer.capacity_bytes == 0
+
+
+def test_the_memory_of_a_large_frame_is_used_again() -> None:
+    room = Room()
+    first, second = ReceiveBuffer(1 << 20, room), ReceiveBuffer(1 << 20, room)
+    feed(first, framed(bytes(600_000)), LARGE_BYTES)
+    kept = room.spare
+    assert kept is not None
+    feed(second, framed(bytes(600_000))[:-1], LARGE_BYTES)
+    assert room.spare is None  # in use
+    assert feed(second, b"\0", 1) == [bytes(600_000)]
+    assert room.spare is kept
