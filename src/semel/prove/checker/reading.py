@@ -101,8 +101,9 @@ def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> Non
 
 
 def delete_topics(brokers: str, topics: Iterable[str]) -> None:
+    admin = AdminClient(settings(brokers))  # held until the answers are there
     try:
-        for future in AdminClient(settings(brokers)).delete_topics(list(topics)).values():
+        for future in admin.delete_topics(list(topics)).values():
             future.result(30)
     except KafkaException as error:
         raise CheckerError(f"a topic could not be deleted: {error.args[0].str()}") from error
@@ -157,9 +158,8 @@ def ends(
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic, partition): latest for topic, partition in places}
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-    futures = (admin or AdminClient(settings(brokers))).list_offsets(
-        wanted, isolation_level=level, request_timeout=timeout_s
-    )
+    client = AdminClient(settings(brokers)) if admin is None else admin  # held until the answers are there
+    futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout_s)
     try:
         found = {place: future.result(timeout_s + 5).offset for place, future in futures.items()}
     except (KafkaException, TimeoutError) as error:

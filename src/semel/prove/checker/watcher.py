@@ -94,6 +94,7 @@ class Watcher:
             for stable in (False, True):
                 try:
                     found = ends(self._brokers, self._places, stable=stable, timeout_s=5, admin=admin)
-                except CheckerError:
-                    continue  # the broker is down; that is somebody's fault, not a violation
+                except CheckerError:  # the broker is down; that is somebody's fault, not a violation
+                    admin = AdminClient(settings(self._brokers))  # the old one would not find it again
+                    continue
                 self.observation.ends.append((time.monotonic(), stable, found))
