@@ -230,16 +230,21 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
     assert producer.flush(20) == 0
     with Watcher(semel_broker.bootstrap, [name]) as watcher:
         assert watcher.wait_for(5)
-        until(lambda: any(found.get((name, 0)) == 5 for *_, found in watcher.observation.ends))
+        until(lambda: both_ends_seen(watcher, (name, 0), 5))
         semel_broker.kill()
         (semel_broker.directory / f"{name}-0" / "00000000000000000000.log").write_bytes(b"")
         semel_broker.start()
-        until(lambda: any(found.get((name, 0)) == 0 for *_, found in watcher.observation.ends))
+        until(lambda: both_ends_seen(watcher, (name, 0), 0))
     verdict = check(Expectation((name,)), semel_broker.bootstrap, watcher.observation)
     assert set(verdict.counts) == {Kind.NON_MONOTONIC}
     details = " / ".join(violation.detail for violation in verdict.violations)
     assert "high watermark went back from 5" in details
     assert "last stable offset went back from 5" in details
+
+
+def both_ends_seen(watcher: Watcher, place: tuple[str, int], offset: int) -> bool:
+    """The high watermark and the last stable offset."""
+    return {stable for _, stable, found in watcher.observation.ends if found.get(place) == offset} == {True, False}
 
 
 def until(happened: Callable[[], bool]) -> None:
