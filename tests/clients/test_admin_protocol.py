@@ -28,6 +28,7 @@ from semel.protocol.messages.alter_user_scram_credentials import (
 from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
 from semel.protocol.messages.consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest
 from semel.protocol.messages.create_delegation_token import CREATE_DELEGATION_TOKEN, CreateDelegationTokenRequest
+from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
 from semel.protocol.messages.describe_client_quotas import DESCRIBE_CLIENT_QUOTAS
 from semel.protocol.messages.describe_configs import DESCRIBE_CONFIGS, DescribeConfigsRequest, DescribeConfigsResource
 from semel.protocol.messages.describe_delegation_token import (
@@ -49,6 +50,7 @@ from semel.protocol.messages.describe_user_scram_credentials import (
 )
 from semel.protocol.messages.expire_delegation_token import EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
 from semel.protocol.messages.incremental_alter_configs import INCREMENTAL_ALTER_CONFIGS
 from semel.protocol.messages.list_config_resources import LIST_CONFIG_RESOURCES, ListConfigResourcesRequest
 from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
@@ -398,3 +400,33 @@ def test_a_broker_that_is_not_there_cannot_be_unregistered(client: DirectClient)
 def test_delegation_tokens_need_somebody_who_logged_in(client: DirectClient, api: Any, request_type: Any) -> None:
     for version in (1, 2) if api.key in (39, 40) else (1, 2, 3):
         assert client.call(api, request_type(), version).error_code == E.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+
+
+# --- what clients read beside the codes ---
+
+
+def test_old_clients_are_told_none_instead_of_an_error_message(cluster: Cluster, client: DirectClient) -> None:
+    group = cluster.unique("word")
+    client.find_coordinator(group, 0)
+    for version in (1, 2, 3):
+        answer = client.call(FIND_COORDINATOR, FindCoordinatorRequest(key=group), version)
+        assert (answer.error_code, answer.error_message) == (0, "NONE")
+
+
+def test_a_topic_that_was_not_created_has_no_settings(client: DirectClient) -> None:
+    request = CreateTopicsRequest([CreatableTopic("bad name", 1, 1)], 1000)
+    refused = client.call(CREATE_TOPICS, request, 7).topics[0]
+    assert (refused.error_code, refused.configs) == (E.INVALID_TOPIC_EXCEPTION, [])
+
+
+@pytest.mark.parametrize("key", ["retention.ms", "segment.ms", "flush.ms", "cleanup.policy", "max.message.bytes"])
+def test_synonyms_of_topic_settings_are_those_that_kafka_names(
+    cluster: Cluster, client: DirectClient, key: str
+) -> None:
+    name = cluster.unique("synonyms")
+    client.create_topic(name, 1)
+    request = DescribeConfigsRequest([DescribeConfigsResource(2, name, [key])], include_synonyms=True)
+    soon(lambda: len(client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs), 1)
+    (config,) = client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs
+    broker_keys = {"cleanup.policy": ["log.cleanup.policy"], "max.message.bytes": ["message.max.bytes"]}
+    assert [synonym.name for synonym in config.synonyms] == broker_keys.get(key, [])

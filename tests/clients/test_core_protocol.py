@@ -285,6 +285,21 @@ def test_fetch_waits_for_records_and_wakes_when_they_come(cluster: Cluster, clie
     assert time.monotonic() - started_s < 10, "it was the time-out that answered"
 
 
+def test_a_fetch_that_comes_while_its_records_are_on_their_way_to_the_disk_is_woken(
+    cluster: Cluster, client: DirectClient, topic: str
+) -> None:
+    """Ping pong: each round a record is written and asked for at the same moment."""
+    with DirectClient(cluster.bootstrap) as writer:
+        for offset in range(50):
+            data = TopicProduceData(topic, NO_UUID, [PartitionProduceData(0, batch(b"ping"))])
+            writer.send(PRODUCE, ProduceRequest(None, -1, 5000, [data]), 9)
+            started_s = time.monotonic()
+            found = fetch(client, topic, offset, max_wait_ms=15_000)
+            assert time.monotonic() - started_s < 10, "nobody woke it"
+            assert [header.base_offset for _, header in iter_headers(found.records)] == [offset]
+            writer.receive(PRODUCE, 9)
+
+
 def test_fetch_waits_until_there_is_enough(cluster: Cluster, client: DirectClient, topic: str) -> None:
     client.send(FETCH, fetch_request(topic, max_wait_ms=20_000, min_bytes=3000), 12)
     with DirectClient(cluster.bootstrap) as writer:

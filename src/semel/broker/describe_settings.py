@@ -43,8 +43,15 @@ def _topic_entry(broker: Broker, topic: Topic, name: str) -> Entry:
     origins = topic_configs.broker_origins(broker.settings, name)
     if name in topic.configs:
         origins.insert(0, Origin(name, topic.configs[name], SOURCE_TOPIC, topic.configs[name]))
-    row = topic_configs.row_of(name)
-    return _entry(name, origins, row, is_read_only=False)
+    entry = _entry(name, origins, topic_configs.row_of(name), is_read_only=False)
+    return entry._replace(origins=[origin for origin in origins if _is_listed(name, origin)])
+
+
+def _is_listed(name: str, origin: Origin) -> bool:
+    """Of the broker's defaults Kafka names one only, that of the strongest synonym, if it has one."""
+    strongest = topic_configs.SYNONYMS[name][0][0]
+    is_default = origin.source == SOURCE_DEFAULT
+    return not is_default or (origin.name == strongest and settings.TABLE[strongest].default is not None)
 
 
 def of_broker(broker: Broker, names: Collection[str] | None = None) -> list[Entry]:

@@ -202,6 +202,14 @@ class PartitionLog:
         return self._segments.size_bytes
 
     @property
+    def visible_bytes(self) -> int:
+        """The size of what is below the high watermark: without what was written but not synced yet."""
+        if not self._loaded:
+            self._load()
+        before = (segment.size for segment in self._segments.items if segment.base_offset < self._hw_base)
+        return sum(before) + self._hw_position
+
+    @property
     def segments(self) -> list[Segment]:
         """Oldest first; the last one is being written. For retention, compaction and tests."""
         if not self._loaded:

@@ -41,7 +41,7 @@ def describe_client_quotas(
         for entity, values in broker.quotas
         if _matches(dict(entity), request)
     ]
-    return described.DescribeClientQuotasResponse(error_message=None, entries=entries)
+    return described.DescribeClientQuotasResponse(entries=entries)
 
 
 def _check_filter(components: Sequence[described.ComponentData]) -> None:

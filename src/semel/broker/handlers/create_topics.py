@@ -61,7 +61,7 @@ def _create(
 
 
 def _refused(name: str, error: TopicError) -> CreatableTopicResult:
-    return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=None)
+    return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
 
 
 def _check(broker: Broker, asked: CreatableTopic, earlier: list[Wanted]) -> Wanted:
@@ -111,7 +111,7 @@ def _automatic_count(broker: Broker, asked: CreatableTopic) -> int:
         raise TopicError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
-            "reached because only 1 broker(s) are registered.",
+            "reached because only 1 broker(s) are registered or some brokers have all their log directories cordoned.",
         )
     count: int = broker.settings["num.partitions"] if asked.num_partitions == _DEFAULT else asked.num_partitions
     return count

@@ -35,7 +35,8 @@ def _describe(broker: Broker, topic: str, index: int) -> PartitionResponse:
         return PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
     log = broker.topics.find_log(topic, index)
     if log is None:
-        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+        message = None if broker.topics.get(topic) else "This server does not host this topic-partition."
+        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
     states = [
         ProducerState(
             producer_id=info.producer_id,

@@ -26,7 +26,7 @@ def find_coordinator(
     found = _find(broker, context, request.key, request.key_type)
     return FindCoordinatorResponse(
         error_code=found.error_code,
-        error_message=found.error_message,
+        error_message=found.error_message or ErrorCode.NONE.name,  # Kafka's word for "no error"
         node_id=found.node_id,
         host=found.host,
         port=found.port,

@@ -39,7 +39,7 @@ def describe_quorum(broker: Broker, context: RequestContext, request: DescribeQu
             )
             for topic in request.topics
         ]
-        return DescribeQuorumResponse(error_message=None, topics=topics)
+        return DescribeQuorumResponse(topics=topics)
     end, now_ms = broker.store.size_bytes, broker.clock.now_ms()
     names_folders = context.version >= _FIRST_WITH_FOLDERS
     voter = ReplicaState(broker.node_id, _directory_id(broker) if names_folders else NO_UUID, end, now_ms, now_ms)
@@ -49,7 +49,6 @@ def describe_quorum(broker: Broker, context: RequestContext, request: DescribeQu
     partition.current_voters = [voter]
     host, port = broker.address_for(context)
     return DescribeQuorumResponse(
-        error_message=None,
         topics=[TopicDataResult(_METADATA, [partition])],
         nodes=[Node(broker.node_id, [Listener("PLAINTEXT", host, port)])] if names_folders else [],
     )

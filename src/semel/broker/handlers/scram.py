@@ -40,9 +40,7 @@ def describe_user_scram_credentials(
 ) -> DescribeUserScramCredentialsResponse:
     counts = Counter(user.name for user in request.users or [])
     names = list(counts) or sorted(name for name, _ in broker.store.items(_KEY))
-    return DescribeUserScramCredentialsResponse(
-        error_message=None, results=[_describe(broker, name, counts[name] > 1) for name in names]
-    )
+    return DescribeUserScramCredentialsResponse(results=[_describe(broker, name, counts[name] > 1) for name in names])
 
 
 def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
@@ -54,7 +52,7 @@ def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScram
         message = f"Attempt to describe a user credential that does not exist: {name}"
         return DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, message)
     infos = [CredentialInfo(int(mechanism), entry["iterations"]) for mechanism, entry in sorted(credentials.items())]
-    return DescribeUserScramCredentialsResult(name, 0, None, infos)
+    return DescribeUserScramCredentialsResult(name, credential_infos=infos)
 
 
 def alter_user_scram_credentials(
