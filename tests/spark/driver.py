@@ -38,8 +38,12 @@ class Program:
         self.spark.sparkContext.setLogLevel(setup.get("log", "FATAL"))
         self.sink: Any = None
         self.query: Any = None
+        self.changed: list[str] = []  # settings that belong to the last job
 
     def start(self, job: dict[str, Any]) -> None:
+        for name in self.changed:
+            self.spark.conf.unset(name)
+        self.changed = list(job.get("conf", {}))
         for name, value in job.get("conf", {}).items():
             self.spark.conf.set(name, value)
         self.query = None

@@ -39,7 +39,7 @@ def random_keys() -> Step:
 
 
 def two_attempts(folder: str, rows: int, size_bytes: int, patience_s: float) -> Step:
-    """The first attempt at a task stops in the middle until a copy of it has given all its rows, or for a while.
+    """The first attempt at a task stops in the middle until a copy of it has begun, and then for a while.
 
     Both give the same rows, each in an order of its own, as after a shuffle.
     """
@@ -53,15 +53,16 @@ def two_attempts(folder: str, rows: int, size_bytes: int, patience_s: float) -> 
         _tell(folder, f"begun-{task}-{attempt}")
         yield from _numbered(order[: rows // 2], size_bytes)
         if attempt == 0:
-            _await(Path(folder) / f"given-{task}-1", patience_s)
+            _await(Path(folder) / f"begun-{task}-1", PATIENCE_S)
+            time.sleep(patience_s)  # the copy writes meanwhile, or tries to; if it is done, this attempt is killed
         yield from _numbered(order[rows // 2 :], size_bytes)
-        _tell(folder, f"given-{task}-{attempt}")
 
     return run, "value BINARY"
 
 
-def changing_topic(folder: str, rows: int, size_bytes: int, topics: list[str]) -> Step:
-    """The first attempt at a task gives its rows to one topic and dies; the next gives them to another."""
+def changing_topic(folder: str, rows: int, size_bytes: int, topics: list[str], written: str) -> Step:
+    """The first attempt at a task gives its rows to one topic and dies when some are written; the next gives them to
+    another."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -76,6 +77,7 @@ def changing_topic(folder: str, rows: int, size_bytes: int, topics: list[str]) -
                 [batch.column(0), pa.array([name] * batch.num_rows)], names=["value", "topic"]
             )
         if first:
+            _await(Path(written), PATIENCE_S)
             _tell(folder, "died")
             raise RuntimeError(f"attempt {attempt} dies, as it was told to")
 

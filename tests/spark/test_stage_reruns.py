@@ -31,6 +31,7 @@ def run_with_lost_shuffle_files(pipeline: Pipeline, spark: SparkSite, **job: Any
         spark.go_on(pid)
     outcome = driver.end(number).succeeded()
     assert outcome.stages_again, "no stage ran again"
+    print(driver.warnings)
     return outcome.attempts
 
 

@@ -32,8 +32,9 @@ class Size(NamedTuple):
     size_bytes: int
 
 
-SIZES = {"small": Size(340_000, 100), "one to a batch": Size(8, 4_300_000)}
+SIZES = {"small": Size(420_000, 100), "one to a batch": Size(10, 4_300_000)}
 CLIENT = {"batch.size": 4_500_000}
+ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"  # between Spark and a Python worker
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def speculative_job(pipeline: Pipeline, folder: Path, size: Size, patience_s: fl
     folder.mkdir()
     arguments = {"folder": str(folder), "rows": size.rows, "size_bytes": size.size_bytes, "patience_s": patience_s}
     sink = {"max_request_size": 7_000_000, "client": CLIENT}
-    return pipeline.job(step=["two_attempts", arguments], select=["value"], sink=sink, **more)
+    conf = {ROWS_AT_ONCE: "10000" if size.size_bytes < 1000 else "1"}
+    return pipeline.job(step=["two_attempts", arguments], select=["value"], sink=sink, conf=conf, **more)
 
 
 KINDS = [
@@ -113,11 +115,18 @@ def test_rows_of_a_dead_attempt_where_the_winner_has_none(
     left = create_topic(cluster.bootstrap, cluster.unique("spark-left"), PARTITIONS)
     (tmp_path / "attempts").mkdir()
     arguments = {"folder": str(tmp_path / "attempts"), "rows": rows, "size_bytes": 600_000}
-    step = ["changing_topic", {**arguments, "topics": [left, pipeline.output]}]
+    spark.faults.arm("task.after_opening", "pass")
+    written = str(spark.faults.folder / "task.after_opening@1.fired")
+    step = ["changing_topic", {**arguments, "topics": [left, pipeline.output], "written": written}]
     job = pipeline.job(
-        step=step, select=["value", "topic"], sink={"topics": [left]}, precautions={"count_audit": audited}
+        step=step,
+        select=["value", "topic"],
+        sink={"topics": [left]},
+        precautions={"count_audit": audited},
+        conf={ROWS_AT_ONCE: "1"},
     )
     outcome = spark.driver().run(job).succeeded()
+    spark.faults.fired("task.after_opening")
     assert (tmp_path / "attempts" / "died").exists(), "no attempt died"
     assert numbers(pipeline.committed()) == Counter(range(rows))
     trace = pipeline.committed(left)

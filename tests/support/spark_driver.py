@@ -86,6 +86,11 @@ class SparkDriver:
     def end(self, number: int) -> Outcome:
         return self._answer(number)
 
+    @property
+    def warnings(self) -> str:
+        """Why batches ran again."""
+        return "\n".join(line for line in self.process.output.splitlines() if not line.startswith("answer"))[-3000:]
+
     def close(self) -> None:
         self.process.kill()
 

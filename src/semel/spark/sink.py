@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from semel.client.coordinator import EndUnknownError
-from semel.client.errors import FencedError, KafkaError
+from semel.client.errors import ConnectionFailedError, FencedError, KafkaError, TimedOutError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
@@ -54,7 +54,13 @@ class Sink(BaseSink):
 
     def _open(self) -> None:
         """Owns the id before the query starts: fences every earlier run, finishes what it left, reads the ledger."""
-        create(self._owner.cluster, self.options.application_id)
+        try:
+            create(self._owner.cluster, self.options.application_id)
+        except (ConnectionFailedError, TimedOutError) as error:
+            raise SinkError(
+                f"the sink got no answer from its brokers (bootstrap servers {self.options.bootstrap_servers!r}): "
+                f"{error}. Start them, or correct the addresses, and start the query again"
+            ) from error
         self._own()
         self._targets = Targets.of(self._owner.cluster, self.options.topics())
         self._last = last_entry(self._owner.cluster, self.options.application_id)
@@ -110,12 +116,15 @@ class Sink(BaseSink):
                 if self._is_written(batch):
                     return
             except Exception as error:
-                if attempt == self.options.max_attempts or is_final(error):
+                if is_final(error):
                     self._abort()
                     raise
-                log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
                 if self._settle(batch):
                     return
+                self._raise_if_too_long(error)
+                if attempt == self.options.max_attempts:
+                    raise
+                log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
         raise SinkError(
             f"batch {batch.batch_id} was not written in {self.options.max_attempts} attempts; see the log above"
         )
@@ -134,7 +143,7 @@ class Sink(BaseSink):
         check_single_runs(reports)
         faults.reach("sink.after_audit")
         entry = self._entry(batch, reports, attempt)
-        if entry.rows == 0 and batch.starts == batch.ends:
+        if entry.rows == 0 and batch.starts == batch.ends and self._knows(batch):
             self._abort()  # nothing to say and nothing moved
         else:
             self._commit(handle, batch, entry)
@@ -175,6 +184,10 @@ class Sink(BaseSink):
             committed_at_ms=int(time.time() * 1000),
         )
 
+    def _knows(self, batch: Batch) -> bool:
+        """Whether the query is in the ledger: the next batch must find it there, so its first one is never left out."""
+        return self._last is not None and self._last.query_id == batch.query_id
+
     def _commit(self, handle: TransactionHandle, batch: Batch, entry: Entry) -> None:
         """The ledger entry, the positions and the end: one transaction with the data."""
         write_entry(handle, self.options.application_id, entry, cluster=self._owner.cluster)
@@ -207,6 +220,14 @@ class Sink(BaseSink):
             self._own()
             self._last = last_entry(self._owner.cluster, self.options.application_id)
             return
+        self._raise_if_too_long(error)
+        raise FencedSinkError(
+            f"application id {self.options.application_id!r} was taken over by another driver: {error}. If that is "
+            "the one that should run, this one is right to stop; two queries need two application ids"
+        ) from error
+
+    def _raise_if_too_long(self, error: Exception) -> None:
+        """A batch that failed after more than the time-out: running it again would only take as long again."""
         took_s = time.monotonic() - self._began_s
         limit_ms = self.options.transaction_timeout_ms
         if took_s * 1000 >= limit_ms:
@@ -215,10 +236,6 @@ class Sink(BaseSink):
                 "coordinator aborted it. Nothing of it is visible. Raise transaction_timeout_ms (the broker's limit is "
                 "transaction.max.timeout.ms), or make batches smaller with maxOffsetsPerTrigger; then start again"
             ) from error
-        raise FencedSinkError(
-            f"application id {self.options.application_id!r} was taken over by another driver: {error}. If that is "
-            "the one that should run, this one is right to stop; two queries need two application ids"
-        ) from error
 
     def _abort(self) -> None:
         """As well as it can be done: a transaction that stays open is aborted by the next owner or the time-out."""

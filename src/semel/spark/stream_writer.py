@@ -208,7 +208,8 @@ def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: li
     with TransactionOwner(handle.settings) as owner:
         owner.resume(handle)
         audit(owner, plan.targets, reports)
-        if entry.rows == 0 and plan.batch.starts == plan.batch.ends:
+        is_first = plan.batch.batch_id == 0 or plan.sequence == 0  # the next batch must find its query in the ledger
+        if entry.rows == 0 and plan.batch.starts == plan.batch.ends and not is_first:
             owner.end(commit=False)  # nothing to say and nothing moved
         else:
             write_entry(handle, options.application_id, entry)

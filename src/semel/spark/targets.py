@@ -7,6 +7,8 @@ from typing import NamedTuple
 from semel.client.cluster import Cluster
 from semel.client.errors import KafkaError
 
+TOPIC_PATIENCE_S = 5.0
+
 
 class TargetError(ValueError):
     """A topic that rows are sent to and the cluster does not have."""
@@ -44,14 +46,14 @@ class Targets:
 
     @classmethod
     def of(cls, cluster: Cluster, topics: list[str]) -> Targets:
-        """Asks the cluster how many partitions each topic has."""
+        """Asks the cluster how many partitions each topic has. A topic that was created just now is waited for."""
         found = {}
         for name in dict.fromkeys(topics):
             try:
-                found[name] = len(cluster.partitions(name))
+                found[name] = len(cluster.partitions(name, TOPIC_PATIENCE_S))
             except KafkaError as error:
                 raise TargetError(
                     f"output topic {name!r} cannot be written: {error}. Create it first (`semel topic create "
-                    f"{name}`), or correct the option topic"
+                    f"{name}`), or correct the option that names it (topic, topics, dead_letter_topic)"
                 ) from error
         return cls(found)
