@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import IntegerType, StructType
 
 from semel.client.cluster import Cluster
 from semel.client.coordinator import EndUnknownError
@@ -144,7 +144,7 @@ def route(
     if partitioner == HASH:
         chosen = f.expr(f"cast(pmod(coalesce({HASH_OF_KEY}, spark_partition_id()), {count}) AS INT)")
     else:
-        chosen = arrow_udf(_partition_of_key(count), "int", ArrowUDFType.SCALAR)("key")
+        chosen = arrow_udf(_partition_of_key(count), IntegerType(), ArrowUDFType.SCALAR)("key")
     return df.withColumn("partition", chosen).repartitionById(count, f.col("partition"))
 
 
