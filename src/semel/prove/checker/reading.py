@@ -164,6 +164,8 @@ def ends(
         found = {place: future.result(timeout_s + 5).offset for place, future in futures.items()}
     except (KafkaException, TimeoutError) as error:
         raise CheckerError(f"the ends of partitions cannot be read: {error}") from error
+    if any(offset < 0 for offset in found.values()):  # a client that knows an older leader epoch is told nothing
+        raise CheckerError(f"the ends of partitions are not known to this client: {found}")
     return {(place.topic, place.partition): offset for place, offset in found.items()}
 
 
