@@ -22,7 +22,7 @@ from semel.prove.stage import Actor, OwnBroker, Stage, send
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
 ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its successor has begun to work
 ZOMBIE_SLEEPS_S = 25.0  # at most, should the successor find nothing to do
-ZOMBIE_LIVES_S = 8.0  # by then it has done whatever it could
+ZOMBIE_LIVES_S = 20.0  # by then it has done whatever it could
 
 
 _numbers = count(1)
