@@ -199,7 +199,9 @@ class ScenePlay:
                 if now_s - done_s >= FIRE_PATIENCE_S or all(running.fired for running in inflictor.running):
                     return []
             if now_s > deadline_s:
-                return [self._stuck("the producer did not finish" if not fed_s else progress.describe())]
+                lasting = [str(running.fault) for running in inflictor.running if running.fired and not running.over]
+                what = "the producer did not finish" if not fed_s else progress.describe()
+                return [self._stuck(what + (f"; still going on: {'; '.join(lasting)}" if lasting else ""))]
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:

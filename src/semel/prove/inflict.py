@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from semel.local.processes import Process
 from semel.prove.proxy import Effect, Rule
 from semel.prove.schedule import BROKER, NETWORK, Fault
 from semel.prove.stage import Actor, OwnBroker, Stage, send
@@ -103,6 +104,7 @@ class AtAnApi(Running):
     """A process is killed, frozen or replaced when one of its own frames passes."""
 
     _zombie: Zombie | None = None
+    _hit: Process | None = None
 
     def arm(self) -> None:
         super().arm()
@@ -124,6 +126,7 @@ class AtAnApi(Running):
         if self.fault.target in (TASK, EXECUTOR):
             _kill_part(self)
         else:
+            self._hit = self.actor.process
             self.actor.signal_at_once(_SIGNALS[self.fault.what])
 
     def poll(self) -> None:
@@ -143,8 +146,10 @@ class AtAnApi(Running):
             self.over = True
 
     def _start_again(self) -> None:
-        process = self.actor.process
-        if process is None or not process.running:
+        """When it has ended. One that was not ready for SIGTERM yet dies of it, and is started again by others."""
+        if self.actor.process is not self._hit:
+            self.over = True
+        elif self._hit is None or not self._hit.running:
             self.actor.start()
             self.over = True
 
