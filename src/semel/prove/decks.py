@@ -39,7 +39,7 @@ TRANSACTION_APIS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn")
 FIRST_GENERATION_APIS = ("AddPartitionsToTxn", "AddOffsetsToTxn")  # TV2 does without
 PLAIN_APIS = ("Produce", "OffsetCommit")
 GROUP_APIS = ("FindCoordinator", "JoinGroup", "SyncGroup", "OffsetFetch", "Heartbeat")
-READ_APIS = ("Metadata", "ListOffsets", "Fetch")
+READ_APIS = ("Metadata", "Fetch")
 SINK_POINTS = (
     "sink.before_begin",
     "sink.after_begin",

@@ -52,7 +52,7 @@ class SparkWorkload(Workload):
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         exactly = guarantee == "exactly_once"
         apis = (*TRANSACTION_APIS, *DESCRIBE) if exactly else PLAIN_APIS
-        cards = [*network_cards((*apis, *READ_APIS), "driver"), *cls.producer_cards()]
+        cards = [*network_cards((*apis, "ListOffsets", *READ_APIS), "driver"), *cls.producer_cards()]
         cards += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
         cards += cls.guarantee_cards(guarantee)
         if exactly:
