@@ -27,7 +27,6 @@ SETTINGS = {
     "spark__sql__shuffle__partitions": "1",
     "spark__sql__session__timeZone": "UTC",
     "spark__sql__codegen__wholeStage": "false",
-    "spark__sql__codegen__factoryMode": "NO_CODEGEN",
     "spark__driver__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark__sql__streaming__stateStore__providerClass": (
         "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
