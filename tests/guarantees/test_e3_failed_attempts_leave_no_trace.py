@@ -54,7 +54,11 @@ def test_executor_killed_while_its_task_writes(pipeline: Pipeline, spark: SparkS
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline, spark: SparkSite) -> None:
-    settings = {"spark__network__timeout": f"{GIVING_UP_S}s", "spark__executor__heartbeatInterval": "1s"}
+    settings = {
+        "spark__network__timeout": f"{GIVING_UP_S}s",
+        "spark__network__timeoutInterval": "1s",
+        "spark__executor__heartbeatInterval": "1s",
+    }
     spark.faults.arm("task.after_opening", "stop")
     driver = spark.driver(**settings)
     number = driver.begin(pipeline.job())

@@ -13,7 +13,7 @@ from tests.support.kafka import free_ports
 from tests.support.proxy import Proxy
 from tests.support.spark_driver import Pipeline, SparkDriver, SparkSite
 
-QUICKLY = {"request.timeout.ms": 1000, "default.api.timeout.ms": 3000, "delivery.timeout.ms": 3000}
+QUICKLY = {"request.timeout.ms": 1000, "default.api.timeout.ms": 3000}
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +137,13 @@ def test_broker_that_cannot_be_reached_in_the_middle(
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         cluster = Cluster("semel", shared_semel_broker)
         pipeline = Pipeline(cluster, tmp_path, rows=20, bootstrap=proxy.bootstrap)
-        site.faults.arm("sink.after_begin", "stop")
-        number = driver.begin(pipeline.job(sink={"client": QUICKLY}))
-        site.faults.fired("sink.after_begin")
+        site.faults.arm("sink.after_write", "stop")
+        job = pipeline.job(sink={"client": QUICKLY}, source={f"kafka.{name}": str(v) for name, v in QUICKLY.items()})
+        number = driver.begin(job)
+        site.faults.fired("sink.after_write")
         proxy.refuse()
         driver.process.resume()
         driver.end(number).failed_with(proxy.bootstrap)
         proxy.admit()
-        driver.run(pipeline.job(sink={"client": QUICKLY})).succeeded()  # the cause is gone
+        driver.run(job).succeeded()  # the cause is gone
     pipeline.assert_exact()

@@ -71,6 +71,7 @@ class SparkCluster:
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": QUICK,
             "spark.driver.host": "127.0.0.1",
+            "spark.default.parallelism": "4",  # more tasks than can run at once: some begin when others are done
         }
 
     def _start(self) -> None:
