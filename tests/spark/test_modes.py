@@ -28,6 +28,7 @@ def test_at_least_once_writes_a_batch_again_and_loses_nothing(cluster: Cluster, 
     assert sum(found.values()) == ROWS + BATCH  # the batch that was written and not yet said to be
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_at_most_once_leaves_a_batch_out_and_writes_nothing_twice(cluster: Cluster, tmp_path: Path) -> None:
