@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from semel import mutants
 from semel.client.errors import ConfigError
 from semel.client.producer_settings import COMPRESSIONS, ProducerSettings
 from semel.spark.encoding import MURMUR2, SPREAD
@@ -15,6 +16,13 @@ from semel.spark.writing import Precautions
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 HASH = "hash"
+
+
+def _precautions() -> Precautions:
+    """All of them, but for what a mutant leaves out."""
+    return Precautions()._replace(
+        handshake="no_opening_handshake" not in mutants.ACTIVE, count_audit="no_count_audit" not in mutants.ACTIVE
+    )
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class SinkOptions:
     source_cluster_is_other: bool = False
     on_batch: Callable[[Any], None] | None = None
     client: Mapping[str, Any] = field(default_factory=dict)
-    precautions: Precautions = field(default_factory=Precautions)
+    precautions: Precautions = field(default_factory=_precautions)
 
     def __post_init__(self) -> None:
         _check_name(self.application_id)
