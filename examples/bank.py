@@ -12,7 +12,6 @@ The balances are state of the query, so they move with it. `semel demo` kills th
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +23,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 import semel
 
 TRANSFER = "id LONG, kind STRING, `from` STRING, to STRING, cents LONG"
-OUTPUT = "key BINARY, value BINARY, reason STRING"  # what the sink writes; a reason marks what is rejected
+LINE = "id LONG, account STRING, cents LONG, balance LONG"
 
 REASON = """CASE
     WHEN t.id IS NULL THEN 'not a transfer'
@@ -34,36 +33,38 @@ REASON = """CASE
     WHEN t.from = t.to THEN 'both accounts are the same'
 END"""
 
-BOOKINGS = """inline_outer(CASE
-    WHEN reason IS NOT NULL THEN NULL
-    WHEN t.kind = 'deposit' THEN array(struct(t.to AS account, t.cents AS cents))
+BOOKINGS = """inline(CASE t.kind
+    WHEN 'deposit' THEN array(struct(t.to AS account, t.cents AS cents))
     ELSE array(struct(t.from AS account, -t.cents AS cents), struct(t.to AS account, t.cents AS cents))
 END)"""
 
 
 def pipeline(transfers: DataFrame) -> DataFrame:
-    """Rows of the input topic to rows for the sink."""
+    """Rows of the input topic to rows for the sink; `reason` marks what is rejected."""
     parsed = transfers.select("key", "value", F.from_json(F.col("value").cast("string"), TRANSFER).alias("t"))
     checked = parsed.withColumn("reason", F.expr(REASON))
-    bookings = checked.selectExpr("t.id AS id", "key", "value", "reason", BOOKINGS)
-    return bookings.groupBy("account").applyInPandasWithState(
-        book, OUTPUT, "balance LONG", "append", GroupStateTimeout.NoTimeout
+    lines = (
+        checked.where("reason IS NULL")
+        .selectExpr("t.id AS id", BOOKINGS)
+        .groupBy("account")
+        .applyInPandasWithState(book, LINE, "balance LONG", "append", GroupStateTimeout.NoTimeout)
     )
+    statements = lines.selectExpr(
+        "CAST(account AS BINARY) AS key",
+        "CAST(to_json(struct(*)) AS BINARY) AS value",
+        "CAST(NULL AS STRING) AS reason",
+    )
+    return statements.unionByName(checked.where("reason IS NOT NULL").select("key", "value", "reason"))
 
 
-def book(account: tuple[str | None], bookings: Iterator[Any], state: Any) -> Iterator[Any]:
-    """One account's new bookings: a line for each, with the balance after it. Without an account: as it came."""
-    (name,) = account
-    if name is None:
-        yield from (rows[["key", "value", "reason"]] for rows in bookings)
-        return
+def book(account: tuple[str], bookings: Iterator[Any], state: Any) -> Iterator[Any]:
+    """One account's new bookings: a line for each, with the balance after it."""
     balance = state.get[0] if state.exists else 0
     for rows in bookings:
-        lines = []
-        for number, cents in rows[["id", "cents"]].sort_values("id").itertuples(index=False):
-            balance += int(cents)
-            lines.append(json.dumps({"id": int(number), "account": name, "cents": int(cents), "balance": balance}))
-        yield rows.assign(key=name.encode(), value=[line.encode() for line in lines])[["key", "value", "reason"]]
+        lines = rows.sort_values("id")
+        lines["balance"] = balance + lines["cents"].cumsum()
+        balance = int(lines["balance"].iloc[-1])
+        yield lines[["id", "account", "cents", "balance"]]
     state.update((balance,))
 
 

@@ -34,7 +34,7 @@ def _checked(result: dict[str, Any], faults: list[str]) -> None:
     assert len(result["faults"]) == len(faults)
     exact, least, most = (result["guarantees"][name] for name in ("exactly_once", "at_least_once", "at_most_once"))
     assert (exact["lost"], exact["duplicated"], exact["wrong_accounts"]) == (0, 0, 0)
-    assert exact["counted"] == exact["records_in"] > 500
+    assert exact["counted"] == exact["records_in"] > 300
     assert exact["total_after"] == exact["total_before"] > 0
     assert exact["rejected"] > 0
     assert least["duplicated"] > 0
@@ -43,13 +43,10 @@ def _checked(result: dict[str, Any], faults: list[str]) -> None:
     assert most["duplicated"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "faults",
-    [
-        pytest.param(["half-way"], id="driver"),
-        pytest.param([fault.name for fault in FAULTS], id="driver-broker-driver", marks=pytest.mark.full),
-    ],
+    "faults", [["half-way"], [fault.name for fault in FAULTS]], ids=["driver", "driver-broker-driver"]
 )
 def test_money_is_the_same_before_and_after_kills_in_the_middle_of_a_commit(tmp_path: Path, faults: list[str]) -> None:
     result = run_demo(tmp_path, "bank", "--engine", "spark", "--faults", ",".join(faults))
@@ -62,12 +59,11 @@ def test_money_is_the_same_before_and_after_kills_in_the_middle_of_a_commit(tmp_
             assert line["balance"] == balances[line["account"]], record
         found = audit(brokers, OUTPUT)
         assert found.clean, found.findings
-        assert found.counted == sum(entry.rows for entry in found.entries) > 500
+        assert found.counted == sum(entry.rows for entry in found.entries) > 300
         assert sum(found.lag.values()) == 0
 
 
-@pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (3, 4))])
 def test_money_is_the_same_for_other_seeds_without_spark(tmp_path: Path, seed: int) -> None:
     _checked(run_demo(tmp_path, "bank", "--engine", "process", "--seed", str(seed)), [fault.name for fault in FAULTS])

@@ -21,7 +21,7 @@ def _checked(result: dict[str, Any]) -> None:
     assert len(result["held"]) == 3 * len(result["faults"])  # every fault hit all three pipelines
     exact, least, most = (result["guarantees"][name] for name in ("exactly_once", "at_least_once", "at_most_once"))
     assert (exact["lost"], exact["duplicated"], exact["wrong_campaigns"]) == (0, 0, 0)
-    assert exact["total_after"] == exact["total_before"] > 500
+    assert exact["total_after"] == exact["total_before"] > 300
     assert least["duplicated"] > 0
     assert least["lost"] == 0
     assert most["lost"] > 0
@@ -29,10 +29,13 @@ def _checked(result: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "faults",
-    [pytest.param(["broker", "committed"], id="broker-driver"), pytest.param(ALL, id="all", marks=pytest.mark.full)],
-)
+def test_views_are_counted_once_under_kills_without_spark(tmp_path: Path) -> None:
+    _checked(run_demo(tmp_path, "ads", "--engine", "process"))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("faults", [["broker", "committed"], ALL], ids=["broker-driver", "all"])
 def test_every_window_is_written_once_under_kills(tmp_path: Path, faults: list[str]) -> None:
     result = run_demo(tmp_path, "ads", "--engine", "spark", "--faults", ",".join(faults))
     assert len(result["faults"]) == len(faults)

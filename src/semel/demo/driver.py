@@ -24,7 +24,7 @@ ERROR_CHARS = 1_000  # Spark searches the message of an error with a regular exp
 SETTINGS = {
     "spark__ui__enabled": "false",
     "spark__ui__showConsoleProgress": "false",
-    "spark__sql__shuffle__partitions": "1",
+    "spark__sql__shuffle__partitions": "2",
     "spark__sql__session__timeZone": "UTC",
     "spark__sql__codegen__wholeStage": "false",
     "spark__driver__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -47,15 +47,9 @@ class Program:
         faults.listener = self.gate.reach
         self._spark = semel.spark_session("semel demo", master="local[2]", **SETTINGS)
         self._spark.sparkContext.setLogLevel("OFF")
-        self._rows = self._pipeline(WORKLOADS[job["workload"]].example())
+        self._pipeline = WORKLOADS[job["workload"]].example().pipeline
         self._failures = 0
         self._finishing = threading.Event()
-
-    def _pipeline(self, example: Any) -> Any:
-        """The same DataFrame for all three: they differ in their sinks alone."""
-        source = {"kafka.bootstrap.servers": self._job["brokers"], "startingOffsets": "earliest"}
-        topic = Topics.of(self._job["prefix"], GUARANTEES[0]).source
-        return example.pipeline(self._spark.readStream.format("semel").options(**source, subscribe=topic).load())
 
     def run(self) -> None:
         keepers = [threading.Thread(target=self._keep, args=(guarantee,)) for guarantee in GUARANTEES]
@@ -94,7 +88,9 @@ class Program:
             guarantee=guarantee,
             on_batch=lambda report: tell("batch", guarantee=guarantee, **report._asdict()),
         )
-        stream = self._rows.writeStream.foreachBatch(self._held(sink, guarantee))
+        source = {"kafka.bootstrap.servers": self._job["brokers"], "subscribe": topics.source}
+        rows = self._spark.readStream.format("semel").options(startingOffsets="earliest", **source).load()
+        stream = self._pipeline(rows).writeStream.foreachBatch(self._held(sink, guarantee))
         checkpoint = f"{self._job['folder']}/{guarantee}"
         return stream.trigger(processingTime=TRIGGER).option("checkpointLocation", checkpoint).start()
 
