@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,14 +26,15 @@ def broker() -> Iterator[SemelBroker]:
 
 def peaks_bytes(ancestor: int) -> dict[int, int]:
     """Of every Python worker below a process: the most memory that it ever had."""
-    parents = {
-        int(p.parent.name): p.read_text().rpartition(")")[2].split()[1] for p in Path("/proc").glob("[0-9]*/stat")
-    }
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     found = {}
     for pid in parents:
         above = pid
         while above not in (ancestor, 0):
-            above = int(parents.get(above, 0))
+            above = parents.get(above, 0)
         if above == ancestor and b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
             status = Path(f"/proc/{pid}/status").read_text()
             found[pid] = int(status.partition("VmHWM:")[2].split()[0]) * 1024
