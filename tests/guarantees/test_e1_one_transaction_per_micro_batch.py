@@ -18,12 +18,8 @@ from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
 BY_PARITY = "if(cast(cast(value as string) as int) % 2 = 0, '{even}', '{odd}') AS topic"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "cluster",
-    [pytest.param("semel", marks=pytest.mark.full), pytest.param("apache_kafka", marks=pytest.mark.kafka)],
-    indirect=True,
-)
 def test_rows_of_all_topics_and_the_positions_become_visible_together(
     cluster: Cluster, spark: SparkSite, tmp_path: Path
 ) -> None:

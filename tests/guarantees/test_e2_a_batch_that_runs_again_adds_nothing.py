@@ -16,7 +16,10 @@ from tests.support.spark_cluster import await_true
 from tests.support.spark_driver import Pipeline, SparkSite
 
 ALWAYS = {("semel", "sink.after_commit"), ("apache_kafka", "sink.after_positions")}  # the rest is in `make test-full`
-IN_FULL = [pytest.param("semel", marks=pytest.mark.full), pytest.param("apache_kafka", marks=pytest.mark.full)]
+IN_FULL = [
+    pytest.param("semel", marks=pytest.mark.full),
+    pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full]),
+]
 SEMEL_ALWAYS = ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])]
 KAFKA_ALWAYS = [pytest.param("semel", marks=pytest.mark.full), pytest.param("apache_kafka", marks=pytest.mark.kafka)]
 
@@ -99,7 +102,7 @@ def test_query_stopped_in_the_middle_of_a_batch(pipeline: Pipeline, spark: Spark
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+@pytest.mark.parametrize("cluster", IN_FULL, indirect=True)
 def test_crash_in_batch_0_that_starts_at_the_latest_offset(cluster: Cluster, spark: SparkSite, tmp_path: Path) -> None:
     pipeline = Pipeline(cluster, tmp_path, rows=0)
     old = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})

@@ -10,8 +10,8 @@ import pytest
 from tests.support.broker import Cluster
 from tests.support.spark_driver import Pipeline, SparkSite
 
-FULL = pytest.mark.full
-SEMEL_ALWAYS = ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, FULL])]
+pytestmark = pytest.mark.full
+BOTH = ["semel", pytest.param("apache_kafka", marks=pytest.mark.kafka)]
 CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 RANDOM = {"step": ["random_keys", {}]}
 
@@ -30,8 +30,7 @@ def run_with_lost_shuffle_files(pipeline: Pipeline, spark: SparkSite, **job: Any
     for pid in stopped:
         spark.go_on(pid)
     outcome = driver.end(number).succeeded()
-    assert outcome.stages_again, "no stage ran again"
-    print(driver.warnings)
+    assert outcome.stages_again, f"no stage ran again: {driver.warnings}"
     return outcome.attempts
 
 
@@ -41,9 +40,9 @@ def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
-@pytest.mark.parametrize("keys", [pytest.param("from the rows", marks=FULL), "random"])
-@pytest.mark.parametrize("checksums", [pytest.param("true", marks=FULL), "false"])
+@pytest.mark.parametrize("cluster", BOTH, indirect=True)
+@pytest.mark.parametrize("keys", ["from the rows", "random"])
+@pytest.mark.parametrize("checksums", ["true", "false"])
 def test_stage_that_runs_again_leaves_no_trace(pipeline: Pipeline, spark: SparkSite, keys: str, checksums: str) -> None:
     job: dict[str, Any] = {"conf": {CHECKSUMS: checksums}, **(RANDOM if keys == "random" else {})}
     assert run_with_lost_shuffle_files(pipeline, spark, **job) == 2, "the batch was not written again"
@@ -51,7 +50,7 @@ def test_stage_that_runs_again_leaves_no_trace(pipeline: Pipeline, spark: SparkS
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
+@pytest.mark.parametrize("cluster", BOTH, indirect=True)
 def test_without_any_precaution_two_runs_of_a_stage_are_mixed(pipeline: Pipeline, spark: SparkSite) -> None:
     job: dict[str, Any] = {"conf": {CHECKSUMS: "false"}, "precautions": {"single_runs": False}, **RANDOM}
     assert run_with_lost_shuffle_files(pipeline, spark, **job) == 1  # nobody notices
