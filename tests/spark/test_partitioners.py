@@ -47,6 +47,7 @@ def written(session: Any, query: Query, *select: str, **options: Any) -> dict[st
     return {(value or b"").decode(): partition for partition, _, value in found}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_sparks_own_hash_keeps_keys_together_and_is_computed_by_spark(session: Any, query: Query) -> None:
@@ -69,8 +70,9 @@ def test_without_a_partitioner_nothing_is_shuffled_and_keys_do_not_matter(sessio
     assert sides[0] != sides[1]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("partitioner", ["murmur2", pytest.param("hash", marks=pytest.mark.full)])
+@pytest.mark.parametrize("partitioner", ["murmur2", "hash"])
 @SEMEL
 def test_rows_with_and_without_keys_and_with_a_partition_of_their_own(
     session: Any, query: Query, partitioner: str
