@@ -24,6 +24,7 @@ STATEFUL = {
     "windows": "append",  # an aggregation with a watermark: every window once, when it is over
     "running": "update",  # transformWithState: a running count per key
 }
+STATEFUL_IN_FULL = [pytest.param(name, marks=pytest.mark.full) if name == "windows" else name for name in STATEFUL]
 
 
 def check(pipeline: str, found: Counter[str]) -> None:
@@ -38,7 +39,7 @@ def check(pipeline: str, found: Counter[str]) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
-@pytest.mark.parametrize("pipeline", STATEFUL)
+@pytest.mark.parametrize("pipeline", STATEFUL_IN_FULL)
 def test_crash_between_the_commit_of_the_output_and_sparks_own(cluster: Cluster, tmp_path: Path, pipeline: str) -> None:
     query = Query(cluster, tmp_path, pipeline, ROWS, mode=STATEFUL[pipeline])
     query.crash("sink.after_commit", batch=2)

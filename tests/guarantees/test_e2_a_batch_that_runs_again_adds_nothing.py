@@ -15,7 +15,7 @@ from tests.support.proxy import Fault, Proxy, cut_after_answer, cut_before, sile
 from tests.support.spark_cluster import await_true
 from tests.support.spark_driver import Pipeline, SparkSite
 
-ALWAYS = {("semel", "sink.after_commit"), ("apache_kafka", "sink.after_positions")}  # the rest is in `make test-full`
+ALWAYS = {("semel", "sink.after_commit")}  # the rest is in `make test-full`
 IN_FULL = [
     pytest.param("semel", marks=pytest.mark.full),
     pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full]),
@@ -72,7 +72,12 @@ ENDS = {
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "lost", ["the request is lost", "the answer is lost", pytest.param("no answer ever comes", marks=pytest.mark.full)]
+    "lost",
+    [
+        pytest.param("the request is lost", marks=pytest.mark.full),
+        "the answer is lost",
+        pytest.param("no answer ever comes", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
 def test_end_of_the_transaction_is_not_guessed(cluster: Cluster, spark: SparkSite, tmp_path: Path, lost: str) -> None:

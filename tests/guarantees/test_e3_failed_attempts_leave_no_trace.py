@@ -108,6 +108,7 @@ def test_frozen_driver_is_refused_after_a_second_took_over(pipeline: Pipeline, s
     pipeline.assert_exact()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
 def test_transaction_that_times_out_in_the_middle_of_a_batch(pipeline: Pipeline, spark: SparkSite) -> None:

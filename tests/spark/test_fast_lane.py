@@ -70,6 +70,7 @@ def by_last_digit(table: pa.Table) -> pa.Table:
     return pa.table({"key": [f"digit-{value[-1]}" for value in values], "value": values})
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_a_filter_drops_rows_and_a_new_key_moves_them(session: Any, cluster: Cluster, tmp_path: Path) -> None:
@@ -83,6 +84,7 @@ def test_a_filter_drops_rows_and_a_new_key_moves_them(session: Any, cluster: Clu
         assert partition == partition_for_key(b"digit-%s" % (value or b"")[-1:], PARTITIONS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
@@ -105,6 +107,7 @@ def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
         assert partition == int(value or b"") % PARTITIONS
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_errors_in_the_function_are_named_and_nothing_of_the_batch_is_written(

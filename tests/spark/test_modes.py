@@ -16,6 +16,7 @@ BATCH = 100 if HAS_ADMISSION_CONTROL else ROWS
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_at_least_once_writes_a_batch_again_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_rows_land_where_their_keys_belong_and_the_group_and_the_progress_show_i
     assert sum(position.offset for position in found.values()) == ROWS + 50
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_rows_of_one_partition_in_several_tasks_stop_the_query_with_the_way_out(
@@ -68,6 +69,7 @@ def test_rows_of_one_partition_in_several_tasks_stop_the_query_with_the_way_out(
     assert query.values() == numbers(ROWS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
 def test_a_query_without_keys_and_with_few_tasks_needs_no_routing(
