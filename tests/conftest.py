@@ -78,6 +78,7 @@ def spark(shared_spark: SparkSite) -> Iterator[SparkSite]:
     shared_spark.settle()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run at the same time: the long ones begin, and what is dear to start is started once."""
     items.sort(key=lambda item: turn(item))
