@@ -4,7 +4,7 @@
 BIN := .venv/bin
 ARGS ?=
 # Tests wait more than they work (restarts, time-outs): three at a time keep two cores busy. PARALLEL= runs them one by one.
-PARALLEL ?= -n 3 --dist loadgroup --no-loadscope-reorder
+PARALLEL ?= -n 3
 
 unexport PYTHONDONTWRITEBYTECODE # programs start three times as fast from compiled files
 

@@ -6,14 +6,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import ApacheKafka, KafkaMissing, java, kafka_libs
 from tests.support.missing import MARK, skip_loudly
-from tests.support.turns import GROUP_SIGN, company, turn
+from tests.support.turns import Turns, turn
 
 if TYPE_CHECKING:
     from tests.support.spark_driver import SparkSite
@@ -78,19 +78,14 @@ def spark(shared_spark: SparkSite) -> Iterator[SparkSite]:
     shared_spark.settle()
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run at the same time: the long ones begin, and what is dear to start is started once."""
-    items.sort(key=lambda item: turn(item))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(company(item)))
+    """Long ones first: they would be the end of a run on several processes."""
+    items.sort(key=turn)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """xdist puts the group behind the name of a test; --last-failed needs the name alone."""
-    if not os.environ.get("PYTEST_XDIST_WORKER"):
-        report.nodeid = report.nodeid.partition(GROUP_SIGN)[0]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Turns:
+    return Turns(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everybody else's, so that it has the last word

@@ -71,7 +71,6 @@ CASES = [
 ]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("power", "is_v2", "commit"), CASES)
 def test_transaction_ends_as_decided_when_the_coordinator_dies_at_its_end(
     tmp_path: Path, power: bool, is_v2: bool, commit: bool
@@ -79,7 +78,6 @@ def test_transaction_ends_as_decided_when_the_coordinator_dies_at_its_end(
     run(tmp_path, power, is_v2, commit, [point for point in boundaries(is_v2, commit) if not is_before_the_end(point)])
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("is_v2", [False, True], ids=["TV1", "TV2"])
 def test_open_transaction_goes_on_when_the_coordinator_dies(tmp_path: Path, is_v2: bool):
     run(tmp_path, False, is_v2, True, [point for point in boundaries(is_v2, True) if is_before_the_end(point)])

@@ -1,26 +1,25 @@
 """In which order and company tests run when several run at once.
 
 Two cores: what takes long begins, so that the end of a run is not one long test. Tests of one file stay together, as
-they share what they set up; tests on Spark stay together too, since one Spark keeps both cores busy and takes
-seconds to start; and tests marked `alone` go to whoever is free.
+they share what they set up; tests on Spark stay together too, since one Spark keeps both cores busy and takes seconds
+to start; and tests that are long and share nothing go to whoever is free.
 """
 
 from __future__ import annotations
 
-import pytest
+import re
+from typing import Any
 
-GROUP_SIGN = "@group:"  # xdist writes "name of the test@name of the group"
-ON_SPARK = {  # with drivers of their own
-    "spark/test_bad_input",
-    "spark/test_batch_write",
-    "spark/test_connect",
-    "guarantees/test_d6_state_and_output_agree",
-    "spark/test_declarative",
-    "spark/test_modes",
-    "spark/test_stream_writer",
-    "spark/test_worker_memory",
-}
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
 FIRST = ("spark", "demo", "guarantees", "prove", "audit", "kafka", "clients")  # folders; all others later
+ON_SPARK = re.compile(
+    r"tests/spark/(?!test_source_positions|test_stream_writer_protocol)"  # those two need no Spark
+    r"|tests/guarantees/test_(d6|e\d)_"
+    r"|tests/guarantees/test_g3_.*\[spark"
+)
+ALONE = re.compile(r"tests/guarantees/test_(b4|g3|acknowledged)_")
 
 
 def turn(item: pytest.Item) -> int:
@@ -28,15 +27,19 @@ def turn(item: pytest.Item) -> int:
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
-def company(item: pytest.Item) -> str:
-    """The name of the group that runs in one process."""
-    fixtures: list[str] = getattr(item, "fixturenames", [])
-    if item.get_closest_marker("alone"):
-        return f"group:{item.nodeid}"
-    if (
-        {"shared_spark", "session"} & {*fixtures}
-        or f"{item.path.parent.name}/{item.path.stem}" in ON_SPARK
-        or "[spark" in item.name
-    ):
-        return "group:spark"
-    return "group:" + item.nodeid.partition("::")[0]
+def company(nodeid: str) -> str:
+    """The name of the group whose tests run in one process, one after the other."""
+    if ON_SPARK.match(nodeid):
+        return "spark"
+    return nodeid if ALONE.match(nodeid) else nodeid.partition("::")[0]
+
+
+class Turns(LoadScopeScheduling):
+    """xdist's, with our groups."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # by the number of tests; ours are in order of their length
+
+    def _split_scope(self, nodeid: str) -> str:
+        return company(nodeid)
