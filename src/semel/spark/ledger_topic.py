@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from semel.client.cluster import Cluster, Controller
 from semel.client.errors import KafkaError, error_of
 from semel.protocol.errors import ErrorCode
@@ -17,6 +19,8 @@ from semel.spark.positions import list_offsets
 from semel.spark.reading import RangeReader
 
 EARLIEST, LATEST = -2, -1
+MARKERS_S = 5.0
+LOOK_AGAIN_S = 0.01
 CONFIG = {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
@@ -55,6 +59,19 @@ def last_entry(cluster: Cluster, application_id: str) -> Entry | None:
     end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
     start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
     return _newest(cluster, name, start, end)
+
+
+def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = MARKERS_S) -> None:
+    """The end of a transaction is answered before its marker is in the ledger; until then its entry is not visible.
+
+    A transaction that a dead driver left open has no marker on its way: then the time-out ends the wait.
+    """
+    place, deadline_s = (topic_of(application_id), 0), time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        stable, end = (list_offsets(cluster, {place: LATEST}, committed)[place[0]][0] for committed in (True, False))
+        if stable >= end:
+            return
+        time.sleep(LOOK_AGAIN_S)
 
 
 def all_entries(cluster: Cluster, application_id: str) -> list[Entry]:

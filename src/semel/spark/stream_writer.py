@@ -31,7 +31,7 @@ from semel.spark.columns import check_columns
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.lag import send_positions
 from semel.spark.ledger import Batch, Entry, Verdict, decide, refuse_lost_state, topic_of
-from semel.spark.ledger_topic import create, last_entry
+from semel.spark.ledger_topic import create, last_entry, wait_for_markers
 from semel.spark.sink import FencedSinkError, RefusedError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_checkpoint import QueryCheckpoint
@@ -146,6 +146,10 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
 def _is_written(owner: TransactionOwner, options: SinkOptions, batch: Batch, is_stateful: bool) -> bool:
     last = last_entry(owner.cluster, options.application_id)
     decision = decide(last, batch, adopt=options.adopt_checkpoint)
+    if decision.verdict is Verdict.REFUSE:  # perhaps the entry of the batch before is not visible yet
+        wait_for_markers(owner.cluster, options.application_id)
+        last = last_entry(owner.cluster, options.application_id)
+        decision = decide(last, batch, adopt=options.adopt_checkpoint)
     if decision.verdict is Verdict.REFUSE:
         raise RefusedError(f"application {options.application_id!r}: {decision.reason}")
     lost = refuse_lost_state(last, batch, options.application_id)

@@ -20,7 +20,7 @@ def test_names_are_those_of_sparks_own_source_in_any_case():
     )
     assert options.topics == ("a", "b")
     assert options.starting == Bound(word="earliest")
-    assert (options.max_offsets, options.include_headers, options.fail_on_data_loss) == (10, True, False)
+    assert (options.max_offsets, "headers" in options.columns, options.fail_on_data_loss) == (10, True, False)
     assert options.client == {"bootstrap.servers": "h:1"}
 
 
