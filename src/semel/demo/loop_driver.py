@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from semel.client.admin import Admin
+from semel.client.consumer import Consumer
 from semel.client.consumer_types import ConsumerRecord
 from semel.demo.gate import Gate
 from semel.demo.plan import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY
@@ -100,9 +101,25 @@ class Program:
         """Stops the loops when they have read everything."""
         with Admin(bootstrap_servers=self._job["brokers"]) as admin:
             for guarantee, loop in zip(GUARANTEES, self._loops, strict=True):
-                while any(place.lag != 0 for place in admin.group_positions(self._topics[guarantee].application_id)):
+                while not is_drained(self._job["brokers"], admin, self._topics[guarantee]):
                     time.sleep(0.05)
                 loop.processor.stop()
+
+
+def is_drained(brokers: str, admin: Admin, topics: Topics) -> bool:
+    """Nothing is left to read. Lag alone would not say so: what was aborted at the end of a partition stays lag."""
+    places = admin.group_positions(topics.application_id)
+    behind = {(place.topic, place.partition): place for place in places if place.lag != 0}
+    if not places or any(place.committed is None for place in behind.values()):
+        return False
+    with Consumer(bootstrap_servers=brokers) as reader:
+        reader.assign(behind)
+        for partition, place in behind.items():
+            reader.seek(partition, place.committed or 0)
+        while any(reader.position(partition) < (place.end or 0) for partition, place in behind.items()):
+            if reader.poll_table(timeout_ms=100).num_rows:
+                return False
+    return True
 
 
 def main(job: dict[str, Any]) -> None:
