@@ -76,10 +76,11 @@ def main(wish: Wish) -> int:
 def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResult) -> int:
     """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
     prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
-    stage = None
+    stage, others = None, None
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         stage = Stage(wish.brokers, schedule.mutant, tuple(schedule.settings))
+        others = _topics(stage.direct, prefix)
         play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
         return _code(result)
     except (StageError, CheckerError) as error:
@@ -92,7 +93,7 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     finally:
         if stage is not None:
             stage.clear()
-            _clean_up(stage, wish, prefix, told)
+            _clean_up(stage, wish, prefix, others, told)
 
 
 def _interrupt(*_: object) -> None:
@@ -277,19 +278,26 @@ def _list() -> None:
 # --- cleaning up ---
 
 
-def _clean_up(stage: Stage, wish: Wish, prefix: str, told: Teller) -> None:
-    """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted."""
+def _clean_up(stage: Stage, wish: Wish, prefix: str, others: list[str] | None, told: Teller) -> None:
+    """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted.
+
+    `others`: topics with our prefix that were there before us; None if nobody knows, and then nothing was made.
+    """
     try:
-        if wish.brokers is not None:
-            _leave_cluster(stage.direct, wish, prefix, told)
+        if wish.brokers is not None and others is not None:
+            _leave_cluster(stage.direct, wish, prefix, others, told)
     except CheckerError as error:
         told.say(f"left behind on {wish.brokers}: topics that begin with {prefix} ({error})")
     finally:
         stage.close()
 
 
-def _leave_cluster(brokers: str, wish: Wish, prefix: str, told: Teller) -> None:
-    topics = topics_like(brokers, prefix + ".") + topics_like(brokers, prefix + "-")
+def _topics(brokers: str, prefix: str) -> list[str]:
+    return topics_like(brokers, prefix + ".") + topics_like(brokers, prefix + "-")
+
+
+def _leave_cluster(brokers: str, wish: Wish, prefix: str, others: list[str], told: Teller) -> None:
+    topics = [topic for topic in _topics(brokers, prefix) if topic not in others]
     if not topics:
         return
     if _may_delete(wish, topics):
