@@ -85,6 +85,7 @@ def test_a_query_without_keys_and_with_few_tasks_needs_no_routing(
     assert query.values() == numbers(ROWS)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("cluster", "point"),
