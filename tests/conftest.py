@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.support.turns import Turns, turn
 if TYPE_CHECKING:
     from tests.support.spark_driver import SparkSite
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would not hear a Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
 

@@ -17,7 +17,6 @@ FIRST = ("spark", "demo", "guarantees", "prove", "audit", "kafka", "clients")  #
 ON_SPARK = re.compile(
     r"tests/spark/(?!test_source_positions|test_stream_writer_protocol)"  # those two need no Spark
     r"|tests/guarantees/test_(d6|e\d)_"
-    r"|tests/guarantees/test_g3_.*\[spark"
 )
 ALONE = re.compile(r"tests/guarantees/test_(b4|g3|acknowledged)_")
 

@@ -339,8 +339,8 @@ def test_a_callback_that_fails_does_not_stop_the_syncing(slow: Folder) -> None:
         append(bad)
         for _ in range(3):
             await asyncio.wait_for(acknowledge(slow, good, append(good)), 10)
+        await slow.data_dir._sync.close()  # waits for the sync of each
         assert bad.high_watermark == 1
-        await slow.data_dir._sync.close()
 
     asyncio.run(scenario())
 
