@@ -14,6 +14,7 @@ from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
 KEPT_REPORTS = 100
+MESSAGE_CHARS = 4_000
 
 
 class SinkError(RuntimeError):
@@ -32,6 +33,19 @@ def refuse_connect() -> None:
 
     if is_remote():
         raise SinkError(NOT_ON_CONNECT)
+
+
+def shortened(message: str) -> str:
+    """Without the JVM's stack, and not too long: Spark searches the text of an error with a regular expression that
+    overflows its stack on a long one, and then the query ends without an error at all."""
+    if len(message) <= MESSAGE_CHARS:
+        return message
+    lines = [line for line in message.splitlines() if not line.startswith("\tat ")]
+    kept = "\n".join(lines)
+    if len(kept) <= MESSAGE_CHARS:
+        return kept
+    half = MESSAGE_CHARS // 2
+    return f"{kept[:half]}\n... (the whole text is in the driver's log) ...\n{kept[-half:]}"
 
 
 class BatchReport(NamedTuple):
@@ -60,6 +74,12 @@ class BaseSink(ABC):
             raise SinkError("this sink is writing a batch of another query; make one sink per query")
         try:
             self._batch(df, self._same_run(df.sparkSession).batch(batch_id))
+        except Exception as error:
+            short = shortened(str(error))
+            if short == str(error):
+                raise
+            log.exception("batch %d failed", batch_id)
+            raise SinkError(short) from None
         finally:
             self._lock.release()
 
