@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.peers.semel_broker import SemelBroker
 from semel.bench.spark_contestants import Job, SparkProgram, run_job, semel_fast, semel_frame
 from semel.bench.spark_topics import filled
+from semel.local.semel_broker import SemelBroker
 
 MB = 1_000_000
 BOUND_BYTES = 256 * MB

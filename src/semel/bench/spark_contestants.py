@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 
 import semel.bench.peers as peers
 from semel.bench.peers.apache_kafka import java, kafka_libs
-from semel.bench.peers.processes import Process
 from semel.bench.spark_topics import PARTITIONS, Input, fresh_topic, removed
+from semel.local.processes import Process
 
 CORES = 2
 START_S = 180

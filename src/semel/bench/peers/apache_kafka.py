@@ -10,12 +10,12 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
+from semel.local.node import Node
 from semel.local.processes import Process
 
 VERSION = "4.3.1"
@@ -115,12 +115,14 @@ def start_tool(name: str, *arguments: str | Path, stdin: bool = False) -> Proces
 # --- the broker ---
 
 
-class ApacheKafka:
+class ApacheKafka(Node):
     """One node of Apache Kafka. `start` formats the folder the first time; ports and data stay over restarts.
 
     fsync="os" is Kafka's own default (the operating system writes when it likes); "commit" forces every batch to
     the disk before it is acknowledged, as semel's default does, so that a comparison is fair.
     """
+
+    patience_s = 60
 
     def __init__(
         self,
@@ -131,75 +133,30 @@ class ApacheKafka:
         heap_mb: int = 1024,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self._temporary = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="semel-apache-kafka-"))
+        super().__init__(directory, "semel-apache-kafka-")
         self.transaction_version = transaction_version
         self.fsync = fsync
         self.heap_mb = heap_mb
         self.properties = dict(properties or {})
         self.port, self._controller_port = free_ports(2)
-        self.process: Process | None = None
 
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, timeout_s: float = 60) -> ApacheKafka:
+    def start(self, timeout_s: float | None = None) -> Self:
         """Returns when the node takes requests."""
         if not self._configuration.exists():
             self._format()
-        self.process = Process(self._command(), cwd=self.directory)
-        try:
-            self.process.wait_for_line(r"Kafka Server started", timeout_s)
-        except BaseException:
-            self.process.kill()
-            raise
+        self._begin(Process(self._command(), cwd=self.directory), r"Kafka Server started", timeout_s)
         return self
-
-    def stop(self, timeout_s: float = 60) -> None:
-        """An orderly end, as SIGTERM gives."""
-        self._running.terminate(timeout_s)
-
-    def kill(self) -> None:
-        """kill -9."""
-        self._running.kill()
-
-    def pause(self) -> None:
-        self._running.pause()
-
-    def resume(self) -> None:
-        self._running.resume()
-
-    def restart(self, timeout_s: float = 60) -> None:
-        """Starts again on the same ports and data, after `stop` or `kill` (or stops first)."""
-        if self._running.running:
-            self.stop(timeout_s)
-        self.start(timeout_s)
-
-    def close(self) -> None:
-        """Ends it at once and removes its data, if the folder was its own."""
-        if self.process is not None:
-            self.process.kill()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
 
     def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 60) -> str:
         """What one of Kafka's tools says when pointed at this node."""
         words = ("--bootstrap-server", self.bootstrap, *arguments)
         return java_tool(name, *words, stdin=stdin, timeout_s=timeout_s).stdout
 
-    def __enter__(self) -> ApacheKafka:
-        return self if self.process is not None else self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- inside ---
-
-    @property
-    def _running(self) -> Process:
-        assert self.process is not None, "Apache Kafka was not started"
-        return self.process
 
     @property
     def _configuration(self) -> Path:

@@ -25,10 +25,6 @@ class AppWorkload(Workload):
         cards += [card for card in process_cards("app", ()) for _ in range(6)]
         return [*cards, *broker_cards(("EndTxn.before_answer", "EndTxn.after_answer"))] if broker else cards
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (f"{self.prefix}.out",)
-
     def groups(self) -> list[tuple[str, str]]:
         return []  # whether it has one is its own business
 
@@ -41,7 +37,7 @@ class AppWorkload(Workload):
                 "brokers": self.stage.proxy.bootstrap,
                 "source": self.source,
                 "output": self.outputs[0],
-                "application_id": f"{self.prefix}-app",
+                "application_id": self.application,
             },
         )
 

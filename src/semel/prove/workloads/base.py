@@ -53,9 +53,13 @@ class Workload(ABC):
     # --- for running ---
 
     @property
-    @abstractmethod
     def outputs(self) -> tuple[str, ...]:
         """The topics at the end."""
+        return (f"{self.prefix}.out",)
+
+    @property
+    def application(self) -> str:
+        return f"{self.prefix}-app"
 
     def topics(self) -> dict[str, int]:
         """All topics to be made, with their partitions."""
@@ -65,9 +69,9 @@ class Workload(ABC):
     def start(self) -> None:
         """Starts its processes, as actors of the stage."""
 
-    @abstractmethod
     def groups(self) -> list[tuple[str, str]]:
         """(group, topic it reads): when all of them stand at the end, the work is done."""
+        return [(self.application, self.source)]
 
     def expectation(self, transactions: int) -> Expectation:
         """What the outputs must hold after so many transactions of input. By default: every record, in order."""

@@ -56,17 +56,6 @@ class LoopWorkload(Workload):
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         return loop_deck(guarantee, broker, ("worker-a", "worker-b"))
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (f"{self.prefix}.out",)
-
-    @property
-    def application(self) -> str:
-        return f"{self.prefix}-app"
-
-    def groups(self) -> list[tuple[str, str]]:
-        return [(self.application, self.source)]
-
     def start(self) -> None:
         for name in ("worker-a", "worker-b"):
             is_static = name == "worker-a" and self.options.get("static") != "no"

@@ -78,17 +78,6 @@ class SparkWorkload(Workload):
     def checkpoint_cards(cls) -> list[Fault]:
         return [Fault("checkpoint_lost", "driver")]
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return (f"{self.prefix}.out",)
-
-    @property
-    def application(self) -> str:
-        return f"{self.prefix}-app"
-
-    def groups(self) -> list[tuple[str, str]]:
-        return [(self.application, self.source)]
-
     def sink_options(self) -> dict[str, Any]:
         return {"topic": self.outputs[0]}
 
