@@ -6,7 +6,6 @@ These tests call the reader as Spark does, without a session: `initialOffset`, `
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -365,10 +364,7 @@ def test_a_range_that_ends_behind_the_log_is_given_up_where_loss_is_allowed(topi
 
 def awaited(stream: Stream) -> list[str]:
     """Kafka answers the end of a transaction before its markers are written."""
-    deadline_s = time.monotonic() + 20
-    while not (values := stream.values()) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return values
+    return list(eventually(stream.values, bool))
 
 
 def test_open_and_aborted_transactions_are_not_read_unless_asked_for(topics: Topics) -> None:

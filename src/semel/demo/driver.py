@@ -11,11 +11,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from semel.demo.gate import Gate
 from semel.demo.plan import GUARANTEES, RETURNED
-from semel.demo.telling import obey, tell
+from semel.demo.telling import play, tell
 from semel.demo.workloads import WORKLOADS, Topics
 
 RESTARTS_BORNE = 20
@@ -51,13 +53,8 @@ class Program:
         self._failures = 0
         self._finishing = threading.Event()
 
-    def run(self) -> None:
-        keepers = [threading.Thread(target=self._keep, args=(guarantee,)) for guarantee in GUARANTEES]
-        for keeper in keepers:
-            keeper.start()
-        for keeper in keepers:
-            keeper.join()
-        tell("finished")
+    def pipelines(self) -> list[Callable[[], None]]:
+        return [partial(self._keep, guarantee) for guarantee in GUARANTEES]
 
     def finish(self) -> None:
         """Every query ends when it has read everything."""
@@ -119,14 +116,5 @@ class Program:
         query.stop()
 
 
-def main(job: dict[str, Any]) -> None:
-    program = Program(job)
-    tell("started")
-    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
-    program.run()
-    sys.stdout.flush()
-    os._exit(0)  # Spark's own good-bye takes seconds, and nothing is left to lose
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    play(Program(json.loads(sys.argv[1])))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from semel.client.admin import Admin
@@ -17,7 +17,7 @@ from semel.client.consumer import Consumer
 from semel.client.consumer_types import ConsumerRecord
 from semel.demo.gate import Gate
 from semel.demo.plan import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY
-from semel.demo.telling import tell
+from semel.demo.telling import play, tell
 from semel.demo.workloads import WORKLOADS, Topics, Workload
 from semel.patterns.process import Output, Processor, Stats
 
@@ -72,13 +72,11 @@ class Loop:
 
     def run(self) -> None:
         self._gate.work_for(self._guarantee)
-        while True:
-            try:
-                self.processor.run()
-                return
-            except Exception as error:
-                tell("query_failed", guarantee=self._guarantee, error=str(error)[:1_000])
-                os._exit(1)
+        try:
+            self.processor.run()
+        except Exception as error:
+            tell("query_failed", guarantee=self._guarantee, error=str(error)[:1_000])
+            os._exit(1)
 
 
 class Program:
@@ -89,13 +87,8 @@ class Program:
         self._topics = {g: Topics.of(job["prefix"], g) for g in GUARANTEES}
         self._loops = [Loop(workload, self._topics[g], g, job["brokers"], self.gate) for g in GUARANTEES]
 
-    def run(self) -> None:
-        threads = [threading.Thread(target=loop.run) for loop in self._loops]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        tell("finished")
+    def pipelines(self) -> list[Callable[[], None]]:
+        return [loop.run for loop in self._loops]
 
     def finish(self) -> None:
         """Stops the loops when they have read everything."""
@@ -122,16 +115,5 @@ def is_drained(brokers: str, admin: Admin, topics: Topics) -> bool:
     return True
 
 
-def main(job: dict[str, Any]) -> None:
-    from semel.demo.telling import obey
-
-    program = Program(job)
-    tell("started")
-    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
-    program.run()
-    sys.stdout.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    play(Program(json.loads(sys.argv[1])))

@@ -30,7 +30,7 @@ from semel.spark import faults
 from semel.spark.columns import check_columns
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.lag import send_positions
-from semel.spark.ledger import Batch, Entry, Verdict, decide, refuse_lost_state, topic_of
+from semel.spark.ledger import Batch, Decision, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry, wait_for_markers
 from semel.spark.sink import FencedSinkError, RefusedError
 from semel.spark.sink_options import SinkOptions
@@ -131,31 +131,38 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
         create(owner.cluster, options.application_id)
         targets = Targets.of(owner.cluster, options.topics())
         handle = None
-        if not _is_written(owner, options, batch, is_stateful):
+        is_written, last = _decided(owner, options, batch, is_stateful)
+        if not is_written:
             own(owner, options.application_id)
             # While the id was being taken over, its owner before may have finished this very batch.
-            if not _is_written(owner, options, batch, is_stateful):
+            is_written, last = _decided(owner, options, batch, is_stateful)
+            if not is_written:
                 handle = owner.begin([*targets.places(), (topic_of(options.application_id), 0)])
             _remember(owner)
-        last = last_entry(owner.cluster, options.application_id)
         faults.reach("sink.after_begin")
         sequence = 0 if last is None else last.sequence + 1
         return Plan(batch, sequence, targets, handle, int(time.time() * 1000))
 
 
-def _is_written(owner: TransactionOwner, options: SinkOptions, batch: Batch, is_stateful: bool) -> bool:
-    last = last_entry(owner.cluster, options.application_id)
-    decision = decide(last, batch, adopt=options.adopt_checkpoint)
+def _decided(
+    owner: TransactionOwner, options: SinkOptions, batch: Batch, is_stateful: bool
+) -> tuple[bool, Entry | None]:
+    """(whether the batch is written, the last entry), or an error if it may not be."""
+    last, decision = _asked(owner, options, batch)
     if decision.verdict is Verdict.REFUSE:  # perhaps the entry of the batch before is not visible yet
         wait_for_markers(owner.cluster, options.application_id)
-        last = last_entry(owner.cluster, options.application_id)
-        decision = decide(last, batch, adopt=options.adopt_checkpoint)
+        last, decision = _asked(owner, options, batch)
     if decision.verdict is Verdict.REFUSE:
         raise RefusedError(f"application {options.application_id!r}: {decision.reason}")
     lost = refuse_lost_state(last, batch, options.application_id)
     if lost is not None and is_stateful and not options.accept_lost_state:
         raise RefusedError(lost)
-    return decision.verdict is Verdict.ALREADY_WRITTEN
+    return decision.verdict is Verdict.ALREADY_WRITTEN, last
+
+
+def _asked(owner: TransactionOwner, options: SinkOptions, batch: Batch) -> tuple[Entry | None, Decision]:
+    last = last_entry(owner.cluster, options.application_id)
+    return last, decide(last, batch, adopt=options.adopt_checkpoint)
 
 
 def own(owner: TransactionOwner, application_id: str) -> None:
