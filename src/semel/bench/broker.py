@@ -225,20 +225,21 @@ def latency(report: Report, scale: Scale) -> None:
 
 
 def connections(report: Report, scale: Scale) -> None:
-    """Batches of 16 KB, five under way on each connection."""
-    found: dict[int, dict[str, list[float]]] = {}
+    """Batches of 16 KB, five under way on each connection; few and many connections take turns, as the brokers do."""
+    counts = (1, 10, 50, 200)
     with pair() as nodes:
-        for count in (1, 10, 50, 200):
-            contestants = {name: _closed(node, scale, count) for name, node in nodes.items()}
-            found[count] = interleave(contestants, runs=scale.runs, warmup=scale.warmup)
-            case = f"produce batches of 16 KB over {count} connection{'s' if count > 1 else ''}"
-            compare(report, bench="broker", case=case, unit="batches/s", values=found[count])
+        each = {f"{name} {count}": _closed(node, scale, count) for count in counts for name, node in nodes.items()}
+        found = interleave(each, runs=scale.runs, warmup=scale.warmup)
+    for count in counts:
+        case = f"produce batches of 16 KB over {count} connection{'s' if count > 1 else ''}"
+        values = {name: found[f"{name} {count}"] for name in nodes}
+        compare(report, bench="broker", case=case, unit="batches/s", values=values)
     compare(
         report,
         bench="broker",
         case="produce over 200 connections against 1",
         unit="batches/s",
-        values={"semel": found[200]["semel"], "semel, 1 connection": found[1]["semel"]},
+        values={"semel": found["semel 200"], "semel, 1 connection": found["semel 1"]},
     )
 
 

@@ -74,7 +74,8 @@ def _unsettled_heirs(rng: random.Random) -> list[Fault]:
 
 
 def _waking_drivers(rng: random.Random) -> list[Fault]:
-    return [Fault("takeover", "driver", "sink.before_begin", at_ms=rng.randrange(500))]
+    """Not at a driver's first batch, for which it has an epoch already: at a later one, before it asks for the next."""
+    return [Fault("takeover", "driver", "sink.before_begin", nth=rng.randint(2, 3), at_ms=rng.randrange(500))]
 
 
 def _dying_tasks(rng: random.Random) -> list[Fault]:

@@ -2,7 +2,8 @@
 
 SEMEL_SINK_FAULTS="sink.after_commit:kill:2"    name:action[:n], as for the broker; counted in each process
 SEMEL_SINK_FAULTS="@/some/folder"               armed by files: the process that reaches the point `name` and is the
-                                                first to rename folder/name@1 (or @2, ...) does what the file says
+                                                first to rename folder/name@1 (or @2, ...) does what the file says;
+                                                "stop:3" is for a process that is there for the third time
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def reach(name: str) -> None:
     """A point has been reached."""
     if listener is not None:
         listener(name)
+    if _folder is None and name not in _armed:
+        return
+    _counts[name] = _counts.get(name, 0) + 1
     if _folder is not None:
         _by_file(_folder, name)
-    elif name in _armed:
-        action, nth = _armed[name]
-        _counts[name] = _counts.get(name, 0) + 1
-        if _counts[name] == nth:
-            _fire(name, action)
+    elif _counts[name] == _armed[name][1]:
+        _fire(name, _armed[name][0])
 
 
 def _by_file(folder: Path, name: str) -> None:
@@ -69,10 +70,12 @@ def _by_file(folder: Path, name: str) -> None:
     for file in sorted(folder.glob(f"{name}@*[0-9]")):
         mine = file.with_name(f"{file.name}.{os.getpid()}-")
         try:
+            action, _, nth = file.read_text().strip().partition(":")
+            if _counts[name] < int(nth or 1):
+                continue
             file.rename(mine)
         except OSError:
             continue
-        action = mine.read_text().strip()
         mine.write_text(str(os.getpid()))
         mine.rename(file.with_name(f"{file.name}.fired"))
         _fire(name, action)
