@@ -25,6 +25,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -150,7 +151,8 @@ def _from_file(folder: str, name: str) -> _Fault | None:
 def _act(action: str) -> None:
     if action == "exit":
         os._exit(3)
-    os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    # To this thread: sent to the process, it lets this thread run on until another hears of it.
+    signal.pthread_kill(threading.get_ident(), signal.SIGKILL if action == "kill" else signal.SIGSTOP)
 
 
 arm(os.environ.get(VARIABLE, ""))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,5 +86,5 @@ def _by_file(folder: Path, name: str) -> None:
 def _fire(name: str, action: str) -> None:
     print(f"fault fired: {name}", file=sys.stderr, flush=True)
     number = SIGNALS[action]
-    if number is not None:
-        os.kill(os.getpid(), number)
+    if number is not None:  # to this thread: sent to the process, it lets this thread run on until another hears of it
+        signal.pthread_kill(threading.get_ident(), number)
