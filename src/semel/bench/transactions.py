@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+import re
 import statistics
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from semel.bench.harness import Report, compare
-from semel.bench.peers.apache_kafka import ApacheKafka, KafkaMissing, java, kafka_libs, tool_command
+from semel.bench.peers.apache_kafka import ApacheKafka, tool_command
 from semel.bench.peers.raw_client import RawClient, patiently
 from semel.bench.transaction_frames import TransactionFrames
 from semel.local.semel_broker import SemelBroker
@@ -41,7 +39,7 @@ COME_AGAIN = frozenset(
 )
 BACKOFF_S = 0.001
 CROWD_BACKOFF_S = 0.02
-COST_SOURCE = Path(__file__).parent / "peers" / "TransactionCost.java"
+TRANSACTION_MS = 100
 
 Brokers = Mapping[str, SemelBroker | ApacheKafka]
 
@@ -50,7 +48,7 @@ def run(report: Report, quick: bool = False) -> None:
     with _brokers() as brokers:
         _latency(report, brokers, runs=2 if quick else 5, count=100 if quick else 400)
         _many_producers(report, brokers, runs=1 if quick else 3, seconds=3 if quick else 8)
-        _cost(report, brokers, turns=1 if quick else 2, pairs=4 if quick else 10)
+        _cost(report, brokers, runs=3 if quick else 8, records=100_000 if quick else 400_000)
 
 
 @contextlib.contextmanager
@@ -215,46 +213,36 @@ class _Member:
 # --- what transactions cost ---
 
 
-def _cost(report: Report, brokers: Brokers, turns: int, pairs: int) -> None:
-    """One Java producer with transactions of 100 ms and one without, in turns of a second each, in a warm process.
+def _cost(report: Report, brokers: Brokers, runs: int, records: int) -> None:
+    """Kafka's ProducerPerformance with transactions of 100 ms and without, in turns.
 
-    What counts is the share of each pair, as the machine is not equally fast at all times.
+    What counts is the share in each pair, as the machine is not equally fast at all times.
     """
-    with tempfile.TemporaryDirectory(prefix="semel-bench-") as folder:
-        _compile(COST_SOURCE, folder)
-        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in brokers}
-        for turn in range(turns):
-            for name in list(brokers) if turn % 2 == 0 else list(brokers)[::-1]:
-                rates[name] += _pairs(brokers[name], folder, pairs)
-    compare(
-        report,
-        bench=BENCH,
-        case="1 KB records in 100 ms transactions",
-        unit="records/s",
-        values={name: [with_ for _, with_ in found] for name, found in rates.items()},
-    )
-    shares = {name: [with_ / without for without, with_ in found] for name, found in rates.items()}
+    pairs = _in_turns(brokers, runs, partial(_pair, records=records))
+    rates = {name: [with_ for _, with_ in found] for name, found in pairs.items()}
+    compare(report, bench=BENCH, case="1 KB records in 100 ms transactions", unit="records/s", values=rates)
+    shares = {name: [with_ / without for without, with_ in found] for name, found in pairs.items()}
     case = "1 KB records in 100 ms transactions, share of the rate without them"
     compare(report, bench=BENCH, case=case, unit="share", values={**shares, "limit": [0.97]})
 
 
-def _compile(source: Path, folder: str) -> None:
-    compiler = shutil.which("javac", path=str(Path(java()).resolve().parent)) or shutil.which("javac")
-    if compiler is None:
-        raise KafkaMissing("there is no `javac`: the cost of transactions is measured with a Java producer; get a JDK")
-    subprocess.run([compiler, "-cp", f"{kafka_libs()}/*", "-d", folder, str(source)], check=True, timeout=120)
-
-
-def _pairs(broker: SemelBroker | ApacheKafka, folder: str, pairs: int) -> list[tuple[float, float]]:
-    """(records/s without transactions, with them) of each pair."""
+def _pair(broker: SemelBroker | ApacheKafka, records: int) -> tuple[float, float]:
+    """(records/s without transactions, with them)"""
     topic = f"cost-{time.time_ns()}"
     with RawClient(broker.bootstrap) as client:
         client.create_topic(topic, segment_bytes=str(128 << 20), retention_bytes=str(256 << 20))
-    command = tool_command(COST_SOURCE.stem, broker.bootstrap, topic, "1024", "100", "1000", str(pairs), heap_mb=1024)
-    command[command.index("-cp") + 1] += f":{folder}"
+    return _performance(broker, topic, records), _performance(broker, topic, records, TRANSACTION_MS)
+
+
+def _performance(broker: SemelBroker | ApacheKafka, topic: str, records: int, transaction_ms: int = 0) -> float:
+    words = ["--topic", topic, "--num-records", str(records), "--record-size", "1024", "--throughput", "-1"]
+    words += ["--producer-props", f"bootstrap.servers={broker.bootstrap}"]
+    if transaction_ms:
+        words += [f"transactional.id={topic}", "--transaction-duration-ms", str(transaction_ms)]
+    command = tool_command("org.apache.kafka.tools.ProducerPerformance", *words, heap_mb=1024)
     command.remove("-XX:TieredStopAtLevel=1")  # it runs for long enough to be compiled well
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{COST_SOURCE.stem} failed:\n{done.stdout[-2_000:]}\n{done.stderr[-2_000:]}")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return [(float(without), float(with_)) for without, with_ in lines]
+    found = re.findall(r"records sent, ([\d.]+) records/sec", done.stdout)
+    if done.returncode or not found:
+        raise RuntimeError(f"ProducerPerformance failed:\n{done.stdout[-2_000:]}\n{done.stderr[-2_000:]}")
+    return float(found[-1])

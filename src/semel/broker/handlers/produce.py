@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ATTRIBUTES_AT = 22  # the low byte of a batch's attributes
+_PRODUCER_AT = 43  # its producer's id and epoch
+_PRODUCER = struct.Struct(">qh")
 _ZSTD = 4
 _FIRST_WITH_ZSTD = 7
 _FIRST_WITH_TOPIC_IDS = 13
@@ -50,9 +53,10 @@ def produce(
     if _has_transactional(request):
         if request.transactional_id is None:
             return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        guards = _Guards(broker, context, request)
-        if guards.needed:
-            return guards.produce()
+        if not _is_let_in(broker, context, request):
+            guards = _Guards(broker, context, request)
+            if guards.needed:
+                return guards.produce()
     response, waiting = _append_all(broker, context, request, {})
     return _answer(broker, context, request, response, waiting)
 
@@ -213,6 +217,26 @@ def _has_transactional(request: ProduceRequest) -> bool:
             if records and len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & TRANSACTIONAL_BIT:  # type: ignore[operator]
                 return True
     return False
+
+
+def _is_let_in(broker: Broker, context: RequestContext, request: ProduceRequest) -> bool:
+    """Whether every batch belongs to a transaction that is open in its partition: all of them but the first."""
+    for data in request.topic_data:
+        topic = find_topic(broker, context.version, data)
+        for part in data.partition_data:
+            if topic is None or not 0 <= part.index < len(topic.partitions):
+                return False
+            records = part.records
+            if not isinstance(records, memoryview) or len(records) < HEADER_SIZE:
+                return False
+            if not topic.partitions[part.index].log.has_open_transaction(*_producer_of(records)):
+                return False
+    return True
+
+
+def _producer_of(records: memoryview) -> tuple[int, int]:
+    """(id, epoch) of a batch's producer."""
+    return _PRODUCER.unpack_from(records, _PRODUCER_AT)
 
 
 class _Guards:
