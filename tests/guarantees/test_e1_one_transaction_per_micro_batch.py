@@ -13,6 +13,7 @@ from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import ApacheKafka
 from tests.support.load import read_all
 from tests.support.reading import create_topic
+from tests.support.spark_cluster import state_of
 from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
 
 BY_PARITY = "if(cast(cast(value as string) as int) % 2 = 0, '{even}', '{odd}') AS topic"
@@ -30,12 +31,14 @@ def test_rows_of_all_topics_and_the_positions_become_visible_together(
     spark.faults.arm("sink.after_positions", "stop")  # the fault: the driver stands still just before the end
     driver = spark.driver()
     number = driver.begin(job)
-    spark.faults.fired("sink.after_positions")
+    (standing,) = spark.faults.fired("sink.after_positions")
     everything = pipeline.expected
     for topic, parity in ((pipeline.output, 0), (odd, 1)):
         written = read_all(cluster.bootstrap, topic, PARTITIONS, committed=False)
         assert Counter(v or b"" for _, _, v in written) == Counter(v for v in everything if int(v) % 2 == parity)
+        assert pipeline.has_open_transaction(topic), "the transaction is over"
         assert not pipeline.committed(topic), "a reader of committed records saw rows of an open transaction"
+        assert state_of(standing) == "T", "the driver went on"
     assert set(pipeline.positions().values()) == {-1001}, "positions were there before the rows"
     driver.process.resume()
     driver.end(number).succeeded()
