@@ -64,14 +64,16 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
     number = driver.begin(pipeline.job())
     (worker,) = spark.faults.fired("task.after_opening")
     executor = executor_of(worker)
-    os.kill(executor, signal.SIGSTOP)  # the driver hears nothing of it any more
-    outcome = driver.end(number).succeeded()
-    assert state_of(executor) == "T", "the executor was not frozen, but ended"
-    assert outcome.attempts == 2
-    before = pipeline.committed()
-    for pid in (executor, worker):
-        os.kill(pid, signal.SIGCONT)  # it wakes up with the rest of its rows in hand
-    await_true(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
+    assert spark.cluster is not None
+    with spark.cluster.frozen_host_of(executor):  # nobody there can kill the executor when it is given up
+        os.kill(executor, signal.SIGSTOP)  # the driver hears nothing of it any more
+        outcome = driver.end(number).succeeded()
+        assert state_of(executor) == state_of(worker) == "T", "the executor was not frozen, but ended"
+        assert outcome.attempts == 2
+        before = pipeline.committed()
+        for pid in (executor, worker):
+            os.kill(pid, signal.SIGCONT)  # it wakes up with the rest of its rows in hand
+        await_true(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
     assert pipeline.committed() == before
     pipeline.assert_exact()
     driver.close()
@@ -99,7 +101,7 @@ def test_frozen_driver_is_refused_after_a_second_took_over(pipeline: Pipeline, s
         pipeline.assert_exact()
         first.process.resume()
         if point == "sink.after_commit":  # nothing is left to write; Spark sees that its log was written by another
-            first.end(number).failed_with("concurrent")
+            first.end(number).failed_with("CONCURRENT_STREAM_LOG_UPDATE")
         else:
             refused = first.end(number)
             refused.failed_with("FencedSinkError", pipeline.application_id, "taken over by another driver")

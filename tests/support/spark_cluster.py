@@ -99,6 +99,16 @@ class SparkCluster:
 
     # --- to be killed ---
 
+    @contextlib.contextmanager
+    def frozen_host_of(self, executor: int) -> Iterator[None]:
+        """Spark's daemon that started an executor stands still: as a machine that others hear nothing from."""
+        (daemon,) = (worker for worker in self.workers if executor in descendants(worker.pid))
+        os.kill(daemon.pid, signal.SIGSTOP)  # it alone, not what it started
+        try:
+            yield
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
     def delete_shuffle_files(self) -> int:
         """As a disk that fails does; how many there were."""
         files = [f for f in self.local.rglob("shuffle_*") if f.is_file()]
