@@ -13,10 +13,13 @@ import select
 import socket
 import ssl
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
+from semel.client.frames import Frames
+from semel.client.read_ahead import ReadAhead
 from semel.client.security import sasl_exchange, tls_context
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
@@ -35,6 +38,7 @@ log = logging.getLogger("semel.client")
 
 MAX_BUFFERS_PER_WRITE = 64
 SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
+LARGE_ANSWER_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
 SOFTWARE = ("semel", "0.1.0")
 
 
@@ -51,7 +55,11 @@ class Connection:
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._tls_wants_write = False
+        self._flags = 0 if self._tls else socket.MSG_DONTWAIT
         self._wire = Wire(settings.client_id)
+        self._frames = Frames()
+        self._ahead: ReadAhead | None = None
+        self._end_ahead: weakref.finalize[..., Connection] | None = None
         self._unreported: list[Pending] = []
 
     def __repr__(self) -> str:
@@ -135,8 +143,14 @@ class Connection:
         """Whether no new request should be sent because the SASL session ends soon."""
         return time.monotonic() >= self.session_ends_s
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
+    def waits_for(self) -> dict[int, int]:
+        """File descriptors and the events with which it can go on, for select.poll."""
+        if self.closed:
+            return {}
+        write = select.POLLOUT if self.wants_write else 0
+        if self._ahead is None or not self._ahead.busy:
+            return {self._socket.fileno(): select.POLLIN | write}
+        return {self._ahead.fd: select.POLLIN} | ({self._socket.fileno(): write} if write else {})
 
     def send(
         self,
@@ -190,8 +204,23 @@ class Connection:
     def _wait_for_io(self, timeout_s: float) -> None:
         if not self.closed:
             poller = select.poll()
-            poller.register(self.fileno(), select.POLLIN | (select.POLLOUT if self.wants_write else 0))
+            for fd, events in self.waits_for().items():
+                poller.register(fd, events)
             poller.poll(min(timeout_s, 3600.0) * 1000)
+
+    def read_ahead(self) -> None:
+        """Lets a thread read the next answer, if the last one was large, so that the caller can work meanwhile."""
+        if self._tls or self.closed or self._frames.last_bytes < LARGE_ANSWER_BYTES:
+            return
+        if self._ahead is None:
+            try:
+                self._ahead = ReadAhead(self._socket, self._frames)
+            except (RuntimeError, OSError) as error:  # no thread or no descriptor to be had: it goes without
+                log.debug("reading without a thread: %s", error)
+                return
+            self._end_ahead = weakref.finalize(self, self._ahead.stop)
+        if not self._ahead.busy:
+            self._ahead.start()
 
     def notice_closing(self) -> None:
         """Finds out, without waiting, whether the broker has closed a connection that nobody used for a while."""
@@ -249,7 +278,7 @@ class Connection:
                     wire.written(self._socket.send(wire.outgoing[0]))
                 else:
                     buffers = [wire.outgoing[i] for i in range(min(len(wire.outgoing), MAX_BUFFERS_PER_WRITE))]
-                    wire.written(self._socket.sendmsg(buffers))
+                    wire.written(self._socket.sendmsg(buffers, (), self._flags))
             self._tls_wants_write = False
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
@@ -261,13 +290,17 @@ class Connection:
     def _read(self) -> list[Pending]:
         done: list[Pending] = []
         try:
+            if self._ahead is not None and self._ahead.busy:
+                done.extend(map(self._wire.match, self._ahead.take()))
+                if self._ahead.busy:
+                    return done
             while not self.closed:
-                space = self._wire.space()
-                count = self._socket.recv_into(space)
+                space = self._frames.space()
+                count = self._socket.recv_into(space, len(space), self._flags)
                 if not count:
                     self._fail_all(self._failed(self._closed_by_broker()))
                     break
-                done.extend(self._wire.filled(count))
+                done.extend(map(self._wire.match, self._frames.filled(count)))
                 if count < len(space) and not self._tls:
                     break
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -303,6 +336,8 @@ class Connection:
         self._wire.outgoing.clear()
         for pending in failed:
             pending.error = _copied(error)
+        if self._end_ahead is not None:
+            self._end_ahead()
         with contextlib.suppress(OSError):  # nothing more can be done for it
             self._socket.close()
 
@@ -311,16 +346,18 @@ def poll(connections: Iterable[Connection], timeout_s: float, wakeup: int | None
     """Waits until one of the connections can go on, or `wakeup` (a file descriptor) is readable; what got done."""
     watched = list(connections)
     early = [pending for connection in watched for pending in connection.take_unreported()]
-    open_ones = {connection.fileno(): connection for connection in watched if not connection.closed}
+    owners: dict[int, Connection] = {}
     poller = select.poll()
-    for fd, connection in open_ones.items():
-        poller.register(fd, select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
+    for connection in watched:
+        for fd, events in connection.waits_for().items():
+            poller.register(fd, events)
+            owners[fd] = connection
     if wakeup is not None:
         poller.register(wakeup, select.POLLIN)
     done: list[Pending] = []
     for fd, _ in poller.poll(0 if early else min(timeout_s, 3600.0) * 1000):
-        if fd in open_ones:
-            done += open_ones[fd].progress()
+        if fd in owners:
+            done += owners[fd].progress()
     return done + early
 
 
@@ -357,7 +394,7 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
         if settings.uses_tls:
             sock.settimeout(max(deadline.remaining_s(), 0.001))
             sock = _encrypted(sock, host, address, settings)
-        sock.setblocking(False)
+        sock.setblocking(not settings.uses_tls)  # without TLS every call says by itself that it must not block
     except BaseException:
         sock.close()
         raise

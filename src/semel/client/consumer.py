@@ -66,6 +66,7 @@ class Consumer:
         self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False
+        self._postponed: KafkaError | None = None  # met after records were taken, which come first
 
     # -- what to read --------------------------------------------------------------------------------------------------
     def subscribe(
@@ -161,16 +162,28 @@ class Consumer:
         if core.member is None and not len(core.positions):
             raise IllegalStateError("nothing to read: call subscribe() or assign() before poll()")
         self._woken = False
+        if self._postponed is not None:
+            error, self._postponed = self._postponed, None
+            raise error
         self._auto_commit()
         deadline = Deadline(timeout_ms / 1000)
         while core.run_until(self._has_records, deadline):
             if self._woken:
                 return []
+            if max_records is None and max_bytes is None:
+                core.fetching.send(deadline, draining=True)  # the next answer comes while this one is decoded
             parts = self._take(form, max_records, max_bytes)
-            core.fetching.send(deadline)  # ask for more before the program gets to work
             if parts:
+                self._ask_for_more(deadline)
                 return parts
         return []
+
+    def _ask_for_more(self, deadline: Deadline) -> None:
+        """Before the program gets to work on what it is given."""
+        try:
+            self._core.fetching.send(deadline)
+        except KafkaError as error:
+            self._postponed = error
 
     def _has_records(self) -> bool:
         if self._woken:

@@ -51,8 +51,8 @@ class Fetching:
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
 
     # -- asking --------------------------------------------------------------------------------------------------------
-    def send(self, deadline: Deadline) -> None:
-        """Sends a fetch to every broker that has none in flight and leads a partition with room."""
+    def send(self, deadline: Deadline, draining: bool = False) -> None:
+        """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
         step = self._patience.step(deadline)
         topics = self._cluster.metadata.topics
         plans = self.fetcher.plan(
@@ -60,6 +60,7 @@ class Fetching:
             {name: topic.topic_id for name, topic in topics.items()},
             self._in_flight,
             self._clock(),
+            draining,
         )
         for plan in plans:
             try:
@@ -73,7 +74,9 @@ class Fetching:
         at_most = FIRST_VERSION_WITH_TOPIC_IDS - 1 if by_name else 0x7FFF
         version = connection.capabilities.version_of(FETCH, at_most)
         timeout_s = (self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms) / 1000
-        return connection.send(FETCH, plan.request, version=version, timeout_s=timeout_s)
+        pending = connection.send(FETCH, plan.request, version=version, timeout_s=timeout_s)
+        connection.read_ahead()
+        return pending
 
     def _leader_of(self, partition: TopicPartition, deadline: Deadline) -> tuple[int, int] | None:
         try:
@@ -113,7 +116,7 @@ class Fetching:
 
     def read_on(self, ready: set[int]) -> bool:
         """Reads what has come; whether that was only a part of an answer, so that all there is to do is wait on."""
-        mine = {connection.fileno(): connection for connection in self.connections()}
+        mine = {fd: connection for connection in self.connections() for fd in connection.waits_for()}
         if not ready or not ready <= mine.keys():
             return False
         for fd in ready:
@@ -270,7 +273,7 @@ def wait_ready(connections: Iterable[Connection], timeout_s: float, wakeup: int)
     """Waits until a connection can go on or `wakeup` is readable; the file descriptors that are ready."""
     poller = select.poll()
     for connection in connections:
-        if not connection.closed:
-            poller.register(connection.fileno(), select.POLLIN | (select.POLLOUT if connection.wants_write else 0))
+        for fd, events in connection.waits_for().items():
+            poller.register(fd, events)
     poller.register(wakeup, select.POLLIN)
     return {fd for fd, _ in poller.poll(max(0.0, min(timeout_s, 3600.0)) * 1000)}

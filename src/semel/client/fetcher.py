@@ -86,7 +86,6 @@ class Fetcher:
         self._positions = positions
         self._settings = settings
         self._chunks: deque[Chunk] = deque()
-        self._buffered_bytes = 0
 
     # -- asking --------------------------------------------------------------------------------------------------------
     def plan(
@@ -95,12 +94,16 @@ class Fetcher:
         topic_ids: Mapping[str, bytes],
         busy_nodes: Iterable[int],
         now_s: float,
+        draining: bool = False,
     ) -> list[FetchPlan]:
-        """One request for each idle broker that leads a partition with room for more. `leader_of`: (node, epoch)."""
+        """One request for each idle broker that leads a partition with room for more. `leader_of`: (node, epoch).
+
+        `draining`: all that can be read now is about to be handed out, and takes no room any more."""
         self._drop_stale()
-        if self._buffered_bytes >= self._settings.prefetch_bytes:
+        waiting = {} if draining else self._waiting_bytes()
+        if sum(waiting.values()) >= self._settings.prefetch_bytes:
             return []
-        busy, waiting = set(busy_nodes), self._waiting_bytes()
+        busy = set(busy_nodes)
         by_node: dict[int, list[tuple[PartitionState, int]]] = {}
         for state in self._positions.rotate():
             if not state.is_ready or state.paused or state.retry_at_s > now_s:
@@ -180,7 +183,6 @@ class Fetcher:
             return  # a batch from before the position, as compaction may leave; the next fetch goes on
         state.fetch_offset, state.fetch_epoch = end
         self._chunks.append(Chunk(asked, data, records, end))
-        self._buffered_bytes += len(records)
 
     def _truncate(self, state: PartitionState, data: PartitionData) -> None:
         """The log was cut after an unclean election: go on where the histories part (KIP-320)."""
@@ -197,7 +199,6 @@ class Fetcher:
         for index, chunk in enumerate(self._chunks):
             if chunk.is_readable:
                 del self._chunks[index]
-                self._buffered_bytes -= len(chunk.records)
                 return chunk
         return None
 
@@ -205,22 +206,14 @@ class Fetcher:
         if all(chunk.is_current for chunk in self._chunks):
             return
         self._chunks = deque(chunk for chunk in self._chunks if chunk.is_current)
-        self._buffered_bytes = sum(len(chunk.records) for chunk in self._chunks)
-
-    def put_back(self, chunk: Chunk) -> None:
-        """It will be the next one that `take` returns."""
-        self._chunks.appendleft(chunk)
-        self._buffered_bytes += len(chunk.records)
-
-    def clear(self) -> None:
-        self._chunks.clear()
-        self._buffered_bytes = 0
 
     def _waiting_bytes(self) -> dict[TopicPartition, int]:
+        """What waits to be read. Paused partitions do not count: they would keep the others from being fetched."""
         waiting: dict[TopicPartition, int] = {}
         for chunk in self._chunks:
-            partition = chunk.state.topic_partition
-            waiting[partition] = waiting.get(partition, 0) + len(chunk.records)
+            if chunk.is_readable:
+                partition = chunk.state.topic_partition
+                waiting[partition] = waiting.get(partition, 0) + len(chunk.records)
         return waiting
 
 

@@ -6,7 +6,6 @@ A broker answers in the order of the requests, so answers are matched in order a
 from __future__ import annotations
 
 import struct
-import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -17,17 +16,7 @@ from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsResponse
 from semel.protocol.schema import Buffer, VersionRange
 
-MAX_FRAME_BYTES = 1 << 30
-CHUNK_BYTES = 64 * 1024
 _SIZE = struct.Struct(">i")
-
-# What other servers say first, read as the size of a frame.
-_FOREIGN_STARTS = {
-    b"HTTP": "it answers in HTTP; is this the port of a web server?",
-    b"\x15\x03\x01": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
-    b"\x15\x03\x03": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
-}
-_FOREIGN = tuple(_FOREIGN_STARTS)
 
 
 class Pending:
@@ -63,19 +52,13 @@ class Pending:
 
 
 class Wire:
-    """The bytes of one connection: `outgoing` waits to be written, `space` and `filled` take what was read."""
+    """The requests of one connection: `outgoing` waits to be written, `pending` for an answer; `match` takes frames."""
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
         self.outgoing: deque[memoryview] = deque()
         self.pending: deque[Pending] = deque()
         self._correlation_id = 0
-        self._heard = False  # whether an answer has come
-        self._chunk = memoryview(bytearray(CHUNK_BYTES))
-        self._rest = b""  # the start of a frame that has not come whole
-        self._frame: memoryview | None = None  # a frame larger than a chunk, read in place
-        self._frame_at = 0
-        self._frames = FramePool()
 
     # --- out ---
 
@@ -110,38 +93,8 @@ class Wire:
 
     # --- in ---
 
-    def space(self) -> memoryview:
-        """Where the next bytes should be read to."""
-        return self._chunk if self._frame is None else self._frame[self._frame_at :]
-
-    def filled(self, count: int) -> Iterator[Pending]:
-        """Takes `count` bytes that were read into `space()`; yields the requests that they answer."""
-        if self._frame is not None:
-            self._frame_at += count
-            if self._frame_at == len(self._frame):
-                frame, self._frame = self._frame, None
-                yield self._match(frame)
-            return
-        yield from self._split(self._rest + bytes(self._chunk[:count]))
-
-    def _split(self, data: bytes) -> Iterator[Pending]:
-        view, at = memoryview(data), 0
-        while len(data) - at >= 4:
-            (size,) = _SIZE.unpack_from(data, at)
-            if not 4 <= size <= MAX_FRAME_BYTES or (not self._heard and data.startswith(_FOREIGN)):
-                raise _not_kafka(data[at : at + 4], size)
-            if len(data) - at - 4 < size:
-                if size > CHUNK_BYTES:
-                    self._frame, self._frame_at = self._frames.take(size), len(data) - at - 4
-                    self._frame[: self._frame_at] = view[at + 4 :]
-                    self._rest = b""
-                    return
-                break
-            yield self._match(view[at + 4 : at + 4 + size])
-            at += 4 + size
-        self._rest = data[at:]
-
-    def _match(self, frame: memoryview) -> Pending:
+    def match(self, frame: memoryview) -> Pending:
+        """The request that a frame answers: the oldest one."""
         if not self.pending:
             raise ConnectionFailedError("the broker sent an answer that nobody asked for")
         pending = self.pending[0]
@@ -151,27 +104,8 @@ class Wire:
                 f"the broker answered request {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
             )
         self.pending.popleft()
-        self._heard = True
         pending.frame = frame
         return pending
-
-
-class FramePool:
-    """Memory for large frames, used again once nobody looks at it: fresh memory costs as much as filling it."""
-
-    KEPT = 3  # one being read, one being decoded, one to spare
-    _FREE = 3  # references to a buffer that is in the list, in the loop below and an argument, and nowhere else
-
-    def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
-
-    def take(self, size: int) -> memoryview:
-        for buffer in self._buffers:
-            if len(buffer) >= size and sys.getrefcount(buffer) == self._FREE:
-                return memoryview(buffer)[:size]
-        fresh = bytearray(size + size // 8)  # the next frame is often a little larger
-        self._buffers = [*self._buffers[1 - self.KEPT :], fresh]
-        return memoryview(fresh)[:size]
 
 
 def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
@@ -187,15 +121,6 @@ def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
         yield part
     if small:
         yield b"".join(small)
-
-
-def _not_kafka(start: bytes, size: int) -> ConnectionFailedError:
-    for foreign, hint in _FOREIGN_STARTS.items():
-        if start.startswith(foreign):
-            return ConnectionFailedError(f"the other side does not speak Kafka's protocol: {hint}")
-    return ConnectionFailedError(
-        f"the other side does not speak Kafka's protocol: a frame of {size} bytes was announced; check host and port"
-    )
 
 
 # --- what the broker can do ---

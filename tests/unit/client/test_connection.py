@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
 import pytest
 
 from semel.client.cluster import AnyNode, Cluster, Node
-from semel.client.connection import Connection
 from semel.client.errors import (
     ClosedError,
     ConnectionFailedError,
@@ -19,82 +15,12 @@ from semel.client.errors import (
     TimedOutError,
     UnsupportedByBrokerError,
 )
+from semel.client.frames import CHUNK_BYTES
 from semel.client.settings import ClientSettings
-from semel.client.wire import CHUNK_BYTES, Capabilities, Wire
-from semel.protocol.api import Api, read_request_header
-from semel.protocol.apis import FLEXIBLE_FROM
-from semel.protocol.messages.api_versions import (
-    API_VERSIONS,
-    ApiVersion,
-    ApiVersionsResponse,
-    FinalizedFeatureKey,
-)
+from semel.client.wire import Capabilities, Wire
+from semel.protocol.messages.api_versions import API_VERSIONS
 from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse, MetadataResponseBroker
-
-Behave = Callable[[socket.socket], None]
-
-
-@contextmanager
-def server(behave: Behave) -> Iterator[str]:
-    """A server that does what it is told with each connection."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def accept() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            with client, suppress(OSError, EOFError):
-                behave(client)
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.close()
-
-
-def read_exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def read_request(sock: socket.socket) -> tuple[int, int, int]:
-    """(api key, version, correlation id)"""
-    frame = read_exactly(sock, int.from_bytes(read_exactly(sock, 4), "big"))
-    header = read_request_header(frame, FLEXIBLE_FROM)
-    return header.api_key, header.version, header.correlation_id
-
-
-def versions_answer(*apis: tuple[Api, int, int]) -> ApiVersionsResponse:
-    return ApiVersionsResponse(
-        api_keys=[ApiVersion(api.key, low, high) for api, low, high in apis],
-        finalized_features_epoch=1,
-        finalized_features=[FinalizedFeatureKey("transaction.version", 2, 0)],
-    )
-
-
-def open_connection(address: str, **options: object) -> Connection:
-    host, port = address.split(":")
-    return Connection.open(host, int(port), ClientSettings.of(bootstrap_servers=address, **options))
-
-
-def as_kafka(then: Behave) -> Behave:
-    """Answers ApiVersions, then goes on as told."""
-
-    def behave(sock: socket.socket) -> None:
-        _, version, correlation_id = read_request(sock)
-        answer = versions_answer((API_VERSIONS, 0, 4), (METADATA, 0, 13))
-        sock.sendall(b"".join(API_VERSIONS.frame_response(answer, version, correlation_id)))
-        then(sock)
-
-    return behave
+from tests.support.fake_broker import as_kafka, open_connection, read_request, server, versions_answer
 
 
 def test_nobody_listens() -> None:
