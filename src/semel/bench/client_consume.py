@@ -29,6 +29,7 @@ PARTITIONS = 4
 MODES = ("plain", "transactional")
 DIFFERENT_VALUES = 997
 WAIT_MS = 10_000
+FEWER = 20  # those who read ten times slower read a twentieth
 
 
 class Case(NamedTuple):
@@ -52,14 +53,14 @@ def run_consume(report: Report, kafka: ApacheKafka, quick: bool) -> None:
     """Every size and mode."""
     runs = 3 if quick else 5
     for size, value_bytes in SIZES.items():
-        megabytes = 200 if quick else 400
+        megabytes = 200 if quick else 1000
         for mode in MODES:
             case = filled(Case(kafka.bootstrap, mode, value_bytes, megabytes * 1_000_000 // (value_bytes + 20)))
             tables = interleave(
                 {
                     "semel": lambda case=case: semel_tables(case),  # type: ignore[misc]
                     "semel in place": lambda case=case: semel_tables(case, views=True),  # type: ignore[misc]
-                    "confluent-kafka": lambda case=case: confluent(case.fewer(8)),  # type: ignore[misc]
+                    "confluent-kafka": lambda case=case: confluent(case.fewer(FEWER)),  # type: ignore[misc]
                     "confluent-kafka, tuned": lambda case=case: confluent(case, TUNED),  # type: ignore[misc]
                     "the broker's limit": lambda case=case: limit(case),  # type: ignore[misc]
                 },
@@ -70,7 +71,7 @@ def run_consume(report: Report, kafka: ApacheKafka, quick: bool) -> None:
             name = f"consume tables, {size}, {mode}"
             compare(report, bench="client", case=name, unit="records/s", values=tables)
             compare(report, bench="client", case=f"{name}, in place", unit="records/s", values=in_place)
-            few = case.fewer(8)
+            few = case.fewer(FEWER)
             rows = interleave(
                 {
                     "semel": lambda few=few: semel_rows(few),  # type: ignore[misc]

@@ -1,7 +1,8 @@
 """One connection to one broker: TCP, TLS, ApiVersions, SASL, then any number of requests in flight.
 
-The socket is non-blocking. `send` queues a request and writes what the kernel takes; `progress` reads and writes what
-is possible now; `call` and `wait` block until an answer or a deadline. A connection belongs to one thread at a time.
+`send` queues a request and writes what the kernel takes; `progress` reads and writes what is possible now; `call` and
+`wait` block until an answer or a deadline. A connection belongs to one thread at a time; `read_ahead` lends the reading
+of a large answer to a thread of its own.
 Any failure closes it and fails all that was pending, each error saying whether the broker may have got the request.
 """
 
@@ -55,7 +56,7 @@ class Connection:
         self._socket = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._tls_wants_write = False
-        self._flags = 0 if self._tls else socket.MSG_DONTWAIT
+        self._flags = 0 if self._tls else socket.MSG_DONTWAIT  # the socket itself blocks, as `read_ahead` needs it
         self._wire = Wire(settings.client_id)
         self._frames = Frames()
         self._ahead: ReadAhead | None = None

@@ -33,8 +33,8 @@ def gather(data: pa.Buffer, starts: Int64s, lengths: Int64s) -> pa.Array:
 
 def views(reader: VarintReader, data: pa.Buffer, starts: Int64s, lengths: Int64s) -> pa.Array:
     """The values at the given places, left there: a column of views, which keeps the buffer alive."""
-    if not len(starts):
-        return pa.nulls(0, pa.binary_view())
+    if not len(starts) or int(lengths.max()) == -1:
+        return pa.nulls(len(starts), pa.binary_view())
     sizes = np.maximum(lengths, 0)
     half = np.uint64(32)
     first = reader.words(starts)
