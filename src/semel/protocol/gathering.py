@@ -24,7 +24,7 @@ def gather(data: pa.Buffer, starts: Int64s, lengths: Int64s) -> pa.Array:
     bounds[0::2] = starts
     bounds[1::2] = starts + (lengths if shortest >= 0 else np.maximum(lengths, 0))
     pool = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), data])
-    taken = pool.take(pa.array(np.arange(0, 2 * count, 2)))
+    taken = pool.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
     if shortest >= 0:
         return taken
     valid = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))

@@ -147,16 +147,22 @@ def _guess_starts(reader: VarintReader, bodies: Bodies, around: Int64s, batches:
     width = min(max(4 * average, 64), WIDEST_SEARCH_BYTES, len(reader.data))
     at = around.copy()
     missing = np.arange(len(around))
-    for search in (_match, _match, _scan):
-        if len(missing) * 32 <= len(around):  # the lanes before them go on in their place
-            break
+    search, tries = _match, 0
+    while len(missing):
         candidates, lane, sizes = search(reader.data, at[missing], width)
         at[missing[lane]] = candidates
         keep = candidates > bodies.starts[batches[missing[lane]]]
         good, lane = _plausible(reader, bodies, candidates[keep], lane[keep], batches[missing], sizes[keep])
         order = np.argsort(-good, kind="stable")  # the first one of each lane is written last
         result[missing[lane[order]]] = good[order]
-        missing = np.flatnonzero(result < 0)
+        tries, before, missing = tries + 1, len(missing), np.flatnonzero(result < 0)
+        if search is _scan:
+            break
+        if tries < 2 or 2 * len(missing) <= before:
+            continue  # a lane without a start makes the one before it longer, and all wait for the longest
+        if len(missing) * 32 <= len(around):
+            break
+        search = _scan
     return result
 
 
