@@ -31,7 +31,7 @@ def run_with_lost_shuffle_files(pipeline: Pipeline, spark: SparkSite, **job: Any
     """
     spark.faults.arm("task.after_rows", "stop", times=2)
     driver = spark.driver()
-    number = driver.begin(pipeline.job(source={"maxOffsetsPerTrigger": "1000"}, **job))
+    number = driver.begin(pipeline.job(source={"maxOffsetsPerTrigger": "1000"}, sink={"shuffle": "always"}, **job))
     stopped = spark.faults.fired("task.after_rows", times=2)
     assert spark.cluster is not None
     assert spark.cluster.delete_shuffle_files() > 0, "there was nothing to delete"

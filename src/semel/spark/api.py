@@ -20,6 +20,7 @@ def sink(
     dead_letter_topic: str | None = None,
     bad_column: str | None = None,
     partitioner: str = "murmur2",
+    shuffle: str = "auto",
     guarantee: str = "exactly_once",
     transaction_timeout_ms: int = 600_000,
     max_attempts: int = 3,
@@ -42,6 +43,7 @@ def sink(
     dead_letter_topic       where rows go that cannot be written, in the same transaction; else they fail the batch
     bad_column              a column that marks bad rows: true, or a text that says why
     partitioner             murmur2 (where any Kafka producer would put the key), hash (Spark's own), none (no shuffle)
+    shuffle                 auto (none where a topic is copied with its keys to as many partitions), always
     guarantee               exactly_once, at_least_once, at_most_once
     transaction_timeout_ms  must exceed the longest batch; the broker's transaction.max.timeout.ms is its limit
     max_attempts            how often a batch is tried before the query fails
@@ -62,6 +64,7 @@ def sink(
         dead_letter_topic=dead_letter_topic,
         bad_column=bad_column,
         partitioner=partitioner,
+        shuffle=shuffle,
         guarantee=guarantee,
         transaction_timeout_ms=transaction_timeout_ms,
         max_attempts=max_attempts,

@@ -124,7 +124,7 @@ def table_pipeline(
 
 
 class FastJob:
-    """In place of `write_job`. The ranges of a batch are in the offset log, so the driver deals them out to tasks by
+    """In place of `WriteJob`. The ranges of a batch are in the offset log, so the driver deals them out to tasks by
     itself: one stage, no shuffle, and the source's tasks need not run."""
 
     def __init__(self, step: Step) -> None:

@@ -38,8 +38,17 @@ class DataLossError(RuntimeError):
 class RangeReader:
     """Fetches one range, answer by answer."""
 
-    def __init__(self, cluster: Cluster, wanted: Range, *, read_committed: bool, fail_on_data_loss: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Range,
+        *,
+        read_committed: bool,
+        fail_on_data_loss: bool,
+        fetch_bytes: int = FETCH_BYTES,
+    ) -> None:
         self._cluster = cluster
+        self._fetch_bytes = fetch_bytes
         self._range = wanted
         self._read_committed = read_committed
         self._fail_on_data_loss = fail_on_data_loss
@@ -102,11 +111,13 @@ class RangeReader:
 
     def _ask(self, connection: Connection) -> Pending:
         r = self._range
-        partition = FetchPartition(partition=r.partition, fetch_offset=self._position, partition_max_bytes=FETCH_BYTES)
+        partition = FetchPartition(
+            partition=r.partition, fetch_offset=self._position, partition_max_bytes=self._fetch_bytes
+        )
         request = FetchRequest(
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
-            max_bytes=FETCH_BYTES,
+            max_bytes=self._fetch_bytes,
             isolation_level=int(self._read_committed),
             topics=[FetchTopic(topic=r.topic, partitions=[partition])],
         )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
+
+LAUNCHER = Path(__file__).with_name("python.sh")
+# Who has set one of these may have another Spark, or a cluster.
+ELSEWHERE = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_REMOTE")
 
 # Only what must be set for exactly-once on Python sources; each can be overridden.
 SETTINGS = {
@@ -23,7 +28,7 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
 
     semel works with a session made in another way, too: PYSPARK_PYTHON must then be the Python that has semel.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _choose_python(master)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
@@ -34,3 +39,21 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
     for name, value in settings.items():
         builder = builder.config(name.replace("__", "."), str(value))
     return builder.getOrCreate()
+
+
+def _choose_python(master: str | None) -> None:
+    """PYSPARK_PYTHON, unless the user has set it: this Python, and on this machine by way of the launcher."""
+    if "PYSPARK_PYTHON" in os.environ:
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    if stays_here(master) and os.access(LAUNCHER, os.X_OK):
+        os.environ["SEMEL_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = str(LAUNCHER)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def stays_here(master: str | None) -> bool:
+    """Whether Spark's tasks run in this program's own JVM, with the pyspark that is installed here."""
+    if any(name in os.environ for name in ELSEWHERE):
+        return False
+    return master is None or master == "local" or master.startswith("local[")

@@ -27,7 +27,7 @@ from semel.spark.ledger_topic import create, last_entry
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.write_job import Cancelled, Job, Report, check_single_runs, write_job
+from semel.spark.write_job import Cancelled, Job, Report, WriteJob, check_single_runs
 
 
 class RefusedError(SinkError):
@@ -49,7 +49,7 @@ class Sink(BaseSink):
         super().__init__(options)
         self._owner = TransactionOwner(options.producer_settings())
         self._began_s = 0.0
-        self.job: Job = write_job
+        self.job: Job = WriteJob(self._owner.cluster)
         self._open()
 
     def _open(self) -> None:

@@ -16,6 +16,7 @@ from semel.spark.writing import Precautions
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 HASH = "hash"
+AUTO, ALWAYS = "auto", "always"
 
 
 def _precautions() -> Precautions:
@@ -36,6 +37,7 @@ class SinkOptions:
     dead_letter_topic: str | None = None
     bad_column: str | None = None
     partitioner: str = MURMUR2
+    shuffle: str = AUTO
     guarantee: str = EXACTLY_ONCE
     transaction_timeout_ms: int = 600_000
     max_attempts: int = 3
@@ -51,6 +53,7 @@ class SinkOptions:
     def __post_init__(self) -> None:
         _check_name(self.application_id)
         _choice("partitioner", self.partitioner, (MURMUR2, HASH, SPREAD))
+        _choice("shuffle", self.shuffle, (AUTO, ALWAYS))
         _choice("guarantee", self.guarantee, (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE))
         _choice("compression", self.compression, COMPRESSIONS)
         if self.max_attempts < 1:

@@ -8,15 +8,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from semel.client.cluster import Cluster
 from semel.client.handle import PlainHandle, TransactionHandle
 from semel.client.producer_settings import ProducerSettings
 from semel.spark.columns import prepared
-from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
+from semel.spark.encoding import BLOB_COLUMNS, MURMUR2, SPREAD, Routing
+from semel.spark.in_place import keys_are_in_place, tasks_without_shuffle
 from semel.spark.ledger import Batch
 from semel.spark.reruns import StageWatch, spark_notices
-from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
+from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.writing import REPORT_COLUMNS, Precautions, direct_task, encode_task, write_task
+from semel.spark.writing import (
+    REPORT_COLUMNS,
+    OwnerStalledError,
+    Precautions,
+    WrongTaskError,
+    direct_task,
+    encode_task,
+    write_task,
+)
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
@@ -24,6 +34,10 @@ RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 class Cancelled(Exception):
     """The job was cancelled: the query was stopped. Not to be tried again."""
+
+
+class MovedRowsError(RuntimeError):
+    """Rows of one partition are in two tasks, so they need a shuffle."""
 
 
 class Report(NamedTuple):
@@ -41,17 +55,56 @@ class Report(NamedTuple):
 Job = Callable[[Any, SinkOptions, Targets, Batch, TransactionHandle], list[Report]]
 
 
-def write_job(df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle) -> list[Report]:
-    """Writes rows into a transaction and returns what the winners reported."""
-    rows = prepared(df, options)
-    routing = routing_of(options, targets, batch.batch_id, handle.settings)
-    precautions = careful(options.precautions, df.sparkSession)
-    if needs_no_shuffle(rows, options):
-        fewest = min(topic.partitions for topic in targets.topics)
-        task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
-        return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
-    blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
-    return written(blobs, targets, handle, precautions)
+class WriteJob:
+    """Writes rows into a transaction and returns what the winners reported. One for each query: it learns."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._is_in_place: bool | None = None  # None: nobody has looked
+
+    def __call__(
+        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
+    ) -> list[Report]:
+        rows = prepared(df, options)
+        routing = routing_of(options, targets, batch.batch_id, handle.settings)
+        precautions = careful(options.precautions, df.sparkSession)
+        if needs_no_shuffle(rows, options):
+            fewest = min(topic.partitions for topic in targets.topics)
+            task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
+            return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
+        if self._may_stay(df, options, targets, batch, precautions):
+            return self._stay(rows.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS), precautions)
+        blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
+        return written(blobs, targets, handle, precautions)
+
+    def _may_stay(
+        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, precautions: Precautions
+    ) -> bool:
+        """Whether tasks may write what they have read. A guess, so the handshake must be on; see `in_place`."""
+        allowed = options.shuffle == AUTO and options.max_attempts > 1 and precautions.handshake
+        if not allowed or self._is_in_place is False or speculates(df.sparkSession):
+            return False
+        tasks = tasks_without_shuffle(df)
+        home = targets.topics[0]
+        if tasks is None or tasks > home.partitions or options.partitioner != MURMUR2:
+            return False
+        if self._is_in_place is None:
+            here = not options.source_cluster_is_other
+            self._is_in_place = here and keys_are_in_place(self._cluster, batch, home.partitions)
+        return self._is_in_place
+
+    def _stay(self, job: Any, precautions: Precautions) -> list[Report]:
+        """Every task writes what it has."""
+        try:
+            return collected(job, precautions)
+        except Exception as error:
+            if WrongTaskError.__name__ not in str(error) and OwnerStalledError.__name__ not in str(error):
+                raise
+            self._is_in_place = False
+            raise MovedRowsError(
+                "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all do "
+                "that follow (shuffle='always' does so from the start)"
+            ) from error
 
 
 def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:
@@ -136,8 +189,11 @@ def check_single_runs(reports: list[Report]) -> None:
 
 def careful(precautions: Precautions, session: Any) -> Precautions:
     """Without speculation nobody wants an attempt that came second: it need not wait to be killed."""
-    speculates = session.sparkContext._conf.get("spark.speculation", "false") == "true"
-    return precautions if speculates else precautions._replace(patience_s=0.0)
+    return precautions if speculates(session) else precautions._replace(patience_s=0.0)
+
+
+def speculates(session: Any) -> bool:
+    return bool(session.sparkContext._conf.get("spark.speculation", "false") == "true")
 
 
 def _collect(job: Any) -> list[Report]:

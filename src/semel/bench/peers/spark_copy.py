@@ -14,21 +14,30 @@ import sys
 import time
 from typing import Any
 
-os.environ["PYSPARK_PYTHON"] = sys.executable
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+}
 
 
-def session(settings: dict[str, Any]) -> Any:
-    """The same for every kind, except the jars."""
-    from pyspark.sql import SparkSession
+def session(kind: str, settings: dict[str, Any]) -> Any:
+    """The same for every kind, except the jars; semel's is made as its users make it."""
+    chosen = {**SETTINGS, **settings.get("conf", {})}
+    master = f"local[{settings['cores']}]"
+    if kind == "spark":
+        from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(f"local[{settings['cores']}]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.memory", "2g").config("spark.sql.shuffle.partitions", "4")
-    builder = builder.config("spark.sql.streaming.numRecentProgressUpdates", "1000")
-    if settings.get("jars"):
-        builder = builder.config("spark.jars", ",".join(settings["jars"]))
-    for name, value in settings.get("conf", {}).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        builder = SparkSession.builder.master(master).config("spark.jars", ",".join(settings["jars"]))
+        for name, value in chosen.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+    else:
+        import semel
+
+        spark = semel.spark_session(master=master, **{name.replace(".", "__"): value for name, value in chosen.items()})
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -94,7 +103,7 @@ def run(spark: Any, kind: str, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(kind: str, settings: dict[str, Any]) -> None:
-    spark = session(settings)
+    spark = session(kind, settings)
     print(json.dumps({"ready": spark.version}), flush=True)
     for line in sys.stdin:
         try:

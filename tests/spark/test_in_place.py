@@ -1,0 +1,92 @@
+"""A topic that is copied with its keys needs no shuffle; one whose keys change gets it, after one aborted attempt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.protocol.partitioning import partition_for_key
+from semel.spark import write_job
+from tests.spark.queries import PARTITIONS, Query
+from tests.support.broker import Cluster
+from tests.support.load import read_all
+
+ROWS = 200
+pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("cluster", ["semel"], indirect=True)]
+
+
+@pytest.fixture
+def query(cluster: Cluster, tmp_path: Path) -> Query:
+    """Its source has every key where Kafka's producers put it."""
+    made = Query(cluster, tmp_path, "copy")
+    with semel.Producer(bootstrap_servers=made.bootstrap) as producer:
+        for n in range(ROWS):
+            producer.send(made.source, key=f"key-{n}".encode(), value=str(n).encode())
+    return made
+
+
+@pytest.fixture
+def shuffles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for every batch that was shuffled."""
+    seen: list[int] = []
+    shuffled = write_job.written
+
+    def counted(*arguments: Any) -> Any:
+        seen.append(1)
+        return shuffled(*arguments)
+
+    monkeypatch.setattr(write_job, "written", counted)
+    return seen
+
+
+def copied(session: Any, query: Query, prefix: str = "key-", **options: Any) -> list[Any]:
+    """The reports of three batches; what they wrote is complete, and every row is where its key belongs."""
+    sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output, **options)
+    source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
+    rows = session.readStream.format("semel").options(**source, maxOffsetsPerTrigger=ROWS // 3 + 2).load()
+    running = (
+        rows.selectExpr(f"concat('{prefix}', cast(value AS STRING)) AS key", "value")
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(query.checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert running.awaitTermination(120)
+    sink.close()
+    found = list(read_all(query.bootstrap, query.output, PARTITIONS))
+    assert Counter(value for _, _, value in found) == Counter(str(n).encode() for n in range(ROWS))
+    for partition, _, value in found:
+        assert partition == partition_for_key(prefix.encode() + (value or b""), PARTITIONS)
+    return list(sink.reports)
+
+
+def test_topic_that_is_copied_with_its_keys_is_not_shuffled(session: Any, query: Query, shuffles: list[int]) -> None:
+    reports = copied(session, query)
+    assert [report.attempts for report in reports] == [1, 1, 1]
+    assert shuffles == []
+
+
+def test_keys_that_change_are_noticed_and_shuffled_from_then_on(
+    session: Any, query: Query, shuffles: list[int]
+) -> None:
+    reports = copied(session, query, "other-")
+    assert [report.attempts for report in reports] == [2, 1, 1]
+    assert len(shuffles) == 3
+
+
+def test_source_whose_keys_are_elsewhere_is_shuffled_from_the_start(
+    session: Any, cluster: Cluster, tmp_path: Path, shuffles: list[int]
+) -> None:
+    reports = copied(session, Query(cluster, tmp_path, "copy", ROWS))
+    assert [report.attempts for report in reports] == [1, 1, 1]
+    assert len(shuffles) == 3
+
+
+def test_shuffle_can_be_asked_for(session: Any, query: Query, shuffles: list[int]) -> None:
+    reports = copied(session, query, shuffle="always")
+    assert [report.attempts for report in reports] == [1, 1, 1]
+    assert len(shuffles) == 3
