@@ -5,6 +5,8 @@ Small frames are cut out of chunks. A frame larger than a chunk gets memory of i
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import struct
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from semel.client.errors import ConnectionFailedError
 
 MAX_FRAME_BYTES = 1 << 30
 CHUNK_BYTES = 64 * 1024
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
 _SIZE = struct.Struct(">i")
 
 # What other servers say first, read as the size of a frame.
@@ -81,15 +84,27 @@ class FramePool:
     _FREE = 3  # references to a buffer that is in the list, in the loop below and an argument, and nowhere else
 
     def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
+        self._buffers: list[bytearray | mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
         for buffer in self._buffers:
             if len(buffer) >= size and sys.getrefcount(buffer) == self._FREE:
                 return memoryview(buffer)[:size]
-        fresh = bytearray(size + size // 8)  # the next frame is often a little larger
+        fresh = _fresh_memory(size + size // 8)  # the next frame is often a little larger
         self._buffers = [*self._buffers[1 - self.KEPT :], fresh]
         return memoryview(fresh)[:size]
+
+
+def _fresh_memory(size: int) -> bytearray | mmap.mmap:
+    """Large pieces come from the kernel, in huge pages where it has them; a bytearray would be filled with zeros first.
+    Both together are a tenth of what reading a gigabyte costs."""
+    if size < HUGE_PAGE_BYTES:
+        return bytearray(size)
+    memory = mmap.mmap(-1, -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _not_kafka(start: bytes, size: int) -> ConnectionFailedError:
