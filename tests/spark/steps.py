@@ -41,7 +41,8 @@ def random_keys() -> Step:
 def two_attempts(folder: str, rows: int, size_bytes: int, patience_s: float) -> Step:
     """The first attempt at a task stops in the middle until a copy of it has begun, and then for a while.
 
-    Both give the same rows, each in an order of its own, as after a shuffle.
+    Both give the same rows, each in an order of its own, as after a shuffle. The copy has no rows before the test
+    tells, by the file `written`, that those of the first attempt are in the log.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -51,9 +52,12 @@ def two_attempts(folder: str, rows: int, size_bytes: int, patience_s: float) -> 
         order = list(range(rows))
         random.Random(attempt).shuffle(order)
         _tell(folder, f"begun-{task}-{attempt}")
+        if attempt > 0:
+            _await(Path(folder) / "written", PATIENCE_S)
         yield from _numbered(order[: rows // 2], size_bytes)
         if attempt == 0:
             _await(Path(folder) / f"begun-{task}-1", PATIENCE_S)
+            _await(Path(folder) / "written", PATIENCE_S)
             time.sleep(patience_s)  # the copy writes meanwhile, or tries to; if it is done, this attempt is killed
         yield from _numbered(order[rows // 2 :], size_bytes)
 

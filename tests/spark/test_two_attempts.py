@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
-from tests.support.spark_driver import PARTITIONS, Pipeline, SparkDriver, SparkSite
+from tests.support.spark_cluster import await_true
+from tests.support.spark_driver import PARTITIONS, Outcome, Pipeline, SparkDriver, SparkSite
 
 SPECULATION = {
     "spark__speculation": "true",
@@ -33,7 +34,7 @@ class Size(NamedTuple):
 
 
 SIZES = {"small": Size(420_000, 100), "one to a batch": Size(10, 4_300_000)}
-CLIENT = {"batch.size": 4_500_000}
+CLIENT = {"batch.size": 4_500_000, "buffer.memory": 5_000_000}  # a batch is sent when the one before is in the log
 ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"  # between Spark and a Python worker
 
 
@@ -61,6 +62,18 @@ def speculative_job(pipeline: Pipeline, folder: Path, size: Size, patience_s: fl
     return pipeline.job(step=["two_attempts", arguments], select=["value"], sink=sink, conf=conf, **more)
 
 
+def run_two_attempts(driver: SparkDriver, pipeline: Pipeline, folder: Path, size: Size, job: Any) -> Outcome:
+    """To its end. The copy may write when some of the first attempt's rows are in the log."""
+    number = driver.begin(job)
+    await_true(
+        lambda: pipeline.uncommitted() >= size.rows // 4, "the first attempt's rows were not written", timeout_s=120
+    )
+    (folder / "written").touch()
+    outcome = driver.end(number).succeeded()
+    assert (folder / "begun-0-1").exists(), "Spark has started no copy of the task"
+    return outcome
+
+
 KINDS = [
     pytest.param("semel", "small", id="semel-small"),
     pytest.param("semel", "one to a batch", id="semel-one to a batch", marks=pytest.mark.full),
@@ -81,8 +94,7 @@ def test_without_the_handshake_two_attempts_are_merged_into_a_mix(
     assert size.rows // 2 * size.size_bytes >= WRITE_AT_ONCE
     off = {"handshake": False}
     job = speculative_job(pipeline, tmp_path / "attempts", size, patience_s=60, precautions=off)
-    driver.run(job).succeeded()  # nobody notices
-    assert (tmp_path / "attempts" / "begun-0-1").exists(), "Spark has started no copy of the task"
+    run_two_attempts(driver, pipeline, tmp_path / "attempts", size, job)  # nobody notices
     found = numbers(pipeline.committed())
     assert sum(found.values()) == size.rows, "the count alone is right"
     assert found != Counter(range(size.rows)), "the two attempts were expected to be mixed"
@@ -96,8 +108,7 @@ def test_with_the_handshake_one_attempt_is_written(
     pipeline = one_task(cluster, tmp_path)
     size = SIZES[kind]
     job = speculative_job(pipeline, tmp_path / "attempts", size, patience_s=6)
-    outcome = driver.run(job).succeeded()
-    assert (tmp_path / "attempts" / "begun-0-1").exists(), "Spark has started no copy of the task"
+    outcome = run_two_attempts(driver, pipeline, tmp_path / "attempts", size, job)
     assert outcome.attempts == 1, "the copy that was refused disturbed the one that writes"
     assert numbers(pipeline.committed()) == Counter(range(size.rows))
 

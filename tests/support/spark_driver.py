@@ -175,7 +175,15 @@ class SparkSite:
 class Pipeline:
     """A source topic with numbered rows, an output topic, and the query between them as a job for a driver."""
 
-    def __init__(self, cluster: Cluster, folder: Path, rows: int = 200, bootstrap: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        rows: int = 200,
+        bootstrap: str | None = None,
+        partitioner: str = "consistent",  # not where Java's producers, and the sink, put the keys
+    ) -> None:
+        self.partitioner = partitioner
         self.bootstrap = bootstrap or cluster.bootstrap
         self.reading_from = cluster.bootstrap  # never through a proxy
         self.source, self.output = cluster.unique("spark-in"), cluster.unique("spark-out")
@@ -188,7 +196,8 @@ class Pipeline:
         self.fill(rows)
 
     def fill(self, rows: int) -> None:
-        producer = Producer({"bootstrap.servers": self.reading_from, "log_level": 0})
+        settings = {"bootstrap.servers": self.reading_from, "partitioner": self.partitioner, "log_level": 0}
+        producer = Producer(settings)
         first = sum(self.expected.values())
         for number in range(first, first + rows):
             producer.produce(self.source, b"%06d" % number, key=b"key-%d" % number)
@@ -222,6 +231,10 @@ class Pipeline:
         lost, doubled = self.expected - found, found - self.expected
         assert not lost, f"{sum(lost.values())} rows are lost, such as {sorted(lost)[:5]}"
         assert not doubled, f"{sum(doubled.values())} rows are there too often, such as {sorted(doubled)[:5]}"
+
+    def uncommitted(self) -> int:
+        """How many records are in the log of the output; markers count too."""
+        return sum(self._ends(self.output, "read_uncommitted").values())
 
     def has_open_transaction(self, topic: str | None = None) -> bool:
         """Whether readers of committed records must wait somewhere in the topic."""
