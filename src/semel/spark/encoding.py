@@ -5,13 +5,14 @@ and leave as a few binary rows: (target, count, bytes of a record batch). So the
 and not the records, and no record crosses the JVM again. Producer id and sequence are stamped on later, by the task
 that writes.
 
-Memory: COLLECT_BYTES of input, and as much again while it is encoded.
+Memory: one or two times COLLECT_BYTES of input, and as much again while it is encoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
@@ -68,12 +69,13 @@ class Encoder:
         """Larger tables out of Spark's Arrow batches, which hold 10,000 rows at most."""
         held: list[Any] = []
         size = 0
-        for batch in pulled(batches, FROM_SPARK):
-            held.append(batch)
-            size += batch.nbytes
+        for part in in_parts(pulled(batches, FROM_SPARK)):
+            held.append(part)
+            size += part.nbytes
             if size >= COLLECT_BYTES:
                 yield self._pa.Table.from_batches(held)
                 held, size = [], 0
+            del part
         if held:
             yield self._pa.Table.from_batches(held)
 
@@ -244,6 +246,17 @@ def _reason_headers(reason: str, topic: str | None) -> list[dict[str, Any]]:
         {"key": REASON_HEADER, "value": reason.encode()},
         {"key": TOPIC_HEADER, "value": (topic or "").encode()},
     ]
+
+
+def in_parts(batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches that are larger than what is encoded at once (Spark's have up to 64 MB) in slices of at least that size:
+    none of them waits for more, and keeps the whole batch in memory."""
+    for batch in batches:
+        slices = max(1, batch.nbytes // COLLECT_BYTES)
+        ends = [batch.num_rows * number // slices for number in range(slices + 1)]
+        for start, end in pairwise(ends):
+            yield batch.slice(start, end - start)
+        del batch  # or it is held while Spark gives the next
 
 
 def _column(table: Any, name: str) -> Any:

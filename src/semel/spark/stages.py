@@ -69,6 +69,7 @@ def pulled(items: Iterator[Item], name: str) -> Iterator[Item]:
         if item is None:
             return
         yield item
+        del item  # or it is held while the next is made
 
 
 def task(kind: str, output: Iterator[Item]) -> Iterator[Item]:

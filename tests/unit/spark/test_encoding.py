@@ -9,6 +9,7 @@ import pytest
 
 from semel.protocol.columns_decode import decode_record_set
 from semel.protocol.partitioning import partition_for_key
+from semel.spark import encoding
 from semel.spark.encoding import REASON_HEADER, TOPIC_HEADER, BadRowError, Encoder, Routing
 from semel.spark.targets import Targets
 
@@ -121,3 +122,20 @@ def test_a_task_without_shuffle_keeps_to_one_partition():
     table = pa.table({"value": pa.array([b"x"] * 100)})
     for task in range(4):
         assert list(encode(table, task=task, partitioner="none", batch_id=3)[0]) == [("out", (task + 3) % 4)]
+
+
+def test_batches_larger_than_what_is_encoded_at_once_are_cut_and_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoding, "COLLECT_BYTES", 1000)
+    values = [b"%04d" % number * 25 for number in range(101)]
+    table = pa.table({"key": [value[:4] for value in values], "value": values})
+    (batch,) = table.to_batches()
+    parts = list(encoding.in_parts(iter([batch])))
+    assert all(900 <= part.nbytes <= 2000 for part in parts)
+    assert pa.Table.from_batches(parts) == table
+    found, dead = encode(table)
+    assert dead == 0
+    for (_, partition), rows in found.items():
+        assert all(partition == partition_for_key(row["key"], 4) for row in rows)
+    assert sorted(row["value"] for rows in found.values() for row in rows) == values
