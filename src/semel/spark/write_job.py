@@ -37,7 +37,7 @@ class Cancelled(Exception):
 
 
 class MovedRowsError(RuntimeError):
-    """Rows of one partition are in two tasks, so they need a shuffle."""
+    """Rows of one partition are in two tasks, or nobody can say that they are not, so they need a shuffle."""
 
 
 class Report(NamedTuple):
@@ -102,8 +102,8 @@ class WriteJob:
                 raise
             self._is_in_place = False
             raise MovedRowsError(
-                "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all do "
-                "that follow (shuffle='always' does so from the start)"
+                "two tasks, or two attempts at one, have rows for one partition: the batch is aborted and runs again with "
+                "a shuffle, as all do that follow (shuffle='always' does so from the start)"
             ) from error
 
 
