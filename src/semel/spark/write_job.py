@@ -102,8 +102,8 @@ class WriteJob:
                 raise
             self._is_in_place = False
             raise MovedRowsError(
-                "two tasks, or two attempts at one, have rows for one partition: the batch is aborted and runs again with "
-                "a shuffle, as all do that follow (shuffle='always' does so from the start)"
+                "two tasks, or two attempts at one, have rows for one partition: the batch is aborted and runs again "
+                "with a shuffle, as all do that follow (shuffle='always' does so from the start)"
             ) from error
 
 
