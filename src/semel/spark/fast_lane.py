@@ -33,11 +33,9 @@ from semel.spark.targets import Targets, Topic
 from semel.spark.workers import settle_worker, worker_cluster
 from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks, written
 from semel.spark.writing import (
-    REPORT_COLUMNS,
     Blob,
     BlobWriter,
     Precautions,
-    report_batches,
     task_identity,
     to_batches,
 )
@@ -139,14 +137,16 @@ class FastJob:
         session = df.sparkSession
         routing = routing_of(options, targets, batch.batch_id, handle.settings)
         precautions = careful(options.precautions, session)
-        tasks = write_tasks(df, targets)
         if self._step.by_key or len(targets.topics) > 1:
             dealt = [[(r, -1)] for r in wanted]
             blobs = _tasks(session, len(dealt)).mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
             return written(blobs, targets, handle, precautions)
-        dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], tasks)
+        dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
         job = _copy_ranges(self._step, handle, routing, precautions, dealt)
-        return collected(_tasks(session, len(dealt)).mapInArrow(job, REPORT_COLUMNS))  # no stage before it: no reruns
+        tasks = session.sparkContext.parallelize(
+            range(len(dealt)), len(dealt)
+        )  # planning SQL takes longer than it runs
+        return collected(tasks.mapPartitions(job))  # no stage before it: no reruns
 
 
 Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target of each
@@ -182,7 +182,7 @@ def _by_target(wanted: list[Range], topic: Topic, tasks: int) -> Dealt:
 def _copy_ranges(
     step: Step, handle: TransactionHandle, routing: Routing, precautions: Precautions, dealt: Dealt
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """One worker does everything."""
+    """One worker does everything, and returns rows of REPORT_COLUMNS."""
 
     def copied() -> Iterator[Any]:
         number, mark = task_identity()
@@ -198,11 +198,11 @@ def _copy_ranges(
             with stage(PRODUCE):
                 reports = list(out.report())
             faults.reach("task.after_rows")
-        yield from report_batches(reports)
+        yield from reports
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    def run(numbers: Iterator[int]) -> Iterator[Any]:
         settle_worker()
-        _drained(batches)
+        _drained(numbers)
         yield from task("copy", copied())
 
     return run

@@ -43,13 +43,12 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
 
 def _choose_python(master: str | None) -> None:
     """PYSPARK_PYTHON, unless the user has set it: this Python, and on this machine by way of the launcher."""
-    if "PYSPARK_PYTHON" in os.environ:
+    if os.environ.get("PYSPARK_PYTHON", str(LAUNCHER)) != str(LAUNCHER):
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if stays_here(master) and os.access(LAUNCHER, os.X_OK):
         os.environ["SEMEL_PYTHON"] = sys.executable
         os.environ["PYSPARK_PYTHON"] = str(LAUNCHER)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def stays_here(master: str | None) -> bool:

@@ -1,0 +1,61 @@
+"""Which Python Spark's workers are: the user's choice, else this one; on a local master with the installed pyspark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from semel.spark import session
+
+HERE = [None, "local", "local[2]", "local[2,4]"]
+
+
+@pytest.fixture(autouse=True)
+def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_PYTHON", "SEMEL_PYTHON", *session.ELSEWHERE):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards, whatever the function sets
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("master", HERE)
+def test_local_workers_are_started_by_the_launcher(master: str | None) -> None:
+    session._choose_python(master)
+    assert os.environ["PYSPARK_PYTHON"] == str(session.LAUNCHER)
+    assert os.environ["SEMEL_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]", "yarn"])
+def test_workers_of_a_cluster_are_this_python(master: str) -> None:
+    session._choose_python("local[2]")  # in the same program, before
+    session._choose_python(master)
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize("name", session.ELSEWHERE)
+def test_signs_of_another_spark_are_respected(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "something")
+    session._choose_python(None)
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    session._choose_python("local[2]")
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+def test_launcher_takes_sparks_zips_off_the_path_and_nothing_else() -> None:
+    path = "/s/python/lib/pyspark.zip:/s/python/lib/py4j-0.10.9.9-src.zip:/a folder/of mine:/s/jars/spark.jar"
+    program = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:])"
+    done = subprocess.run(
+        [str(session.LAUNCHER), "-c", program, "a word", "*"],
+        env={"SEMEL_PYTHON": sys.executable, "PYTHONPATH": path, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "/a folder/of mine:/s/jars/spark.jar ['a word', '*']\n"
