@@ -96,8 +96,8 @@ class FramePool:
 
 
 def _fresh_memory(size: int) -> bytearray | mmap.mmap:
-    """Large pieces come from the kernel, in huge pages where it has them; a bytearray would be filled with zeros first.
-    Both together are a tenth of what reading a gigabyte costs."""
+    """Large pieces come from the kernel, in huge pages where it has them; a bytearray would be filled with zeros first,
+    for nothing, which takes as long as receiving it."""
     if size < HUGE_PAGE_BYTES:
         return bytearray(size)
     memory = mmap.mmap(-1, -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
