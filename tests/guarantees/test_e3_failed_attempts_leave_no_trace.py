@@ -36,6 +36,22 @@ def test_python_worker_killed_while_it_writes(pipeline: Pipeline, spark: SparkSi
     pipeline.assert_exact()
 
 
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("point", ["task.after_opening", "task.after_rows"])
+def test_python_worker_killed_while_it_writes_what_it_has_read(
+    cluster: Cluster, spark: SparkSite, tmp_path: Path, point: str
+) -> None:
+    pipeline = Pipeline(cluster, tmp_path, partitioner="murmur2")  # keys are where the sink would put them: no shuffle
+    spark.faults.arm(point, "kill")
+    driver = spark.driver()
+    outcome = driver.run(pipeline.job()).succeeded()
+    spark.faults.fired(point)
+    assert outcome.attempts == 2, "the batch had to be aborted and written again"
+    assert "a shuffle, as all do that follow" in driver.warnings, "the first attempt was not without one"
+    pipeline.assert_exact()
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", KAFKA_ALWAYS, indirect=True)
 @pytest.mark.parametrize("point", [pytest.param("task.after_opening", marks=FULL), "task.after_rows"])
