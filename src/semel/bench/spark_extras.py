@@ -20,7 +20,7 @@ COMPARED_BATCHES = 20
 WARM_BATCHES = 3
 TITLES = {
     ("encode", "wait for rows from Spark"): "wait for rows (JVM)",
-    ("write", "wait for rows from Spark"): "wait for the shuffle",
+    ("write", "wait for rows from Spark"): "wait for rows (the source, the JVM, a shuffle)",
     ("source", "hand rows to Spark"): "hand rows over (JVM)",
     ("encode", "hand rows to Spark"): "hand batches to the shuffle",
 }

@@ -73,7 +73,8 @@ class WriteJob:
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
             return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
         if self._may_stay(df, options, targets, batch, precautions):
-            return self._stay(rows.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS), precautions)
+            few = rows.coalesce(write_tasks(rows, targets))  # tasks that read several partitions one after the other
+            return self._stay(few.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
 
@@ -93,10 +94,10 @@ class WriteJob:
             self._is_in_place = here and keys_are_in_place(self._cluster, batch, home.partitions)
         return self._is_in_place
 
-    def _stay(self, job: Any, precautions: Precautions) -> list[Report]:
-        """Every task writes what it has."""
+    def _stay(self, job: Any) -> list[Report]:
+        """Every task writes what it has. There is no stage before it that could run twice."""
         try:
-            return collected(job, precautions)
+            return collected(job)
         except Exception as error:
             if WrongTaskError.__name__ not in str(error) and OwnerStalledError.__name__ not in str(error):
                 raise
