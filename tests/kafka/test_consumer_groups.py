@@ -25,7 +25,7 @@ from semel.protocol.messages.join_group import JOIN_GROUP
 from semel.protocol.messages.sync_group import SYNC_GROUP
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import start_tool
-from tests.support.proxy import Proxy, cut_after_answer, cut_before
+from tests.support.proxy import Proxy, cut_after_answer, cut_before, silence
 from tests.support.reading import create_topic
 
 PARTITIONS = 6
@@ -323,6 +323,22 @@ def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic:
             settle(consumer)
             assert injected.happened.wait(10)
             consumer.poll(500)
+            settle(consumer)
+        injected.assert_fired()
+
+
+def test_assignment_whose_answer_never_comes_is_asked_for_again(cluster: Cluster, topic: str, group: str) -> None:
+    """After request.timeout.ms, as Kafka's clients do; not after the time that a rebalance may take."""
+    with Proxy(cluster.bootstrap) as proxy:
+        injected = proxy.add(silence(SYNC_GROUP))
+        with Consumer(
+            bootstrap_servers=proxy.bootstrap,
+            group_id=group,
+            heartbeat_interval_ms=200,
+            session_timeout_ms=6000,
+            request_timeout_ms=1000,
+        ) as consumer:
+            consumer.subscribe([topic])
             settle(consumer)
         injected.assert_fired()
 

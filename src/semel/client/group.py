@@ -222,7 +222,8 @@ class GroupMember:
             protocol_name=answer.protocol_name,
             assignments=shares,
         )
-        self._pending = connection.send(SYNC_GROUP, request, timeout_s=self._rebalance_s)
+        # Not the rebalance time-out: all have joined, so an answer that stays away is lost, and asking again helps.
+        self._pending = connection.send(SYNC_GROUP, request)
 
     def _share_out(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
         """The leader's work: an assignment for every member."""
