@@ -35,6 +35,13 @@ def test_memory_that_nobody_looks_at_is_used_again(size: int) -> None:
     assert {address_of(pool.take(size - number)) for number in range(5)} == {first}
 
 
+def test_pool_keeps_only_a_few_buffers() -> None:
+    pool = FramePool()
+    frames = [pool.take(size) for size in range(100, 1000, 100)]
+    assert len(frames) == 9
+    assert len(pool._buffers) == FramePool.KEPT
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_frames_come_out_as_they_went_in_however_they_are_cut(seed: int) -> None:
     rng = random.Random(seed)

@@ -10,7 +10,6 @@ from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import IllegalStateError
 from semel.client.fetcher import Fetcher, FetchPlan, end_of
-from semel.client.wire import FramePool
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.fetch import EpochEndOffset, FetchableTopicResponse, FetchResponse, PartitionData
 from semel.protocol.rows import Record, encode_batch
@@ -177,25 +176,3 @@ def test_unassigned_partition_is_named_with_what_is_assigned() -> None:
 
 
 # --- the memory of frames ---
-
-
-def test_memory_of_a_frame_is_used_again_only_when_nobody_looks_at_it() -> None:
-    pool = FramePool()
-    first = pool.take(1000)
-    first[0] = 1
-    second = pool.take(1000)
-    assert second.obj is not first.obj
-    kept, part = first.obj, first[10:20]
-    del first
-    assert pool.take(900).obj is not kept, "a part of it is still looked at"
-    del part, kept
-    address = id(second.obj)
-    del second
-    assert id(pool.take(900).obj) == address or len(pool._buffers) == FramePool.KEPT
-
-
-def test_pool_keeps_only_a_few_buffers() -> None:
-    pool = FramePool()
-    frames = [pool.take(size) for size in range(100, 1000, 100)]
-    assert len(frames) == 9
-    assert len(pool._buffers) == FramePool.KEPT
