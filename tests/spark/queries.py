@@ -35,6 +35,17 @@ class Query:
         self.filled = 0
         self.fill(rows)
 
+    def run_through(self, rows: Any, sink: Any) -> None:
+        """Writes all that is there, in the test's own session, and closes the sink."""
+        running = (
+            rows.writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert running.awaitTermination(120)
+        sink.close()
+
     def fill(self, rows: int) -> None:
         """Numbers, one after the other, in both partitions."""
         producer = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})

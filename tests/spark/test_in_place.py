@@ -50,15 +50,7 @@ def copied(session: Any, query: Query, prefix: str = "key-", **options: Any) -> 
     sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output, **options)
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
     rows = session.readStream.format("semel").options(**source, maxOffsetsPerTrigger=ROWS // 3 + 2).load()
-    running = (
-        rows.selectExpr(f"concat('{prefix}', cast(value AS STRING)) AS key", "value")
-        .writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(query.checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert running.awaitTermination(120)
-    sink.close()
+    query.run_through(rows.selectExpr(f"concat('{prefix}', cast(value AS STRING)) AS key", "value"), sink)
     found = list(read_all(query.bootstrap, query.output, PARTITIONS))
     assert Counter(value for _, _, value in found) == Counter(str(n).encode() for n in range(ROWS))
     for partition, _, value in found:

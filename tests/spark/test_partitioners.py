@@ -34,14 +34,7 @@ def written(session: Any, query: Query, *select: str, **options: Any) -> dict[st
     sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output, **options)
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
     rows = session.readStream.format("semel").options(**source).load().selectExpr(*select)
-    running = (
-        rows.writeStream.foreachBatch(sink)
-        .option("checkpointLocation", str(query.checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert running.awaitTermination(120)
-    sink.close()
+    query.run_through(rows, sink)
     found = list(read_all(query.bootstrap, query.output, WIDE))
     assert Counter((value or b"").decode() for _, _, value in found) == Counter(str(n) for n in range(ROWS))
     return {(value or b"").decode(): partition for partition, _, value in found}
