@@ -58,7 +58,8 @@ def interleave(
     for round_number in range(-warmup, runs):
         order = names if round_number % 2 == 0 else names[::-1]
         for name in order:
-            gc.collect()  # the rubbish of one contestant is not charged to the next
+            gc.collect()  # the rubbish of one contestant is not charged to the next,
+            gc.freeze()  # nor what this process holds to those who make many objects
             value = contestants[name]()
             if round_number >= 0:
                 values[name].append(value)

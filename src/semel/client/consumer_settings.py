@@ -37,7 +37,7 @@ class ConsumerSettings(ClientSettings):
     fetch_min_bytes: int = 1
     fetch_max_wait_ms: int = 500
     fetch_max_bytes: int = 52_428_800
-    max_partition_fetch_bytes: int = 8_388_608  # Kafka: 1 MiB; columns are decoded faster in larger pieces
+    max_partition_fetch_bytes: int = 4_194_304  # Kafka: 1 MiB; columns are decoded faster in larger pieces
     prefetch_bytes: int = 33_554_432  # read ahead while less than this waits for the program
     max_poll_records: int = 500
 
