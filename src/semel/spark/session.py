@@ -11,7 +11,7 @@ LAUNCHER = Path(__file__).with_name("python.sh")
 # Who has set one of these may have another Spark, or a cluster.
 ELSEWHERE = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_REMOTE")
 
-# Only what must be set for exactly-once on Python sources; each can be overridden.
+# Only what exactly-once on Python sources needs, and what costs nothing; each can be overridden.
 SETTINGS = {
     # State in RocksDB with changelogs: a batch uploads what changed, not the whole state.
     "spark.sql.streaming.stateStore.providerClass": (
@@ -20,6 +20,9 @@ SETTINGS = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # A stage that runs again with other rows is noticed (Spark 4.2 and later have it on by default).
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    # Between Spark and its Python workers. Over TCP the second small packet of a task waits for the acknowledgement of
+    # the first, up to 40 ms, and a task of a query has three such conversations.
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 

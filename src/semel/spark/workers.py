@@ -9,17 +9,20 @@ from contextlib import contextmanager
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 
+SETTLING_TASKS = 3  # until a worker has imported and compiled all that it keeps
 KEPT_CLUSTERS = 8  # a worker serves all queries of its executor
 
-_settled = False
+_tasks_to_settle = SETTLING_TASKS
 _clusters: dict[ClientSettings, Cluster] = {}  # not in use now; the oldest first
 
 
 def settle_worker() -> None:
-    """Once per worker: PySpark's daemon collects garbage after every task, which costs more than a small batch. What
-    the imports left behind never becomes garbage, so it need not be looked at again."""
-    global _settled
-    if not _settled:
+    """At the start of a task. PySpark's daemon collects garbage after every task, which costs more than a small batch.
+    What imports and first calls leave behind never becomes garbage, so it need not be looked at again. The first task
+    imports, calls and compiles; one more is for what only a second one does. Later on nothing is set aside any more:
+    it could be what a query made, and would never be given back."""
+    global _tasks_to_settle
+    if _tasks_to_settle:
         import pyarrow  # noqa: F401
 
         import semel.protocol.columns_decode
@@ -27,7 +30,7 @@ def settle_worker() -> None:
 
         gc.collect()
         gc.freeze()
-        _settled = True
+        _tasks_to_settle -= 1
 
 
 @contextmanager

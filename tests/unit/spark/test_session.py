@@ -59,3 +59,14 @@ def test_launcher_takes_sparks_zips_off_the_path_and_nothing_else() -> None:
         check=True,
     )
     assert done.stdout == "/a folder/of mine:/s/jars/spark.jar ['a word', '*']\n"
+
+
+def test_small_packets_to_and_from_workers_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP holds them back for up to 40 ms. The user has the last word."""
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: dict(builder._options))
+    monkeypatch.setattr(SparkSession, "builder", SparkSession.Builder())
+    name = "spark.python.unix.domain.socket.enabled"
+    assert session.spark_session()[name] == "true"
+    assert session.spark_session(spark__python__unix__domain__socket__enabled="false")[name] == "false"
