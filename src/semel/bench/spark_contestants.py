@@ -2,7 +2,7 @@
 
 Spark programs keep one warm session and are timed from the making of the query to its end. Kafka Streams and Quix
 Streams are timed from their first record until the group's committed positions have reached the end: joining the group
-is not held against them.
+is not held against them. So semel is compared with them from the moment at which Spark begins with the first batch.
 """
 
 from __future__ import annotations
@@ -60,6 +60,11 @@ class Job(NamedTuple):
 class Result(NamedTuple):
     seconds: float
     details: dict[str, Any] | None = None
+
+    @property
+    def running_seconds(self) -> float:
+        """Without the start, as those are timed that join a group first."""
+        return float((self.details or {}).get("running_seconds", self.seconds))
 
 
 class Contestant(Protocol):

@@ -143,9 +143,8 @@ class FastJob:
             return written(blobs, targets, handle, precautions)
         dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
         job = _copy_ranges(self._step, handle, routing, precautions, dealt)
-        tasks = session.sparkContext.parallelize(
-            range(len(dealt)), len(dealt)
-        )  # planning SQL takes longer than it runs
+        # As an RDD: planning SQL would take longer than it runs.
+        tasks = session.sparkContext.parallelize(range(len(dealt)), len(dealt))
         return collected(tasks.mapPartitions(job))  # no stage before it: no reruns
 
 

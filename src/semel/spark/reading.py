@@ -15,9 +15,9 @@ from semel.client.cluster import Cluster, Leader
 from semel.client.connection import Connection
 from semel.client.errors import KafkaError, error_of
 from semel.client.wire import Pending
-from semel.protocol.batch import Buffer, iter_headers
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
+from semel.spark.fetch_sizes import TopicSizes, needed
 from semel.spark.planning import Range
 from semel.spark.positions import earliest_offset
 from semel.spark.stages import DECODE, stage
@@ -29,6 +29,8 @@ FETCH_BYTES = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
 NEWEST_WITH_NAMES = 12  # later versions of Fetch name topics by id
 STALLED_S = 60.0  # a range that brings nothing for so long is an error, not a wait
+
+_sizes = TopicSizes()  # for the next ranges of this worker
 
 
 class DataLossError(RuntimeError):
@@ -61,8 +63,7 @@ class RangeReader:
         """
         from semel.protocol.columns_decode import decode_record_set
 
-        for start, data in self._answers():
-            records = as_view(data.records)
+        for start, data, records in self._answers():
             aborted = [(a.producer_id, a.first_offset) for a in data.aborted_transactions or []]
             with stage(DECODE):
                 decoded = decode_record_set(
@@ -76,8 +77,8 @@ class RangeReader:
             if table.num_rows:
                 yield table
 
-    def _answers(self) -> Iterator[tuple[int, PartitionData]]:
-        """(offset asked for, answer) until the range is covered."""
+    def _answers(self) -> Iterator[tuple[int, PartitionData, memoryview]]:
+        """(offset asked for, answer, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: Connection | None = None
         last_progress_s = time.monotonic()
@@ -93,12 +94,13 @@ class RangeReader:
                 waiting = None
                 self._recover(error, last_progress_s)
                 continue
-            start, self._position = self._position, next_position(as_view(data.records), self._position)
-            waiting = None
+            found = needed(as_view(data.records), self._position, self._range.end)
+            start, self._position, waiting = self._position, found.next_offset, None
             if self._position > start:
+                _sizes.learn(self._range.topic, self._position - start, found)
                 last_progress_s = time.monotonic()
                 waiting = self._ask(connection) if self._position < self._range.end else None
-                yield start, data
+                yield start, data, found.records
             elif time.monotonic() - last_progress_s > STALLED_S:
                 self._give_up(self._nothing_came())
 
@@ -111,13 +113,12 @@ class RangeReader:
 
     def _ask(self, connection: Connection) -> Pending:
         r = self._range
-        partition = FetchPartition(
-            partition=r.partition, fetch_offset=self._position, partition_max_bytes=self._fetch_bytes
-        )
+        most_bytes = _sizes.bytes_for(r.topic, r.end - self._position, self._fetch_bytes)
+        partition = FetchPartition(partition=r.partition, fetch_offset=self._position, partition_max_bytes=most_bytes)
         request = FetchRequest(
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
-            max_bytes=self._fetch_bytes,
+            max_bytes=most_bytes,
             isolation_level=int(self._read_committed),
             topics=[FetchTopic(topic=r.topic, partitions=[partition])],
         )
@@ -184,10 +185,3 @@ class RangeReader:
 def as_view(records: Any) -> memoryview:
     """The record set of an answer: null where there is nothing."""
     return memoryview(b"" if records is None else records)
-
-
-def next_position(records: Buffer, position: int) -> int:
-    """The offset after the last whole batch; the position itself if there is none."""
-    for _, header in iter_headers(records):
-        position = max(position, header.next_offset)
-    return position

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from datetime import datetime
 from typing import Any
 
 SETTINGS = {
@@ -89,13 +90,14 @@ def run(spark: Any, kind: str, job: dict[str, Any]) -> dict[str, Any]:
     made_s = time.perf_counter()
     query = writer.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True).start()
     query.awaitTermination()
-    took_s = time.perf_counter() - started_s
+    took_s, ended_s = time.perf_counter() - started_s, time.time()
     progress = [dict(json.loads(p.json) if hasattr(p, "json") else p) for p in query.recentProgress]
     if sink is not None:
         sink.close()
     return {
         "seconds": took_s,
         "making_seconds": made_s - started_s,
+        "running_seconds": ended_s - datetime.fromisoformat(progress[0]["timestamp"]).timestamp(),
         "rows": sum(p["numInputRows"] for p in progress),
         "batches": [p["durationMs"] for p in progress],
         "reports": [] if sink is None else [report._asdict() for report in sink.reports],
