@@ -9,7 +9,7 @@ from typing import Any
 
 LAUNCHER = Path(__file__).with_name("python.sh")
 # Who has set one of these may have another Spark, or a cluster.
-ELSEWHERE = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_REMOTE")
+ELSEWHERE = ("SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_REMOTE")
 
 # Only what exactly-once on Python sources needs, and what costs nothing; each can be overridden.
 SETTINGS = {
@@ -25,6 +25,15 @@ SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
+# Where everything stays on this machine, checkpoints most likely too. Spark's usual way to write them starts a program
+# (readlink) for every look at a local file, as Hadoop's own library for that is not in PySpark: 60 ms a batch. This is
+# the one that it uses for file systems that know no other: a new file, then a rename.
+LOCAL_SETTINGS = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
 
 def spark_session(app_name: str = "semel", *, master: str | None = None, **settings: Any) -> Any:
     """SparkSession.builder...getOrCreate() with these settings; `settings` are Spark's names with dots as "__".
@@ -37,7 +46,7 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **(LOCAL_SETTINGS if stays_here(master) else {})}.items():
         builder = builder.config(name, value)
     for name, value in settings.items():
         builder = builder.config(name.replace("__", "."), str(value))

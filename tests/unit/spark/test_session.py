@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -61,12 +62,26 @@ def test_launcher_takes_sparks_zips_off_the_path_and_nothing_else() -> None:
     assert done.stdout == "/a folder/of mine:/s/jars/spark.jar ['a word', '*']\n"
 
 
-def test_small_packets_to_and_from_workers_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TCP holds them back for up to 40 ms. The user has the last word."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """The settings that a session would be made with."""
     from pyspark.sql import SparkSession
 
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: dict(builder._options))
-    monkeypatch.setattr(SparkSession, "builder", SparkSession.Builder())
+    def make(**words: str) -> dict[str, str]:
+        monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: dict(builder._options))
+        monkeypatch.setattr(SparkSession, "builder", SparkSession.Builder())
+        return dict(session.spark_session(**words))
+
+    return make
+
+
+def test_small_packets_to_and_from_workers_wait_for_nobody(made: Callable[..., dict[str, str]]) -> None:
+    """TCP holds them back for up to 40 ms. The user has the last word."""
     name = "spark.python.unix.domain.socket.enabled"
-    assert session.spark_session()[name] == "true"
-    assert session.spark_session(spark__python__unix__domain__socket__enabled="false")[name] == "false"
+    assert made()[name] == "true"
+    assert made(spark__python__unix__domain__socket__enabled="false")[name] == "false"
+
+
+def test_checkpoints_of_a_cluster_are_written_as_spark_does(made: Callable[..., dict[str, str]]) -> None:
+    assert session.LOCAL_SETTINGS.items() <= made(master="local[2]").items()
+    assert not session.LOCAL_SETTINGS.keys() & made(master="spark://host:7077").keys()
