@@ -72,6 +72,23 @@ def test_keys_that_change_are_noticed_and_shuffled_from_then_on(
     assert len(shuffles) == BATCHES
 
 
+def test_attempt_that_died_costs_its_batch_a_shuffle_and_no_other(
+    session: Any, query: Query, shuffles: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected, died = write_job.collected, []
+
+    def first_dies(*arguments: Any) -> Any:
+        if not died:
+            died.append(1)
+            raise RuntimeError("PythonException: OwnerStalledError: another attempt at this task opened it first")
+        return collected(*arguments)
+
+    monkeypatch.setattr(write_job, "collected", first_dies)
+    reports = copied(session, query)
+    assert [report.attempts for report in reports] == [2, *[1] * (BATCHES - 1)]
+    assert died == shuffles == [1]
+
+
 def test_source_whose_keys_are_elsewhere_is_shuffled_from_the_start(
     session: Any, cluster: Cluster, tmp_path: Path, shuffles: list[int]
 ) -> None:

@@ -29,6 +29,7 @@ from semel.spark.writing import (
 )
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
+MOST_STALLED = 3  # batches that lose an attempt; then it is no accident, and every batch is shuffled
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 
@@ -61,6 +62,7 @@ class WriteJob:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._is_in_place: bool | None = None  # None: nobody has looked
+        self._stalled: set[int] = set()  # batches in which an attempt found a partition taken, and nobody writing to it
 
     def __call__(
         self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
@@ -74,7 +76,8 @@ class WriteJob:
             return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
         if self._may_stay(df, options, targets, batch, precautions):
             few = rows.coalesce(write_tasks(rows, targets))  # tasks that read several partitions one after the other
-            return self._stay(few.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS))
+            job = few.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS)
+            return self._stay(job, batch.batch_id)
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
 
@@ -85,6 +88,8 @@ class WriteJob:
         allowed = options.shuffle == AUTO and options.max_attempts > 1 and precautions.handshake
         if not allowed or self._is_in_place is False or speculates(df.sparkSession):
             return False
+        if batch.batch_id in self._stalled or len(self._stalled) > MOST_STALLED:
+            return False
         tasks = tasks_without_shuffle(df)
         home = targets.topics[0]
         if tasks is None or tasks > home.partitions or options.partitioner != MURMUR2:
@@ -94,18 +99,24 @@ class WriteJob:
             self._is_in_place = here and keys_are_in_place(self._cluster, batch, home.partitions)
         return self._is_in_place
 
-    def _stay(self, job: Any) -> list[Report]:
+    def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
         try:
             return collected(job)
         except Exception as error:
-            if WrongTaskError.__name__ not in str(error) and OwnerStalledError.__name__ not in str(error):
-                raise
-            self._is_in_place = False
-            raise MovedRowsError(
-                "two tasks, or two attempts at one, have rows for one partition: the batch is aborted and runs again "
-                "with a shuffle, as all do that follow (shuffle='always' does so from the start)"
-            ) from error
+            if WrongTaskError.__name__ in str(error):
+                self._is_in_place = False
+                raise MovedRowsError(
+                    "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all "
+                    "do that follow (shuffle='always' does so from the start)"
+                ) from error
+            if OwnerStalledError.__name__ in str(error):
+                self._stalled.add(batch_id)
+                raise MovedRowsError(
+                    "an attempt at a task died in the middle of a partition: the batch is aborted and runs again "
+                    "with a shuffle"
+                ) from error
+            raise
 
 
 def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:
