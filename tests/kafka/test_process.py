@@ -273,7 +273,7 @@ def test_unreachable_brokers_are_an_error_not_a_wait() -> None:
         )
     with pytest.raises((TimedOutError, KafkaError), match=r"127\.0\.0\.1:1"):
         semel.process("a", "b", print, application_id="x", bootstrap_servers="127.0.0.1:1", guarantee="at_least_once")
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 40
 
 
 def test_function_that_returns_nonsense_is_told_so(cluster: Cluster, topics) -> None:

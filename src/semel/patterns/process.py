@@ -39,6 +39,7 @@ __all__ = ["Output", "Processor", "Stats", "process"]
 log = logging.getLogger("semel.process")
 
 IDLE_POLL_MS = 200
+FIRST_CONTACT_S = 10.0
 TIME_OUTS_BORNE = 3
 
 
@@ -142,7 +143,7 @@ class Processor:
         self._consumer: Consumer | None = None
         self._backoff = Backoff(50, 2_000)
         self._collected = 0
-        self._began_s = self._last_record_s = time.monotonic()
+        self._began_s = self._last_record_s = self._started_s = time.monotonic()
         self._has_worked = False
         self._timed_out_in_a_row = 0
 
@@ -160,6 +161,7 @@ class Processor:
             mode = self._mode = self._mode_type(consumer, self._make_producer, self._emitter)
             try:
                 mode.start()
+                self._started_s = time.monotonic()
                 consumer.subscribe(self._topics, _Listener(self))
                 while not (self._stopping.is_set() or self._is_idle()):
                     self._turn(consumer, mode)
@@ -253,7 +255,7 @@ class Processor:
             return self._owns_name and self._may_time_out_again(error)
         if isinstance(error, CommitUncertainError):
             return True
-        return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._has_worked or self._has_joined())
+        return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._is_established() or self._is_new())
 
     def _may_time_out_again(self, error: FencedError) -> bool:
         """Nobody else has this name, so the broker's time-out ended the transaction. Once is bad luck."""
@@ -266,9 +268,13 @@ class Processor:
             error.code,
         ) from error
 
-    def _has_joined(self) -> bool:
-        """Before the first contact an error is most likely a wrong address or a missing right: say so and stop."""
-        return self._consumer is not None and bool(self._consumer.assignment())
+    def _is_established(self) -> bool:
+        return self._has_worked or (self._consumer is not None and bool(self._consumer.assignment()))
+
+    def _is_new(self) -> bool:
+        """Before anything has worked an error is most likely a wrong address or a missing topic: say so and stop. But
+        not at once: a broker that restarts is away for some seconds, too."""
+        return time.monotonic() - self._started_s < FIRST_CONTACT_S
 
     def _abandon(self, mode: Mode) -> None:
         """The error that led here is the one to see."""

@@ -13,13 +13,14 @@ from semel.client.errors import (
     RetriableError,
     error_of,
 )
-from semel.patterns.process import TIME_OUTS_BORNE, Processor
+from semel.patterns.process import FIRST_CONTACT_S, TIME_OUTS_BORNE, Processor
 from semel.protocol.errors import ErrorCode
 
 
-def processor(instance: str | None = None, has_worked: bool = True) -> Processor:
+def processor(instance: str | None = None, has_worked: bool = True, age_s: float = 0.0) -> Processor:
     made = Processor("in", "out", lambda record: record, application_id="app", instance=instance)
     made._has_worked = has_worked
+    made._started_s -= age_s
     return made
 
 
@@ -28,9 +29,11 @@ def test_transient_errors_are_borne_once_it_has_worked(error: KafkaError) -> Non
     assert processor()._can_go_on(error)
 
 
-def test_trouble_before_the_first_success_ends_it() -> None:
+def test_trouble_before_the_first_success_ends_it_when_a_restart_cannot_be_the_cause_any_more() -> None:
     """It is most likely a wrong address or a missing topic: better said than retried for ever."""
-    assert not processor(has_worked=False)._can_go_on(RetriableError("unreachable"))
+    new, old = (processor(has_worked=False, age_s=age_s) for age_s in (FIRST_CONTACT_S / 2, FIRST_CONTACT_S))
+    assert new._can_go_on(RetriableError("unreachable"))
+    assert not old._can_go_on(RetriableError("unreachable"))
 
 
 def test_fatal_errors_end_it() -> None:

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 READ_TIMEOUT_S = 60.0
+KNOWN_TIMEOUT_S = 20.0  # until a node knows a topic that was created
 Place = tuple[str, int]
 
 
@@ -90,7 +91,7 @@ def topics_like(brokers: str, prefix: str, timeout_s: float = 20.0) -> list[str]
 
 
 def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> None:
-    """Name -> partitions. Returns when every one can be used."""
+    """Name -> partitions. Returns when every one can be used: a node may hear of a topic after it was created."""
     admin = AdminClient(settings(brokers))
     new = [NewTopic(name, partitions, -1, config=config) for name, partitions in topics.items()]
     try:
@@ -98,6 +99,16 @@ def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> Non
             future.result(30)
     except KafkaException as error:
         raise CheckerError(f"a topic could not be created: {error.args[0].str()}") from error
+    _wait_until_known(brokers, set(topics))
+
+
+def _wait_until_known(brokers: str, topics: set[str]) -> None:
+    deadline_s = time.monotonic() + KNOWN_TIMEOUT_S
+    while missing := topics - set(topics_like(brokers, "")):
+        if time.monotonic() > deadline_s:
+            names = ", ".join(sorted(missing))
+            raise CheckerError(f"{brokers} has created {names}, and does not know it {KNOWN_TIMEOUT_S:.0f} s later")
+        time.sleep(0.05)
 
 
 def delete_topics(brokers: str, topics: Iterable[str]) -> None:
