@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
@@ -20,6 +21,7 @@ from semel.client.consumer_rebalance import RebalanceListener
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
+from semel.protocol.api import Api
 from semel.protocol.messages.heartbeat import HEARTBEAT
 from semel.protocol.messages.join_group import JOIN_GROUP
 from semel.protocol.messages.sync_group import SYNC_GROUP
@@ -327,10 +329,17 @@ def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic:
         injected.assert_fired()
 
 
-def test_assignment_whose_answer_never_comes_is_asked_for_again(cluster: Cluster, topic: str, group: str) -> None:
-    """After request.timeout.ms, as Kafka's clients do; not after the time that a rebalance may take."""
+@pytest.mark.parametrize(
+    ("api", "skip"),
+    [(JOIN_GROUP, 0), (JOIN_GROUP, 1), (SYNC_GROUP, 0)],
+    ids=["JoinGroup", "second JoinGroup", "SyncGroup"],
+)
+def test_answer_of_the_coordinator_that_never_comes_is_asked_for_again(
+    cluster: Cluster, topic: str, group: str, api: Api[Any, Any], skip: int
+) -> None:
+    """After request.timeout.ms; not after the time that a rebalance may take, in which a lonely member stands still."""
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(silence(SYNC_GROUP))
+        injected = proxy.add(silence(api, skip=skip))
         with Consumer(
             bootstrap_servers=proxy.bootstrap,
             group_id=group,
@@ -341,6 +350,20 @@ def test_assignment_whose_answer_never_comes_is_asked_for_again(cluster: Cluster
             consumer.subscribe([topic])
             settle(consumer)
         injected.assert_fired()
+
+
+def test_rebalance_that_takes_longer_than_a_request_may_is_waited_for(cluster: Cluster, topic: str, group: str) -> None:
+    """The other member is busy: the new one asks again and again, and is let in when the other comes back."""
+    options = {"bootstrap_servers": cluster.bootstrap, "group_id": group, "heartbeat_interval_ms": 200}
+    with Consumer(**options) as busy, Consumer(**options, request_timeout_ms=500) as new:
+        busy.subscribe([topic])
+        settle(busy)
+        new.subscribe([topic])
+        asked_until_s = time.monotonic() + 4
+        while time.monotonic() < asked_until_s:
+            assert new.poll(100) == []
+        assert new.assignment() == set()
+        settle(busy, new)
 
 
 # --- together with other clients ---

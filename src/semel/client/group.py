@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE = "consumer"
 GROUP_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "heartbeat", "leave"
-GRACE_S = 5.0  # the broker answers JoinGroup at the end of the rebalance time-out; give the answer time to arrive
 LEAVE_TIMEOUT_S = 3.0
 _MEMBERSHIP_EVENTS = (Event.REBALANCE, Event.STALE, Event.EXPELLED, Event.TAKEN_OVER, Event.COORDINATOR_LOST)
 
@@ -153,11 +152,9 @@ class GroupMember:
             request = self._join_request(topics, list(owned))
             self._joins_again = False
             self._apply(Event.JOIN_SENT)
-            self._pending = connection.send(JOIN_GROUP, request, timeout_s=self._rebalance_s)
-
-    @property
-    def _rebalance_s(self) -> float:
-        return self._settings.max_poll_interval_ms / 1000 + GRACE_S
+            # An answer may take as long as a rebalance, or be lost. Nobody can tell which, and asking again does no
+            # harm: the coordinator knows the member, which goes on waiting on the new connection.
+            self._pending = connection.send(JOIN_GROUP, request)
 
     def _join_request(self, topics: frozenset[str], owned: list[TopicPartition]) -> JoinGroupRequest:
         return JoinGroupRequest(
@@ -222,7 +219,6 @@ class GroupMember:
             protocol_name=answer.protocol_name,
             assignments=shares,
         )
-        # Not the rebalance time-out: all have joined, so an answer that stays away is lost, and asking again helps.
         self._pending = connection.send(SYNC_GROUP, request)
 
     def _share_out(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
