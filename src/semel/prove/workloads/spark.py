@@ -143,7 +143,7 @@ class ExecutorsWorkload(AnyOrderWorkload):
     has_sink = False  # its deck is about executors
     patience_s = 300.0
 
-    master = "local-cluster[2,1,768]"
+    master = "local-cluster[2,1,1024]"
 
     @classmethod
     def guarantee_cards(cls, guarantee: str) -> list[Fault]:
