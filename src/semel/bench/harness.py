@@ -63,6 +63,7 @@ def interleave(
             value = contestants[name]()
             if round_number >= 0:
                 values[name].append(value)
+    gc.unfreeze()
     return values
 
 

@@ -125,13 +125,11 @@ def _measure(
     values = interleave({name: lambda name=name: once(name) for name in taking_part}, runs=plan.runs)  # type: ignore[misc]
     by_title = {contestants[name].name: found for name, found in values.items()}
     case = f"{inputs['whole'].size}, {batches} batches"
+    batch_peers = by_title.keys() - {FRAME, FAST} - JOINING
     for subject in (title for title in (FRAME, FAST) if title in by_title):
-        others = by_title.keys() - {FRAME, FAST} - JOINING
-        joining = by_title.keys() & JOINING
-        rates = {title: by_title[title] for title in by_title if title == subject or title in others}
-        compare(report, bench=BENCH, case=f"{case}: {subject}", unit=UNIT, values=rates, subject=subject)
-        rates = {title: running[title][-plan.runs :] for title in by_title if title == subject or title in joining}
-        compare(report, bench=BENCH, case=f"{case}: {subject}, started", unit=UNIT, values=rates, subject=subject)
+        for label, found, peers in (("", by_title, batch_peers), (", started", running, JOINING)):
+            rates = {title: found[title][-plan.runs :] for title in by_title if title == subject or title in peers}
+            compare(report, bench=BENCH, case=f"{case}: {subject}{label}", unit=UNIT, values=rates, subject=subject)
     if commits_ms:
         report_commits(report, case, commits_ms)
 

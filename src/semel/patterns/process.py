@@ -39,7 +39,7 @@ __all__ = ["Output", "Processor", "Stats", "process"]
 log = logging.getLogger("semel.process")
 
 IDLE_POLL_MS = 200
-FIRST_CONTACT_S = 10.0
+FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
 TIME_OUTS_BORNE = 3
 
 
@@ -272,8 +272,8 @@ class Processor:
         return self._has_worked or (self._consumer is not None and bool(self._consumer.assignment()))
 
     def _is_new(self) -> bool:
-        """Before anything has worked an error is most likely a wrong address or a missing topic: say so and stop. But
-        not at once: a broker that restarts is away for some seconds, too."""
+        """Before anything has worked an error is most likely a wrong address or a missing topic: say so and stop, but
+        not at once."""
         return time.monotonic() - self._started_s < FIRST_CONTACT_S
 
     def _abandon(self, mode: Mode) -> None:

@@ -97,7 +97,7 @@ class RangeReader:
             found = needed(as_view(data.records), self._position, self._range.end)
             start, self._position, waiting = self._position, found.next_offset, None
             if self._position > start:
-                _sizes.learn(self._range.topic, self._position - start, found)
+                _sizes.learn(self._range.topic, found)
                 last_progress_s = time.monotonic()
                 waiting = self._ask(connection) if self._position < self._range.end else None
                 yield start, data, found.records

@@ -1,4 +1,4 @@
-"""What every Python worker does once, and what it keeps from one task to the next."""
+"""What every Python worker does in its first tasks, and what it keeps from one task to the next."""
 
 from __future__ import annotations
 

@@ -68,13 +68,18 @@ def seen_of(message: Any) -> Seen:
     )
 
 
+def known_topics(brokers: str, timeout_s: float = 20.0) -> Any:
+    """Name -> metadata, of all topics; CheckerError if nobody answers."""
+    try:
+        return AdminClient(settings(brokers)).list_topics(timeout=timeout_s).topics
+    except KafkaException as error:
+        raise CheckerError(f"{brokers} does not answer: {error.args[0].str()}") from error
+
+
 def partitions_of(brokers: str, topics: Iterable[str], timeout_s: float = 20.0) -> list[Place]:
     """All partitions of the topics; CheckerError if one is not there."""
     wanted = list(topics)
-    try:
-        found = AdminClient(settings(brokers)).list_topics(timeout=timeout_s).topics
-    except KafkaException as error:
-        raise CheckerError(f"{brokers} does not answer: {error.args[0].str()}") from error
+    found = known_topics(brokers, timeout_s)
     missing = [topic for topic in wanted if topic not in found]
     if missing:
         raise CheckerError(f"{brokers} has no topic {', '.join(missing)}")
@@ -83,11 +88,7 @@ def partitions_of(brokers: str, topics: Iterable[str], timeout_s: float = 20.0) 
 
 def topics_like(brokers: str, prefix: str, timeout_s: float = 20.0) -> list[str]:
     """The topics whose names begin so."""
-    try:
-        found = AdminClient(settings(brokers)).list_topics(timeout=timeout_s).topics
-    except KafkaException as error:
-        raise CheckerError(f"{brokers} does not answer: {error.args[0].str()}") from error
-    return sorted(name for name in found if name.startswith(prefix))
+    return sorted(name for name in known_topics(brokers, timeout_s) if name.startswith(prefix))
 
 
 def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> None:
@@ -104,7 +105,7 @@ def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> Non
 
 def _wait_until_known(brokers: str, topics: set[str]) -> None:
     deadline_s = time.monotonic() + KNOWN_TIMEOUT_S
-    while missing := topics - set(topics_like(brokers, "")):
+    while missing := topics - set(known_topics(brokers)):
         if time.monotonic() > deadline_s:
             names = ", ".join(sorted(missing))
             raise CheckerError(f"{brokers} has created {names}, and does not know it {KNOWN_TIMEOUT_S:.0f} s later")
