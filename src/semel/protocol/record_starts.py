@@ -10,7 +10,6 @@ on back to the start of the batch. Where one does not, the batch is walked from 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +18,21 @@ import numpy.typing as npt
 from semel.protocol.batch import SMALLEST_RECORD
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.varints import read_varint
-from semel.protocol.vector_varints import SHORT_RECORD_SIZES, SHORT_SIZES, Bytes, Int64s, VarintReader
+from semel.protocol.vector_varints import (
+    SHORT_RECORD_SIZES,
+    SHORT_SIZES,
+    Bytes,
+    Int64s,
+    VarintReader,
+    joined_bits,
+    last_bits,
+)
 
 SHORTEST_LANE, LONGEST_LANE = 32, 256  # records in a lane: more steps of fewer lanes, or fewer steps of more
-FEW_RECORDS = 2500  # not worth lanes: a walk costs a fifth of a microsecond per record
-WIDEST_SEARCH_BYTES = 16 * 1024
-MOST_CANDIDATES = 64  # per place
+STEPS_BETWEEN_LOOKS = 8
+FEW_RECORDS = 1000  # not worth lanes
+WALKED_PER_STEP = 8  # records that a walk passes in the time of a step: lanes that take more steps are given up
+MOST_ZEROS = 64  # around a place
 
 
 class Bodies(NamedTuple):
@@ -41,14 +49,16 @@ def find_record_starts(reader: VarintReader, bodies: Bodies) -> Int64s:
     total = int(bodies.record_counts.sum())
     if total < FEW_RECORDS:
         return _walk_all(reader, bodies, range(len(bodies.starts)))
-    lanes = _Lanes.cut(reader, bodies)
-    steps, final = _follow(reader, lanes)
-    inside = steps < lanes.limits
-    per_lane = inside.sum(axis=0)
+    lanes = _Lanes.cut(reader, bodies, _lane_records(total))
+    steps = _follow(reader, lanes, most_steps=total // WALKED_PER_STEP)
+    before = steps < lanes.limits
+    passed = steps[np.minimum(before.sum(axis=0), len(steps) - 1), np.arange(len(lanes.limits))]
+    before[:-1] &= steps[1:] != steps[:-1]  # where a lane stood still it is the same record
+    per_lane = before.sum(axis=0)
     per_batch = np.bincount(lanes.batches, weights=per_lane, minlength=len(bodies.starts)).astype(np.int64)
     broken = per_batch != bodies.record_counts
-    broken[lanes.batches[final != lanes.limits]] = True
-    starts: Int64s = steps.T[inside.T]
+    broken[lanes.batches[passed != lanes.limits]] = True
+    starts: Int64s = steps.T[before.T]
     if not broken.any():
         return starts
     good = np.split(starts, np.cumsum(per_batch)[:-1])
@@ -91,8 +101,8 @@ class _Lanes(NamedTuple):
     batches: Int64s
 
     @classmethod
-    def cut(cls, reader: VarintReader, bodies: Bodies) -> _Lanes:
-        lane_counts = np.maximum(bodies.record_counts // _lane_records(int(bodies.record_counts.sum())), 1)
+    def cut(cls, reader: VarintReader, bodies: Bodies, lane_records: int) -> _Lanes:
+        lane_counts = np.maximum(bodies.record_counts // lane_records, 1)
         batches = np.repeat(np.arange(len(bodies.starts)), lane_counts)
         number = np.arange(len(batches)) - np.repeat(np.cumsum(lane_counts) - lane_counts, lane_counts)
         body_bytes = bodies.ends - bodies.starts
@@ -100,7 +110,7 @@ class _Lanes(NamedTuple):
         guesses = np.flatnonzero(number)
         found = _guess_starts(reader, bodies, starts[guesses], batches[guesses])
         starts[guesses] = found
-        keep = starts >= 0
+        keep = starts < NOWHERE
         starts, batches = starts[keep], batches[keep]
         limits = np.append(starts[1:], 0)
         last_of_batch = np.append(batches[1:] != batches[:-1], True)
@@ -113,86 +123,69 @@ def _lane_records(total: int) -> int:
     return min(max(math.isqrt(total // 8), SHORTEST_LANE), LONGEST_LANE)
 
 
-def _follow(reader: VarintReader, lanes: _Lanes) -> tuple[Int64s, Int64s]:
-    """(the positions of all lanes at each step, where they stopped). A lane stops at its limit or past it."""
-    at = lanes.starts
-    steps = []
-    going = at < lanes.limits
+def _follow(reader: VarintReader, lanes: _Lanes, most_steps: int) -> Int64s:
+    """The positions of all lanes at each step. A lane that is past its limit goes on until all are: that does no harm,
+    and looking at every step would cost more than the step. A lane that comes to a record with a length of three bytes
+    or more stands still until the next look, and from then on every step is looked at."""
+    steps = [lanes.starts]
     last = len(reader.data) - 2
-    while going.any():
-        steps.append(at)
-        sizes = SHORT_RECORD_SIZES.take(reader.all_pairs[np.minimum(at, last)])
-        if sizes.min() <= 0:
-            _settle_long(reader, at, sizes, going)
-        at = at + sizes * going
-        going = at < lanes.limits
-    return np.array(steps, np.int64).reshape(len(steps), len(at)), at
+    steps_between_looks = STEPS_BETWEEN_LOOKS
+    while len(steps) <= most_steps:
+        for _ in range(steps_between_looks):
+            sizes = SHORT_RECORD_SIZES.take(reader.all_pairs[np.minimum(steps[-1], last)])
+            steps.append(steps[-1] + sizes)
+        going = steps[-1] < lanes.limits
+        if not going.any():
+            break
+        waiting = np.flatnonzero(going & (sizes == 0))
+        if len(waiting):
+            steps.append(_past_long(reader, steps[-1], waiting))
+            steps_between_looks = 1
+    return np.array(steps, np.int64)
 
 
-def _settle_long(reader: VarintReader, at: Int64s, sizes: Int64s, going: npt.NDArray[np.bool_]) -> None:
-    """Sizes of records whose length takes three bytes and more. One that cannot be ends its lane far out."""
-    rows = np.flatnonzero((sizes <= 0) & going)
-    if len(rows):
-        lengths, after = reader.read_loosely(at[rows])
-        sizes[rows] = np.where(lengths < 0, NOWHERE, after - at[rows] + lengths)
+def _past_long(reader: VarintReader, at: Int64s, rows: npt.NDArray[np.intp]) -> Int64s:
+    """A step over records whose length takes three bytes and more. One that cannot be ends its lane far out."""
+    lengths, after = reader.read_loosely(at[rows])
+    moved = at.copy()
+    moved[rows] = np.where(lengths < 0, NOWHERE, after + lengths)
+    return moved
 
 
 NOWHERE = 2**40  # no buffer is this long
 
 
 def _guess_starts(reader: VarintReader, bodies: Bodies, around: Int64s, batches: Int64s) -> Int64s:
-    """For each place a position after it that looks like the start of a record, or -1."""
-    result = np.full(len(around), -1, np.int64)
-    average = int(((bodies.ends - bodies.starts) // np.maximum(bodies.record_counts, 1)).max())
-    width = min(max(4 * average, 64), WIDEST_SEARCH_BYTES, len(reader.data))
-    at = around.copy()
+    """For each place a position after it that looks like the start of a record, or NOWHERE. A lane without a start
+    makes the one before it longer, and all wait for the longest: where many are missing, they are looked for again."""
+    result = np.full(len(around), NOWHERE, np.int64)
+    average = int((bodies.ends - bodies.starts).sum() // bodies.record_counts.sum())
+    width = average + average // 2 + 64
     missing = np.arange(len(around))
-    search, tries = _match, 0
-    while len(missing):
-        candidates, lane, sizes = search(reader.data, at[missing], width)
-        at[missing[lane]] = candidates
-        keep = candidates > bodies.starts[batches[missing[lane]]]
-        good, lane = _plausible(reader, bodies, candidates[keep], lane[keep], batches[missing], sizes[keep])
-        order = np.argsort(-good, kind="stable")  # the first one of each lane is written last
-        result[missing[lane[order]]] = good[order]
-        tries, before, missing = tries + 1, len(missing), np.flatnonzero(result < 0)
-        if search is _scan:
-            break
-        if tries < 2 or 2 * len(missing) <= before:
-            continue  # a lane without a start makes the one before it longer, and all wait for the longest
-        if len(missing) * 32 <= len(around):
-            break
-        search = _scan
+    while len(missing) * 32 > len(around) and len(missing) * width <= len(reader.data):
+        candidates, place = _candidates(reader.data, around[missing], width)
+        good = _plausible(reader, bodies, candidates, batches[missing[place]])
+        np.minimum.at(result, missing[place[good]], candidates[good])
+        missing = np.flatnonzero(result == NOWHERE)
+        width *= 4
     return result
 
 
-# Most records have no headers: the number of headers of the record before (0), a length, the attributes (0).
-_START = re.compile(rb"\x00[\x80-\xff]{0,2}[\x00-\x7f]\x00")
-
-
-def _match(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s, Int64s]:
-    """(candidates, the number of their place, bytes of their length field): the first match after each place."""
-    memory = data.data
-    found = [(number, _START.search(memory, place, place + width)) for number, place in enumerate(at.tolist())]
-    hits = [(match.start() + 1, number, match.end() - match.start() - 2) for number, match in found if match]
-    candidates, lane, sizes = np.array(hits, np.int64).reshape(-1, 3).T
-    return candidates, lane, sizes
-
-
-def _scan(data: Bytes, at: Int64s, width: int) -> tuple[Int64s, Int64s, Int64s]:
-    """As `_match`, but every zero with one to three bytes before it is a candidate: for records with headers."""
-    at = np.minimum(at, len(data) - width)
-    zero = _windows(data, at, width) == 0
-    hits = np.flatnonzero(zero[2:-2] | zero[3:-1] | zero[4:])
-    if len(hits) > MOST_CANDIDATES * len(at):  # values full of zeros: looking at all of them costs more than walking
-        hits = hits[:0]
-    found = []
-    for length_bytes in (1, 2, 3):
-        lane, place = np.divmod(hits[zero[hits + length_bytes + 1]], width)
-        inside = place < width - length_bytes - 1  # not across two windows
-        found.append((at[lane[inside]] + place[inside] + 1, lane[inside], np.full(int(inside.sum()), length_bytes)))
-    candidates, lane, sizes = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return candidates, lane, sizes
+def _candidates(data: Bytes, around: Int64s, width: int) -> tuple[Int64s, Int64s]:
+    """(positions, the number of their place): one or two bytes that can be the length of a record, followed by a zero
+    that can be its attributes."""
+    at = np.minimum(around, len(data) - width)
+    window = _windows(data, at, width)
+    zeros = np.flatnonzero(window[2:] == 0) + 2
+    if len(zeros) > MOST_ZEROS * len(at):  # values full of zeros: looking at all of them costs more than walking
+        zeros = zeros[:0]
+    low, high = window[zeros - 2], window[zeros - 1]
+    one = (high & 0x81 == 0) & (high >= 2 * SMALLEST_RECORD - 2)  # zigzag: even if not negative
+    two = (low & 0x81 == 0x80) & (high - np.uint8(1) < 0x7F)
+    place, inside = np.divmod(np.concatenate([zeros[one] - 1, zeros[two] - 2]), width)
+    candidates = at[place] + inside
+    keep = candidates >= around[place]
+    return candidates[keep], place[keep]
 
 
 def _windows(data: Bytes, at: Int64s, width: int) -> Bytes:
@@ -201,22 +194,25 @@ def _windows(data: Bytes, at: Int64s, width: int) -> Bytes:
     return overlapping[at].view(np.uint8)
 
 
-def _plausible(
-    reader: VarintReader, bodies: Bodies, candidates: Int64s, lane: Int64s, batches: Int64s, sizes: Int64s
-) -> tuple[Int64s, Int64s]:
-    """Those that are followed by a record with the next offset, or by the end of the batch."""
-    batch = batches[lane]
-    length, after = reader.read_loosely(candidates)
-    follower = after + length
-    keep = (after - candidates == sizes) & (length >= SMALLEST_RECORD - 1) & (follower <= bodies.ends[batch])
-    candidates, lane, batch, follower = candidates[keep], lane[keep], batch[keep], follower[keep]
-    _, offsets, _ = reader.read_front(np.concatenate([candidates, follower]), loosely=True)
-    own, other = offsets[: len(candidates)], offsets[len(candidates) :]
-    last = bodies.last_offset_deltas[batch]
-    usual_gap = (last + 1) // bodies.record_counts[batch]  # 1, or more in a compacted batch
-    rises = (other > own) & (other - own <= np.where(usual_gap == 1, 1, 8 * usual_gap)) & (other <= last)
-    length_bytes = SHORT_SIZES.take(reader.pairs(follower))
-    length_bytes[length_bytes == 0] = 3
-    rises &= reader.byte(follower + length_bytes) == 0  # the follower's attributes
-    good = (own >= 0) & (own <= last) & ((follower == bodies.ends[batch]) | rises)
-    return candidates[good], lane[good]
+def _plausible(reader: VarintReader, bodies: Bodies, at: Int64s, batches: Int64s) -> npt.NDArray[np.intp]:
+    """Which of the positions have a record that is followed by one with the next offset, or by the end of the batch."""
+    sizes, offsets = _glance(reader, at)
+    follower, ends = at + sizes, bodies.ends[batches]
+    rows = np.flatnonzero((sizes > 0) & (follower < ends))
+    sizes_after, offsets_after = _glance(reader, follower[rows])
+    rises = offsets_after - offsets[rows]
+    batches = batches[rows]
+    gaps = (bodies.last_offset_deltas[batches] + 1) // bodies.record_counts[batches]  # 1, unless compacted
+    good = (sizes_after > 0) & (rises > 0) & (rises <= np.where(gaps == 1, 1, 8 * gaps))
+    return np.concatenate([rows[good], np.flatnonzero((sizes > 0) & (follower == ends))])
+
+
+def _glance(reader: VarintReader, at: Int64s) -> tuple[Int64s, Int64s]:
+    """(sizes, offset deltas) of what may be records. The size is 0 where there can't be one, or where it is long."""
+    pairs = reader.pairs(at)
+    sizes = SHORT_RECORD_SIZES.take(pairs)
+    words = reader.words(at + SHORT_SIZES.take(pairs))  # attributes, timestamp, offset: they mostly fit
+    sizes[(words.astype(np.uint8) != 0) | (sizes < SMALLEST_RECORD)] = 0
+    words >>= np.uint64(8)
+    words //= np.maximum(last_bits(words) << np.uint64(1), np.uint64(1))  # the timestamp is gone
+    return sizes, joined_bits(words, last_bits(words)).view(np.int64) >> 1

@@ -81,10 +81,33 @@ def _tables() -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
 
 
 SHORT_VALUES, SHORT_SIZES = _tables()  # by the first two bytes; size 0 where the varint is longer
-# A record's whole size, length field included, by its first two bytes; 0 where the field is longer, -1 if negative.
+# A record's whole size, length field included, by its first two bytes; 0 where the field is longer or negative.
 SHORT_RECORD_SIZES: Int64s = np.where(
-    SHORT_SIZES == 0, 0, np.where(SHORT_VALUES < 0, -1, SHORT_VALUES.astype(np.int64) + SHORT_SIZES)
+    (SHORT_SIZES == 0) | (SHORT_VALUES < 0), 0, SHORT_VALUES.astype(np.int64) + SHORT_SIZES
 )
+
+
+def last_bits(words: UInt64s) -> UInt64s:
+    """The top bit of the last byte of the varint at the start of each word; 0 if it goes on after the word."""
+    bits = ~words & np.uint64(0x8080808080808080)
+    bits &= np.uint64(0) - bits
+    return bits
+
+
+def joined_bits(words: UInt64s, last_bits: UInt64s) -> UInt64s:
+    """The number (still zigzag) of each such varint, or of the part of it that is in the word: groups of 7 bits become
+    groups of 14, of 28, one."""
+    words = words & (last_bits - np.uint64(1)) & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for shift, low in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
+        high = words >> np.uint64(shift)
+        words &= np.uint64(low)
+        words |= high & np.uint64(low << (8 * shift - shift))
+    return words
+
+
+# The size of a varint by the remainder of its last bit.
+BYTES_OF_BIT = np.zeros(19, np.uint8)
+BYTES_OF_BIT[[(0x80 << 8 * byte) % 19 for byte in range(8)]] = range(1, 9)
 
 
 class VarintReader:
@@ -177,19 +200,12 @@ class VarintReader:
 
     def _read_long(self, at: Int64s, bits: int) -> tuple[Int64s, npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         words = self.words(at)
-        raw = words & np.uint64(0x7F)
-        going = words & np.uint64(0x80) != 0
-        sizes = np.ones(len(at), np.uint8)
-        for byte in range(1, 8):
-            if not going.any():
-                break
-            part = words >> np.uint64(8 * byte)
-            raw |= np.where(going, part & np.uint64(0x7F), np.uint64(0)) << np.uint64(7 * byte)
-            sizes += going
-            going &= part & np.uint64(0x80) != 0
+        ends = last_bits(words)
+        raw = joined_bits(words, ends)
+        sizes = BYTES_OF_BIT.take(ends % np.uint64(19))
         wide = np.zeros(len(at), np.bool_)
-        if going.any():
-            self._read_ninth_and_tenth(at, raw, sizes, wide, np.flatnonzero(going))
+        if not ends.all():
+            self._read_ninth_and_tenth(at, raw, sizes, wide, np.flatnonzero(ends == 0))
         if bits == 32:
             wide = (raw >= np.uint64(1 << 32)) | (sizes > 5)
         one = np.uint64(1)
