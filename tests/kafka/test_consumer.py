@@ -523,6 +523,32 @@ def test_damaged_batch_is_named_and_can_be_passed_over(semel_broker: SemelBroker
         assert [r.offset for r in read(consumer, 4)] == [8, 9, 10, 11]
 
 
+def test_damaged_partition_does_not_keep_back_the_others(semel_broker: SemelBroker) -> None:
+    topic = create_topic(semel_broker.bootstrap, "damaged-one", partitions=3)
+    cluster = Cluster("semel", semel_broker)
+    fill(cluster, topic, 100)
+    (log,) = [path for path in semel_broker.directory.rglob("*.log") if path.parent.name == f"{topic}-1"]
+    data = log.read_bytes()
+    with log.open("r+b") as file:
+        file.seek(len(data) - 4)
+        file.write(b"!!")
+    with consumer_for(cluster) as consumer:
+        consumer.assign(partitions_of(topic))
+        ends = consumer.end_offsets(partitions_of(topic))
+        seen, damaged = [], []
+        while len(seen) < ends[topic, 0] + ends[topic, 2]:
+            try:
+                seen += consumer.poll_table(10_000)["partition"].to_pylist()
+            except CorruptRecordError as error:
+                damaged.append(error.partition)
+                consumer.pause((topic, 1))
+        assert sorted(seen) == [0] * ends[topic, 0] + [2] * ends[topic, 2]
+        consumer.resume((topic, 1))
+        with pytest.raises(CorruptRecordError, match="damaged"):
+            consumer.poll_table(10_000)
+        assert set(damaged) <= {(topic, 1)}
+
+
 def test_forked_child_is_told_to_make_its_own_consumer(cluster: Cluster, single: str) -> None:
     with consumer_for(cluster, group_id=cluster.unique("g")) as consumer:
         consumer.subscribe([single])

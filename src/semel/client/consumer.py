@@ -12,6 +12,7 @@ from another. It reads committed records only, unless isolation.level says other
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +42,7 @@ from semel.client.group_offsets import (
 )
 from semel.client.group_states import State
 from semel.client.timing import Deadline
-from semel.protocol.errors import ErrorCode
+from semel.protocol.errors import DecodeError, ErrorCode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,6 +173,7 @@ class Consumer:
                 return []
             if max_records is None and max_bytes is None:
                 core.fetching.send(deadline, draining=True)  # the next answer comes while this one is decoded
+                self._decode_all(form)
             parts = self._take(form, max_records, max_bytes)
             if parts:
                 self._ask_for_more(deadline)
@@ -217,8 +219,19 @@ class Consumer:
                 parts.append((decoded.partition, part))
         return parts
 
+    def _decode_all(self, form: Form) -> None:
+        """Decodes all that can be read, at once. What is damaged is left to be decoded chunk by chunk."""
+        from semel.client.consumer_decode import decode_all
+
+        fetcher = self._core.fetching.fetcher
+        chunks = fetcher.readable()
+        with contextlib.suppress(DecodeError):
+            self._open += decode_all(chunks, self.settings.reads_committed, form)
+            for _ in chunks:
+                fetcher.take()
+
     def _next_decoded(self, form: Form, may_raise: bool) -> DecodedChunk | None:
-        from semel.client.consumer_decode import DecodedChunk
+        from semel.client.consumer_decode import decode
 
         for index, decoded in enumerate(self._open):
             if decoded.chunk.is_readable:
@@ -228,18 +241,18 @@ class Consumer:
         if chunk is None:
             return None
         try:
-            return DecodedChunk(chunk, self.settings.reads_committed, form)
+            return decode(chunk, self.settings.reads_committed, form)
         except KafkaError:
             if may_raise:
                 raise
             return None  # what was read before it is handed out first; the damage is met again by the next call
 
     def _decode_again(self, decoded: DecodedChunk, form: Form) -> DecodedChunk:
-        from semel.client.consumer_decode import DecodedChunk
+        from semel.client.consumer_decode import decode
 
         assert decoded.chunk.state.position is not None
         decoded.chunk.start = decoded.chunk.state.position
-        return DecodedChunk(decoded.chunk, self.settings.reads_committed, form)
+        return decode(decoded.chunk, self.settings.reads_committed, form)
 
     # -- positions -----------------------------------------------------------------------------------------------------
     def position(self, partition: tuple[str, int], timeout_ms: float | None = None) -> int:

@@ -17,7 +17,8 @@ from semel.client.consumer_types import ConsumerRecord, TopicPartition
 from semel.client.fetcher import Chunk
 from semel.protocol.arrow_binary import binary_parts
 from semel.protocol.batch import check_batch, iter_headers
-from semel.protocol.columns_decode import Wanted, decode_record_set
+from semel.protocol.columns_decode import DecodedRecords, Wanted, decode_record_sets
+from semel.protocol.decode_runs import RecordSet
 from semel.protocol.errors import DecodeError
 
 COLUMNS = ("offset", "timestamp", "key", "value")
@@ -40,7 +41,7 @@ ROWS = Form(headers=True)
 
 def output_schema(form: Form) -> pa.Schema:
     """topic, partition, offset, timestamp, key, value and, if asked for, headers."""
-    source = Wanted(0, form.headers, form.views).schema()
+    source = Wanted(form.headers, form.views).schema()
     names = [*COLUMNS, "headers"] if form.headers else list(COLUMNS)
     place = [pa.field("topic", TOPIC_TYPE, nullable=False), pa.field("partition", pa.int32(), nullable=False)]
     return pa.schema([*place, *(source.field(name) for name in names)])
@@ -51,10 +52,10 @@ class DecodedChunk:
 
     __slots__ = ("at", "chunk", "form", "next_offset", "table")
 
-    def __init__(self, chunk: Chunk, read_committed: bool, form: Form) -> None:
+    def __init__(self, chunk: Chunk, form: Form, decoded: DecodedRecords) -> None:
         self.chunk = chunk
         self.form = form
-        self.table, self.next_offset = _decode(chunk, read_committed, form)
+        self.table, self.next_offset = decoded.table, decoded.next_offset
         self.at = 0
 
     @property
@@ -78,17 +79,28 @@ class DecodedChunk:
         return part
 
 
-def _decode(chunk: Chunk, read_committed: bool, form: Form) -> tuple[pa.Table, int]:
-    aborted = [(entry.producer_id, entry.first_offset) for entry in chunk.aborted] if read_committed else None
+def decode_all(chunks: list[Chunk], read_committed: bool, form: Form) -> list[DecodedChunk]:
+    """Several chunks at once, which costs less than one by one. Raises DecodeError if one of them is damaged."""
+    decoded = decode_record_sets([_record_set(chunk, read_committed) for chunk in chunks], **form._asdict())
+    return [DecodedChunk(chunk, form, records) for chunk, records in zip(chunks, decoded, strict=True)]
+
+
+def decode(chunk: Chunk, read_committed: bool, form: Form) -> DecodedChunk:
+    """One chunk, up to where it is damaged."""
     try:
-        decoded = decode_record_set(chunk.records, start_offset=chunk.start, aborted=aborted, **form._asdict())
+        return decode_all([chunk], read_committed, form)[0]
     except DecodeError as error:
-        good = _undamaged(chunk, error)
-        decoded = decode_record_set(good, start_offset=chunk.start, aborted=aborted, **form._asdict())
+        good = _record_set(chunk, read_committed)._replace(data=_undamaged(chunk, error))
+        (decoded,) = decode_record_sets([good], **form._asdict())
         chunk.state.fetch_offset = decoded.next_offset  # the next fetch starts at the damage
         chunk.state.version += 1
         chunk.version = chunk.state.version
-    return decoded.table, decoded.next_offset
+        return DecodedChunk(chunk, form, decoded)
+
+
+def _record_set(chunk: Chunk, read_committed: bool) -> RecordSet:
+    aborted = [(entry.producer_id, entry.first_offset) for entry in chunk.aborted] if read_committed else None
+    return RecordSet(chunk.records, chunk.start, aborted)
 
 
 def _undamaged(chunk: Chunk, error: DecodeError) -> memoryview:
@@ -99,7 +111,7 @@ def _undamaged(chunk: Chunk, error: DecodeError) -> memoryview:
         for at, header in iter_headers(chunk.records):
             offset, after = header.base_offset, header.next_offset
             check_batch(chunk.records, header, at)
-            decode_record_set(chunk.records[at : at + header.size])
+            decode_record_sets([RecordSet(chunk.records[at : at + header.size])])
             end = at + header.size
     except DecodeError:
         pass

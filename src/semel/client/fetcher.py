@@ -195,12 +195,15 @@ class Fetcher:
 
     def take(self) -> Chunk | None:
         """The next chunk to read; what a jump has made stale is thrown away, paused ones stay where they are."""
-        self._drop_stale()
-        for index, chunk in enumerate(self._chunks):
-            if chunk.is_readable:
-                del self._chunks[index]
-                return chunk
+        for chunk in self.readable():
+            self._chunks.remove(chunk)
+            return chunk
         return None
+
+    def readable(self) -> list[Chunk]:
+        """All chunks that can be read now, in their order. They stay until they are taken."""
+        self._drop_stale()
+        return [chunk for chunk in self._chunks if chunk.is_readable]
 
     def _drop_stale(self) -> None:
         if all(chunk.is_current for chunk in self._chunks):

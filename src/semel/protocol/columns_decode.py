@@ -1,48 +1,37 @@
 """Record sets to Arrow columns, without a Python object per record.
 
-The steps: `record_sets` says which batches are visible; `record_starts` finds where records start; then every field of
-all records is read at once, and Arrow gathers keys and values out of the buffer in one call each.
+The steps: `record_sets` says which batches are visible, `decode_runs` which of them are decoded together;
+`record_starts` finds where records start; then every field of all records is read at once, and Arrow gathers keys and
+values out of the buffer in one call each.
 
 Memory: beside what it returns, a call takes at most one decompressed batch, or RUN_BYTES of smaller ones, and a few
-arrays for SLICE_ROWS records. `limit_bytes` bounds one batch, each of its records counted with RECORD_OVERHEAD_BYTES;
-`max_bytes` ends the call early, so that a caller reads a large answer in parts.
+arrays for SLICE_ROWS records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from semel.protocol.batch import (
-    DEFAULT_LIMIT_BYTES,
-    HEADER_SIZE,
-    RECORD_OVERHEAD_BYTES,
-    TIMESTAMP_TYPE_BIT,
-    BatchHeader,
-    Buffer,
-    check_header_count,
-    read_body,
-)
+from semel.protocol.batch import DEFAULT_LIMIT_BYTES, TIMESTAMP_TYPE_BIT, Buffer, check_header_count
+from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, Limits, RecordSet, Run, runs
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.gathering import gather, views
 from semel.protocol.headers_decode import HEADERS_TYPE, Headers, headers_array, read_headers
-from semel.protocol.record_sets import AbortedTransactions, Progress, visible_batches
+from semel.protocol.record_sets import AbortedTransactions, Progress
 from semel.protocol.record_starts import Bodies, find_record_starts
 from semel.protocol.vector_varints import Int64s, VarintReader
 
-RUN_BYTES = 16 * 1024 * 1024  # of batches that are decoded together
-SLICE_ROWS = 32 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
-DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
+SLICE_ROWS = 64 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
 
 
 class Wanted(NamedTuple):
     """What a caller wants to have in its table."""
 
-    start_offset: int
     headers: bool
     views: bool
 
@@ -58,8 +47,8 @@ class Wanted(NamedTuple):
         return pa.schema([*fields, pa.field("headers", HEADERS_TYPE)] if self.headers else fields)
 
 
-SCHEMA = Wanted(0, headers=False, views=False).schema()
-SCHEMA_WITH_HEADERS = Wanted(0, headers=True, views=False).schema()
+SCHEMA = Wanted(headers=False, views=False).schema()
+SCHEMA_WITH_HEADERS = Wanted(headers=True, views=False).schema()
 
 
 class DecodedRecords(NamedTuple):
@@ -74,15 +63,6 @@ class DecodedRecords(NamedTuple):
     leader_epoch: int  # of the last batch, -1 if there was none
 
 
-class _Run(NamedTuple):
-    """Batches to decode together, and the buffer that holds their records."""
-
-    headers: list[BatchHeader]
-    data: npt.NDArray[np.uint8]
-    starts: list[int]
-    ends: list[int]
-
-
 def decode_record_set(
     data: Buffer,
     *,
@@ -94,108 +74,100 @@ def decode_record_set(
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> DecodedRecords:
     """The visible records of a fetch answer from `start_offset` on. `aborted` holds the answer's aborted transactions
-    for read_committed, and is None for read_uncommitted.
+    for read_committed, and is None for read_uncommitted. `limit_bytes` bounds one batch, each of its records counted
+    with RECORD_OVERHEAD_BYTES; `max_bytes` ends the call early, so that a caller reads a large answer in parts.
 
     With `views`, keys and values are of type binary_view and stay in `data` (or in what was decompressed): nothing is
     copied, `data` is kept alive, and must not be changed. `ColumnEncoder` takes such columns as they are."""
-    progress = Progress(start_offset)
-    wanted = Wanted(start_offset, headers, views)
-    batches: list[pa.RecordBatch] = []
-    for run in _runs(data, progress, aborted, limit_bytes, max_bytes):
-        batches += _decode_run(run, wanted, limit_bytes)
-    table = pa.Table.from_batches(batches, wanted.schema())
-    return DecodedRecords(table, progress.next_offset, progress.bytes_read, progress.leader_epoch)
+    record_set = RecordSet(data, start_offset, aborted)
+    return _decode([record_set], Wanted(headers, views), Limits(limit_bytes, max_bytes))[0]
 
 
-def _runs(
-    data: Buffer, progress: Progress, aborted: AbortedTransactions | None, limit_bytes: int, max_bytes: int
-) -> Iterator[_Run]:
-    """Visible batches in runs: neighbours that lie in `data` as they are, or decompressed ones, put together."""
-    whole = np.frombuffer(data, np.uint8)
-    plain: list[tuple[int, BatchHeader]] = []
-    unpacked: list[tuple[memoryview, BatchHeader]] = []
-    run_bytes = total_bytes = 0
-    for at, header in visible_batches(data, progress, aborted, limit_bytes):
-        if total_bytes and total_bytes + header.size > max_bytes:
-            break
-        body = read_body(data, header, at, limit_bytes)
-        if not header.record_count:
-            continue
-        batch_bytes = len(body) + header.record_count * RECORD_OVERHEAD_BYTES
-        total_bytes += batch_bytes
-        if (
-            (plain and header.compression)
-            or (unpacked and not header.compression)
-            or run_bytes + batch_bytes > RUN_BYTES
-        ):
-            yield from _closed(whole, plain, unpacked)
-            plain, unpacked, run_bytes = [], [], 0
-        run_bytes += batch_bytes
-        if header.compression:
-            unpacked.append((body, header))
-        else:
-            plain.append((at, header))
-    yield from _closed(whole, plain, unpacked)
+def decode_record_sets(
+    record_sets: Sequence[RecordSet], *, headers: bool = False, views: bool = False
+) -> list[DecodedRecords]:
+    """As `decode_record_set`, for several partitions of an answer: together they cost less than one by one."""
+    return _decode(record_sets, Wanted(headers, views), Limits())
 
 
-def _closed(
-    whole: npt.NDArray[np.uint8],
-    plain: list[tuple[int, BatchHeader]],
-    unpacked: list[tuple[memoryview, BatchHeader]],
-) -> Iterator[_Run]:
-    if plain:
-        first, end = plain[0][0], plain[-1][0] + plain[-1][1].size
-        starts = [at - first + HEADER_SIZE for at, _ in plain]
-        ends = [at - first + header.size for at, header in plain]
-        yield _Run([header for _, header in plain], whole[first:end], starts, ends)
-    if unpacked:
-        ends = np.cumsum([len(body) for body, _ in unpacked]).tolist()
-        bodies = [body for body, _ in unpacked]
-        joined = np.frombuffer(bodies[0] if len(bodies) == 1 else b"".join(bodies), np.uint8)
-        yield _Run([header for _, header in unpacked], joined, [0, *ends[:-1]], ends)
+def _decode(record_sets: Sequence[RecordSet], wanted: Wanted, limits: Limits) -> list[DecodedRecords]:
+    progress = [Progress(record_set.start_offset) for record_set in record_sets]
+    batches: list[list[pa.RecordBatch]] = [[] for _ in record_sets]
+    for run in runs(zip(record_sets, progress, strict=True), limits):
+        for batch, shares in _decode_run(run, record_sets, wanted, limits.batch_bytes):
+            for number, part in _parts(batch, run.sets, shares):
+                batches[number].append(part)
+    schema = wanted.schema()
+    return [
+        DecodedRecords(pa.Table.from_batches(found, schema), each.next_offset, each.bytes_read, each.leader_epoch)
+        for found, each in zip(batches, progress, strict=True)
+    ]
 
 
-def _decode_run(run: _Run, wanted: Wanted, limit_bytes: int) -> Iterator[pa.RecordBatch]:
+def _parts(batch: pa.RecordBatch, sets: list[int], shares: Int64s) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """What is each set's of decoded records, of which `shares` are those of each batch."""
+    rows = np.bincount(sets, shares).astype(np.int64).tolist()
+    at = 0
+    for number, count in enumerate(rows):
+        if count:
+            yield number, batch.slice(at, count)
+            at += count
+
+
+def _decode_run(
+    run: Run, record_sets: Sequence[RecordSet], wanted: Wanted, limit_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """(records, how many of them are of each batch), in slices."""
     reader = VarintReader(run.data)
-    counts = np.array([header.record_count for header in run.headers], np.int64)
-    last_deltas = np.array([header.last_offset_delta for header in run.headers], np.int64)
-    bodies = Bodies(np.array(run.starts, np.int64), np.array(run.ends, np.int64), counts, last_deltas)
+    numbers = _BatchNumbers.of(run, record_sets)
+    counts = numbers.record_counts
+    bodies = Bodies(np.array(run.starts, np.int64), np.array(run.ends, np.int64), counts, numbers.last_deltas)
     starts = find_record_starts(reader, bodies)
     firsts = np.cumsum(counts) - counts
     ends = np.append(starts[1:], 0)
     ends[firsts + counts - 1] = bodies.ends
-    batch_of_row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    numbers = _BatchNumbers.of(run.headers)
     header_totals = np.zeros(len(counts), np.int64)
     previous = -1
     for row in range(0, len(starts), SLICE_ROWS):
         rows = slice(row, row + SLICE_ROWS)
+        shares = np.clip(firsts + counts - row, 0, SLICE_ROWS) - np.clip(firsts - row, 0, SLICE_ROWS)
         fields = _read_fields(reader, starts[rows], ends[rows])
-        previous = _check_offsets(fields.offset_deltas, batch_of_row[rows], row, firsts, last_deltas, previous)
+        previous = -1 if row in firsts else previous
+        previous = _check_offsets(fields.offset_deltas, shares, numbers.last_deltas, previous)
         found = None
         if fields.header_counts is not None:
-            header_totals += np.bincount(batch_of_row[rows], fields.header_counts, len(counts)).astype(np.int64)
+            header_totals += _sums(fields.header_counts, shares)
             check_header_count(int(header_totals.max()), limit_bytes)
             found = read_headers(reader, fields.header_starts, fields.header_counts, fields.ends)
-        yield _to_arrow(reader, fields, found, numbers, batch_of_row[rows], wanted)
+        yield _to_arrow(reader, fields, found, numbers, shares, wanted)
 
 
 class _BatchNumbers(NamedTuple):
     """What records need of their batch's header, by batch."""
 
+    record_counts: Int64s
+    last_deltas: Int64s
     base_offsets: Int64s
+    start_offsets: Int64s  # from where on they are wanted
     base_timestamps: Int64s
     append_timestamps: Int64s
-    timestamp_types: npt.NDArray[np.int8]
+    timestamp_types: Int64s
 
     @classmethod
-    def of(cls, headers: list[BatchHeader]) -> _BatchNumbers:
-        return cls(
-            np.array([header.base_offset for header in headers], np.int64),
-            np.array([header.base_timestamp for header in headers], np.int64),
-            np.array([header.max_timestamp for header in headers], np.int64),
-            np.array([bool(header.attributes & TIMESTAMP_TYPE_BIT) for header in headers], np.int8),
-        )
+    def of(cls, run: Run, record_sets: Sequence[RecordSet]) -> _BatchNumbers:
+        rows = [
+            (
+                header.record_count,
+                header.last_offset_delta,
+                header.base_offset,
+                record_sets[number].start_offset,
+                header.base_timestamp,
+                header.max_timestamp,
+                bool(header.attributes & TIMESTAMP_TYPE_BIT),
+            )
+            for header, number in zip(run.headers, run.sets, strict=True)
+        ]
+        return cls(*np.array(rows, np.int64).T.copy())
 
 
 class _Fields(NamedTuple):
@@ -217,8 +189,7 @@ class _Fields(NamedTuple):
 
 def _read_fields(reader: VarintReader, starts: Int64s, ends: Int64s) -> _Fields:
     """All fields up to the number of headers. Every step goes forward, so it is enough to check the end."""
-    timestamp_deltas, offset_deltas, at = reader.read_front(starts)
-    key_lengths, key_starts = reader.read(at)
+    timestamp_deltas, offset_deltas, key_lengths, key_starts = reader.read_front(starts)
     value_lengths, value_starts = reader.read(key_starts + np.maximum(key_lengths, 0))
     if min(int(key_lengths.min()), int(value_lengths.min())) < -1:
         raise CorruptBatchError("the key or value of a record has a negative length")
@@ -240,22 +211,25 @@ def _read_header_counts(reader: VarintReader, at: Int64s, ends: Int64s) -> tuple
     return counts, at
 
 
-def _check_offsets(
-    deltas: Int64s,
-    batch_of_row: npt.NDArray[np.int32],
-    first_row: int,
-    firsts: Int64s,
-    last_deltas: Int64s,
-    previous: int,
-) -> int:
-    """Offsets rise within a batch and stay within it. Returns the last delta, for the rows that follow."""
-    before = np.empty_like(deltas)
-    before[0], before[1:] = previous, deltas[:-1]
-    inside = firsts[(firsts >= first_row) & (firsts < first_row + len(deltas))] - first_row
-    before[inside] = -1
-    if (deltas <= before).any() or (deltas > last_deltas[batch_of_row]).any():
+def _check_offsets(deltas: Int64s, shares: Int64s, last_deltas: Int64s, previous: int) -> int:
+    """Offsets rise within a batch and stay within it. `shares` says how many rows are each batch's; `previous` is the
+    delta before the first row, if that goes on with a batch, else -1. Returns the one for the rows that follow."""
+    there = np.flatnonzero(shares)
+    ends = np.cumsum(shares[there])
+    rises = deltas[1:] > deltas[:-1]
+    firsts = ends[:-1]
+    rises[firsts - 1] = deltas[firsts] >= 0
+    if not rises.all() or deltas[0] <= previous or (deltas[ends - 1] > last_deltas[there]).any():
         raise CorruptBatchError("offsets in a batch do not rise, or go past its last offset")
     return int(deltas[-1])
+
+
+def _sums(numbers: npt.NDArray[Any], shares: Int64s) -> Int64s:
+    """Of the rows of each batch."""
+    totals = np.append(0, np.cumsum(numbers))
+    ends = np.cumsum(shares)
+    result: Int64s = totals[ends] - totals[ends - shares]
+    return result
 
 
 def _to_arrow(
@@ -263,23 +237,27 @@ def _to_arrow(
     fields: _Fields,
     headers: Headers | None,
     numbers: _BatchNumbers,
-    batch_of_row: npt.NDArray[np.int32],
+    shares: Int64s,
     wanted: Wanted,
-) -> pa.RecordBatch:
-    offsets = numbers.base_offsets[batch_of_row] + fields.offset_deltas
+) -> tuple[pa.RecordBatch, Int64s]:
+    """(those that are wanted, how many of them are of each batch). `shares` is that before they are chosen."""
+    offsets = np.repeat(numbers.base_offsets, shares)
+    offsets += fields.offset_deltas
+    timestamps = np.repeat(numbers.base_timestamps, shares)
+    timestamps += fields.timestamp_deltas
+    types = np.repeat(numbers.timestamp_types.astype(np.int8), shares)
+    if numbers.timestamp_types.any():
+        timestamps = np.where(types, np.repeat(numbers.append_timestamps, shares), timestamps)
     data = pa.py_buffer(reader.data)
     header_column = headers_array(data, headers, fields.header_counts, len(offsets)) if wanted.headers else None
-    if int(offsets.min()) < wanted.start_offset:
-        keep = offsets >= wanted.start_offset
-        offsets, fields, batch_of_row = offsets[keep], fields.only(keep), batch_of_row[keep]
+    if (numbers.base_offsets < numbers.start_offsets).any():
+        keep = offsets >= np.repeat(numbers.start_offsets, shares)
+        shares = _sums(keep, shares)
+        offsets, timestamps, types, fields = offsets[keep], timestamps[keep], types[keep], fields.only(keep)
         header_column = None if header_column is None else header_column.filter(pa.array(keep))
-    types = numbers.timestamp_types[batch_of_row]
-    timestamps = numbers.base_timestamps[batch_of_row] + fields.timestamp_deltas
-    if types.any():
-        timestamps = np.where(types, numbers.append_timestamps[batch_of_row], timestamps)
     places = ((fields.key_starts, fields.key_lengths), (fields.value_starts, fields.value_lengths))
     columns = [pa.array(offsets), pa.array(timestamps), pa.array(types)]
     columns += [views(reader, data, *place) if wanted.views else gather(data, *place) for place in places]
     if header_column is not None:
         columns.append(header_column)
-    return pa.RecordBatch.from_arrays(columns, schema=wanted.schema())
+    return pa.RecordBatch.from_arrays(columns, schema=wanted.schema()), shares

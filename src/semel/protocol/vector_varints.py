@@ -139,10 +139,6 @@ class VarintReader:
         past = np.minimum(at - safe, 8)
         return np.where(past < 8, self._words[safe] >> (np.minimum(past, 7) << 3).astype(np.uint64), np.uint64(0))
 
-    def byte(self, at: Int64s) -> Bytes:
-        """The byte at each position; some byte of the buffer where the position is past its end."""
-        return self.data.take(at, mode="clip")
-
     def sizes(self, at: Int64s) -> npt.NDArray[np.uint8]:
         """Bytes of the varints at positions where varints are known to be."""
         sizes = SHORT_SIZES.take(self.pairs(at))
@@ -165,26 +161,32 @@ class VarintReader:
             values[wide] = -1
         return values, after
 
-    def read_front(self, starts: Int64s, loosely: bool = False) -> tuple[Int64s, Int64s, Int64s]:
-        """(timestamp deltas, offset deltas, positions after them) of the records that start at the positions. Their
-        lengths, attributes, timestamps and offsets mostly fit one word: it is looked up once."""
-        read = self.read_loosely if loosely else self.read
+    def read_front(self, starts: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """(timestamp deltas, offset deltas, key lengths, positions after them) of the records that start at the
+        positions. All that, with length and attributes, mostly fits one word: it is looked up once."""
         words = self.words(starts)
-        length_sizes = SHORT_SIZES.take(words.astype(np.uint16))
-        words >>= (length_sizes + np.uint8(1)) << np.uint8(3)
-        pairs = words.astype(np.uint16)
-        timestamps, timestamp_sizes = SHORT_VALUES.take(pairs).astype(np.int64), SHORT_SIZES.take(pairs)
-        words >>= timestamp_sizes << np.uint8(3)
-        pairs = words.astype(np.uint16)
-        offsets, offset_sizes = SHORT_VALUES.take(pairs).astype(np.int64), SHORT_SIZES.take(pairs)
-        after = starts + (length_sizes + timestamp_sizes + offset_sizes + np.uint8(1))
-        short = length_sizes * timestamp_sizes * offset_sizes
-        if len(short) and not short.min():
-            long = np.flatnonzero(short == 0)
+        sizes = SHORT_SIZES.take(words.astype(np.uint16))  # of the length
+        short = sizes > 0
+        used = sizes + np.uint8(1)
+        words >>= used << np.uint8(3)
+        numbers = []
+        for _ in range(3):
+            pairs = words.astype(np.uint16)
+            numbers.append(SHORT_VALUES.take(pairs).astype(np.int64))
+            sizes = SHORT_SIZES.take(pairs)
+            words >>= sizes << np.uint8(3)
+            short &= sizes > 0
+            used += sizes
+        short &= used <= 8
+        timestamps, offsets, key_lengths = numbers
+        after = starts + used
+        if not short.all():
+            long = np.flatnonzero(~short)
             at = starts[long] + self.sizes(starts[long]) + 1
-            timestamps[long], at = read(at, 64)
-            offsets[long], after[long] = read(at, 32)
-        return timestamps, offsets, after
+            timestamps[long], at = self.read(at, 64)
+            offsets[long], at = self.read(at)
+            key_lengths[long], after[long] = self.read(at)
+        return timestamps, offsets, key_lengths, after
 
     def _read(self, at: Int64s, bits: int) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_] | None]:
         pairs = self.pairs(at)

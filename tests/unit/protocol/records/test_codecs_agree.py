@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -298,3 +299,29 @@ def test_wrong_crc_is_refused_with_both_values() -> None:
     with pytest.raises(CorruptBatchError, match=r"CRC 0x[0-9a-f]{8}, its header says 0x[0-9a-f]{8}"):
         decode_batch(batch)
     assert isinstance(decode_both(bytes(batch)), DecodeError)
+
+
+def test_fields_of_every_width_stand_beside_each_other() -> None:
+    """Length, timestamp, offset and key length are mostly read from one word, which they fit or do not fit."""
+    deltas_ms = (0, -64, 64, -8193, 8192, 2**20, 2**27, 2**40)
+    sizes = (None, 0, 63, 64, 8191, 8192)
+    records = []
+    for region in (0, 64, 8192, 2**20, 2**27):
+        for number, (delta_ms, size, value) in enumerate(itertools.product(deltas_ms, sizes, (None, b"v" * 5000))):
+            key = None if size is None else bytes([1 + number % 255]) * size
+            records.append(Record(region + number, NOW + delta_ms, key, value))
+    records.sort(key=lambda record: record.offset)
+    unique = [r for r, after in itertools.pairwise([*records, None]) if after is None or r.offset != after.offset]
+    result = decode_both(bytes(encode_batch(unique, base_timestamp=NOW)))
+    assert isinstance(result, record_sets.RowSet)
+    assert result.records == unique
+    assert len(unique) > 400
+
+
+def test_a_second_batch_may_not_begin_before_its_offset() -> None:
+    good = encode_batch([Record(number, NOW, None, b"v") for number in range(3)])
+    bad = encode_batch([Record(3, NOW, None, b"v")])
+    assert bad[61 + 3] == 0  # the offset of its record
+    bad[61 + 3] = 1  # -1
+    seal_crc(bad)
+    assert isinstance(decode_both(bytes(good + bad)), DecodeError)

@@ -90,3 +90,40 @@ def test_small_sets_are_walked(walks: list[int]) -> None:
     reader, bodies, expected = bodies_of([random_records(random.Random(3), 50) for _ in range(3)])
     assert find_record_starts(reader, bodies).tolist() == expected
     assert walks == [0, 1, 2]
+
+
+def test_lanes_that_would_take_longer_than_a_walk_are_given_up(
+    walks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all records of the batch are in one lane."""
+    steps: list[int] = []
+    follow = record_starts._follow
+
+    def count(*args: object, **options: object) -> np.ndarray:
+        found = follow(*args, **options)  # type: ignore[arg-type]
+        steps.append(len(found))
+        return found
+
+    monkeypatch.setattr(record_starts, "_follow", count)
+    records = [Record(i, NOW, None, b"v" * (3000 if i >= 5000 else 0)) for i in range(6000)]
+    reader, bodies, expected = bodies_of([records])
+    assert find_record_starts(reader, bodies).tolist() == expected
+    assert walks == [0]
+    assert steps[0] <= 6000 // record_starts.WALKED_PER_STEP + 2 * record_starts.STEPS_BETWEEN_LOOKS
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytes(300),
+        b"\x0c\0\0\0" * 75,
+        b"\x12\0\x14\0" * 75,
+        b"\x80\x02\0" * 100,
+        b"\xd2\x0f\0\0" * 60,
+        b"\x00\x80\x02\x00\x00\x02\x01" * 40,
+    ],
+)
+def test_values_that_look_like_records_do_not_mislead(value: bytes) -> None:
+    records = [Record(i, NOW, None, value[: 200 + i % 100]) for i in range(4000)]
+    reader, bodies, expected = bodies_of([records[:2000], records[2000:]])
+    assert find_record_starts(reader, bodies).tolist() == expected
