@@ -32,6 +32,7 @@ SHORTEST_LANE, LONGEST_LANE = 32, 256  # records in a lane: more steps of fewer 
 STEPS_BETWEEN_LOOKS = 8
 FEW_RECORDS = 1000  # not worth lanes
 WALKED_PER_STEP = 8  # records that a walk passes in the time of a step: lanes that take more steps are given up
+MOST_POSITIONS = 8  # that lanes may come to for each record: uneven ones must not take all memory
 MOST_ZEROS = 64  # around a place
 
 
@@ -50,7 +51,8 @@ def find_record_starts(reader: VarintReader, bodies: Bodies) -> Int64s:
     if total < FEW_RECORDS:
         return _walk_all(reader, bodies, range(len(bodies.starts)))
     lanes = _Lanes.cut(reader, bodies, _lane_records(total))
-    steps = _follow(reader, lanes, most_steps=total // WALKED_PER_STEP)
+    most_steps = min(total // WALKED_PER_STEP, total * MOST_POSITIONS // len(lanes.starts))
+    steps = _follow(reader, lanes, most_steps)
     before = steps < lanes.limits
     passed = steps[np.minimum(before.sum(axis=0), len(steps) - 1), np.arange(len(lanes.limits))]
     before[:-1] &= steps[1:] != steps[:-1]  # where a lane stood still it is the same record

@@ -92,24 +92,27 @@ def test_small_sets_are_walked(walks: list[int]) -> None:
     assert walks == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("count", "tiny"), [(6000, 5000), (60_000, 50_000)])
 def test_lanes_that_would_take_longer_than_a_walk_are_given_up(
-    walks: list[int], monkeypatch: pytest.MonkeyPatch
+    walks: list[int], monkeypatch: pytest.MonkeyPatch, count: int, tiny: int
 ) -> None:
     """Nearly all records of the batch are in one lane."""
-    steps: list[int] = []
+    taken: list[np.ndarray] = []
     follow = record_starts._follow
 
-    def count(*args: object, **options: object) -> np.ndarray:
-        found = follow(*args, **options)  # type: ignore[arg-type]
-        steps.append(len(found))
-        return found
+    def followed(*args: object) -> np.ndarray:
+        taken.append(follow(*args))  # type: ignore[arg-type]
+        return taken[-1]
 
-    monkeypatch.setattr(record_starts, "_follow", count)
-    records = [Record(i, NOW, None, b"v" * (3000 if i >= 5000 else 0)) for i in range(6000)]
+    monkeypatch.setattr(record_starts, "_follow", followed)
+    records = [Record(i, NOW, None, b"v" * (300 if i >= tiny else 0)) for i in range(count)]
     reader, bodies, expected = bodies_of([records])
     assert find_record_starts(reader, bodies).tolist() == expected
     assert walks == [0]
-    assert steps[0] <= 6000 // record_starts.WALKED_PER_STEP + 2 * record_starts.STEPS_BETWEEN_LOOKS
+    (steps,) = taken
+    slack = 2 * record_starts.STEPS_BETWEEN_LOOKS
+    assert len(steps) <= count // record_starts.WALKED_PER_STEP + slack
+    assert steps.size <= count * record_starts.MOST_POSITIONS + slack * steps.shape[1]
 
 
 @pytest.mark.parametrize(
