@@ -92,9 +92,9 @@ def test_small_sets_are_walked(walks: list[int]) -> None:
     assert walks == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("count", "tiny"), [(6000, 5000), (60_000, 50_000)])
+@pytest.mark.parametrize(("count", "tiny", "value_bytes"), [(6000, 5000, 3000), (20_000, 19_000, 8000)])
 def test_lanes_that_would_take_longer_than_a_walk_are_given_up(
-    walks: list[int], monkeypatch: pytest.MonkeyPatch, count: int, tiny: int
+    walks: list[int], monkeypatch: pytest.MonkeyPatch, count: int, tiny: int, value_bytes: int
 ) -> None:
     """Nearly all records of the batch are in one lane."""
     taken: list[np.ndarray] = []
@@ -105,7 +105,7 @@ def test_lanes_that_would_take_longer_than_a_walk_are_given_up(
         return taken[-1]
 
     monkeypatch.setattr(record_starts, "_follow", followed)
-    records = [Record(i, NOW, None, b"v" * (300 if i >= tiny else 0)) for i in range(count)]
+    records = [Record(i, NOW, None, b"v" * (value_bytes if i >= tiny else 0)) for i in range(count)]
     reader, bodies, expected = bodies_of([records])
     assert find_record_starts(reader, bodies).tolist() == expected
     assert walks == [0]
