@@ -16,7 +16,9 @@ from semel.spark.encoding import BLOB_COLUMNS, MURMUR2, SPREAD, Routing
 from semel.spark.in_place import keys_are_in_place, tasks_without_shuffle
 from semel.spark.ledger import Batch
 from semel.spark.reruns import StageWatch, spark_notices
+from semel.spark.session_settings import changed
 from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SinkOptions
+from semel.spark.small_rows import SmallRows
 from semel.spark.targets import Targets
 from semel.spark.writing import (
     REPORT_COLUMNS,
@@ -62,6 +64,7 @@ class WriteJob:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._is_in_place: bool | None = None  # None: nobody has looked
+        self._small_rows = SmallRows()
         self._stalled: set[int] = set()  # batches in which an attempt found a partition taken, and nobody writing to it
 
     def __call__(
@@ -73,13 +76,23 @@ class WriteJob:
         if needs_no_shuffle(rows, options):
             fewest = min(topic.partitions for topic in targets.topics)
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
-            return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
+            return self._direct(rows, fewest, task, options, lambda job: collected(job, precautions))
         if self._may_stay(df, options, targets, batch, precautions):
-            few = rows.coalesce(write_tasks(rows, targets))  # tasks that read several partitions one after the other
-            job = few.mapInArrow(direct_task(handle, routing, precautions), REPORT_COLUMNS)
-            return self._stay(job, batch.batch_id)
+            few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
+            task = direct_task(handle, routing, precautions)
+            return self._direct(rows, few, task, options, lambda job: self._stay(job, batch.batch_id))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
+
+    def _direct(
+        self, rows: Any, tasks: int, task: Any, options: SinkOptions, collect: Callable[[Any], list[Report]]
+    ) -> list[Report]:
+        """Every task writes what it has."""
+
+        def job(rows: Any) -> list[Report]:
+            return collect(rows.coalesce(tasks).mapInArrow(task, REPORT_COLUMNS))
+
+        return self._small_rows.run(rows, job, lambda report: report.rows) if options.max_attempts > 1 else job(rows)
 
     def _may_stay(
         self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, precautions: Precautions
@@ -131,15 +144,11 @@ def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions
 def as_one_job(session: Any) -> Iterator[None]:
     """Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks
     is fixed, so there is nothing to adapt, and a small batch costs a sixth less without. The session is the query's."""
-    before = session.conf.get(ADAPTIVE, "false")
-    if before != "true":
+    if session.conf.get(ADAPTIVE, "false") != "true":
         yield
         return
-    session.conf.set(ADAPTIVE, "false")
-    try:
+    with changed(session, {ADAPTIVE: "false"}):
         yield
-    finally:
-        session.conf.set(ADAPTIVE, before)
 
 
 def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: PlainHandle) -> list[Report]:
