@@ -62,11 +62,12 @@ def spark_own(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
-    """semel's source and sink, exactly once, rows to the partition of their key."""
+    """semel's source and sink, exactly once, rows to the partition of their key. The source is told its columns: Spark
+    does not do so."""
     import semel
 
     sink = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])
-    source = {**source_options(job), **job.get("options", {})}
+    source = {**source_options(job), "columns": "key,value,headers", **job.get("options", {})}
     rows = spark.readStream.format("semel").options(**source).load()
     return rows.select("key", "value", "headers").writeStream.foreachBatch(sink), sink
 
