@@ -95,6 +95,26 @@ def test_a_large_row_costs_one_attempt_and_brings_back_the_limit(
     assert UNASKED not in asked[tripped:]
 
 
+def test_a_job_that_failed_for_another_reason_brings_back_the_limit_too(
+    session: Any, cluster: Cluster, tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth attempt at a task may say that somebody was there before it; who met a large row, and died."""
+    collected, died = write_job.collected, []
+
+    def first_dies(*arguments: Any) -> Any:
+        result = collected(*arguments)
+        if not died:
+            died.append(1)
+            raise RuntimeError("PythonException: OwnerStalledError: another attempt at this task opened it first")
+        return result
+
+    monkeypatch.setattr(write_job, "collected", first_dies)
+    reports = copied(session, cluster, tmp_path, {})
+    assert [report.attempts for report in reports] == [2, *[1] * (BATCHES - 1)]
+    assert asked[0] == UNASKED
+    assert UNASKED not in asked[1:]
+
+
 def test_few_rows_are_not_worth_it(
     session: Any, cluster: Cluster, tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ Spark closes an Arrow batch after so many rows or so many bytes. To know the byt
 for its size after every row, which costs more than writing the row does: half a microsecond where there are headers.
 Rows that are small need no such question, because a batch of so many of them cannot be too large. So each row's own
 size is looked at instead. A row that is not small ends the job; the batch is aborted and runs again in Spark's way, as
-do all that follow in this query.
+do all that follow in this query. So do they after any other failure, which may have had that cause.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class SmallRows:
             with changed(session, settings):
                 return job(checked(rows, self._limits.row_bytes))
         except Exception as error:
+            # Spark tells of the last attempt at a task only; the first one may have met a large row.
+            self._are_small = False
             if MARK not in str(error):
                 raise
-            self._are_small = False
             raise LargeRowError(
                 f"a row has more than {self._limits.row_bytes} bytes: the batch is aborted and runs again with Spark's "
                 f"own limit ({BYTES_PER_BATCH}), as all do that follow"
