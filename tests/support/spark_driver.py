@@ -195,13 +195,14 @@ class Pipeline:
         self.expected: Counter[bytes] = Counter()
         self.fill(rows)
 
-    def fill(self, rows: int) -> None:
+    def fill(self, rows: int, padding_bytes: int = 0) -> None:
         settings = {"bootstrap.servers": self.reading_from, "partitioner": self.partitioner, "log_level": 0}
         producer = Producer(settings)
         first = sum(self.expected.values())
         for number in range(first, first + rows):
-            producer.produce(self.source, b"%06d" % number, key=b"key-%d" % number)
-            self.expected[b"%06d" % number] += 1
+            value = b"%06d" % number + bytes(padding_bytes)
+            producer.produce(self.source, value, key=b"key-%d" % number)
+            self.expected[value] += 1
         assert producer.flush(60) == 0
 
     def job(self, *, source: dict[str, str] | None = None, sink: dict[str, Any] | None = None, **more: Any) -> Any:
