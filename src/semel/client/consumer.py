@@ -224,11 +224,9 @@ class Consumer:
         from semel.client.consumer_decode import decode_all
 
         fetcher = self._core.fetching.fetcher
-        chunks = fetcher.readable()
         with contextlib.suppress(DecodeError):
-            self._open += decode_all(chunks, self.settings.reads_committed, form)
-            for _ in chunks:
-                fetcher.take()
+            self._open += decode_all(fetcher.readable(), self.settings.reads_committed, form)
+            fetcher.drop_readable()
 
     def _next_decoded(self, form: Form, may_raise: bool) -> DecodedChunk | None:
         from semel.client.consumer_decode import decode

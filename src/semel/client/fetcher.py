@@ -195,15 +195,21 @@ class Fetcher:
 
     def take(self) -> Chunk | None:
         """The next chunk to read; what a jump has made stale is thrown away, paused ones stay where they are."""
-        for chunk in self.readable():
-            self._chunks.remove(chunk)
-            return chunk
+        self._drop_stale()
+        for index, chunk in enumerate(self._chunks):
+            if chunk.is_readable:
+                del self._chunks[index]
+                return chunk
         return None
 
     def readable(self) -> list[Chunk]:
-        """All chunks that can be read now, in their order. They stay until they are taken."""
+        """All chunks that can be read now, in their order. They stay until `drop_readable`."""
         self._drop_stale()
         return [chunk for chunk in self._chunks if chunk.is_readable]
+
+    def drop_readable(self) -> None:
+        """All that can be read has been."""
+        self._chunks = deque(chunk for chunk in self._chunks if not chunk.is_readable)
 
     def _drop_stale(self) -> None:
         if all(chunk.is_current for chunk in self._chunks):

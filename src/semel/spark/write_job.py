@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -133,22 +132,14 @@ class WriteJob:
 
 
 def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:
-    """Brings encoded batches to the tasks that write them."""
+    """Brings encoded batches to the tasks that write them.
+
+    Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks is
+    fixed, so there is nothing to adapt, and a small batch costs a sixth less without."""
     shuffled = blobs.repartitionById(write_tasks(blobs, targets), blobs["target"])
     job = shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS)
-    with as_one_job(job.sparkSession):
+    with changed(job.sparkSession, {ADAPTIVE: "false"}):
         return collected(job, precautions)
-
-
-@contextmanager
-def as_one_job(session: Any) -> Iterator[None]:
-    """Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks
-    is fixed, so there is nothing to adapt, and a small batch costs a sixth less without. The session is the query's."""
-    if session.conf.get(ADAPTIVE, "false") != "true":
-        yield
-        return
-    with changed(session, {ADAPTIVE: "false"}):
-        yield
 
 
 def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, handle: PlainHandle) -> list[Report]:

@@ -133,6 +133,18 @@ def test_paused_chunks_wait_in_order() -> None:
     assert [world.fetcher.take().start for _ in range(2)] == [10, 11]  # type: ignore[union-attr]
 
 
+def test_paused_chunks_stay_when_all_others_are_read_at_once() -> None:
+    world = World()
+    (plan,) = world.plan(busy=(2,))
+    world.answer(plan, {A0: batch(10, 1), B0: batch(10, 1)})
+    world.positions.of(A0).paused = True
+    assert [chunk.state.topic_partition for chunk in world.fetcher.readable()] == [B0]
+    world.fetcher.drop_readable()
+    assert world.fetcher.readable() == []
+    world.positions.of(A0).paused = False
+    assert [chunk.state.topic_partition for chunk in world.fetcher.readable()] == [A0]
+
+
 def test_errors_of_a_partition_do_not_harm_the_others() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
