@@ -6,6 +6,9 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,12 +23,15 @@ from semel.patterns.process import Output, Processor
 from semel.protocol.messages.end_txn import END_TXN
 from semel.protocol.messages.fetch import FETCH
 from semel.protocol.messages.heartbeat import HEARTBEAT
+from semel.protocol.messages.join_group import JOIN_GROUP
+from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 from semel.protocol.messages.offset_commit import OFFSET_COMMIT
 from semel.protocol.messages.produce import PRODUCE
 from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.direct import DirectClient
 from tests.support.process_campaign import Pipeline
-from tests.support.proxy import Proxy, cut_after_answer, cut_before
+from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay
 from tests.support.reading import create_topic, read_topic
 
 COUNT = 500
@@ -62,6 +68,25 @@ def options(cluster: Cluster, **more: object) -> dict:
         "idle_stop_ms": 1200,
         **more,
     }
+
+
+@contextmanager
+def running(processor: Processor) -> Iterator[None]:
+    """The loop in a thread of its own, until it ends by itself. Raises what it raised."""
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(processor.run)
+        try:
+            yield
+            run.result(60)
+        finally:
+            processor.stop()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.005)
 
 
 # --- what is written ---
@@ -208,47 +233,62 @@ def test_broker_restart_is_survived(semel_broker: SemelBroker) -> None:
     source, sink = fill(cluster, 3000)
     settings = options(cluster, commit_interval_ms=20, max_records=50, idle_stop_ms=3000)
     processor = Processor(source, sink, lambda record: record, **settings)
-    thread = threading.Thread(target=processor.run, daemon=True)
-    thread.start()
-    deadline_s = time.monotonic() + 20
-    while processor.stats.commits < 5:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-    assert processor.stats.records_in < 3000, "the restart must come in the middle"
-    semel_broker.kill()
-    semel_broker.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    with running(processor):
+        until(lambda: processor.stats.commits >= 5)
+        assert processor.stats.records_in < 3000, "the restart must come in the middle"
+        semel_broker.kill()
+        semel_broker.start()
     assert values(cluster, sink) == expected(3000)
 
 
-def test_instance_with_a_taken_name_stops_the_first_one(cluster: Cluster, topics) -> None:
+@pytest.mark.parametrize("rejoin_s", [0.0, 2.5], ids=["back at once", "back when the commit is due"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_partitions_that_are_lost_while_reading_are_read_again(
+    cluster: Cluster, topics, guarantee: str, rejoin_s: float
+) -> None:
     source, sink = topics
-    settings = {**options(cluster, instance="same", commit_interval_ms=20), "idle_stop_ms": None}
+    settings = options(cluster, guarantee=guarantee, commit_interval_ms=1500, idle_stop_ms=3000)
+    settings["consumer"] = {"heartbeat_interval_ms": 50}
+    with Proxy(cluster.bootstrap) as proxy:
+        processor = Processor(source, sink, lambda record: record, **settings | {"bootstrap_servers": proxy.bootstrap})
+        _lose_everything_in_the_middle(processor, cluster, settings["application_id"], proxy, rejoin_s)
+    assert processor.stats.aborts == 1
+    found = values(cluster, sink)
+    assert found == expected() if guarantee == "exactly_once" else set(found) == set(expected())
+
+
+def _lose_everything_in_the_middle(
+    processor: Processor, cluster: Cluster, group: str, proxy: Proxy, rejoin_s: float
+) -> None:
+    with running(processor), DirectClient(cluster.bootstrap) as client:
+        until(lambda: processor.stats.records_in >= COUNT)
+        with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+            (member,) = admin.describe_group(group).members
+        rejoining = proxy.add(delay(JOIN_GROUP, rejoin_s))
+        assert processor.stats.commits == 0, "it must be lost in the middle"
+        gone = LeaveGroupRequest(group, members=[MemberIdentity(member.member_id)])
+        assert client.call(LEAVE_GROUP, gone, 5).error_code == 0
+    rejoining.assert_fired()
+
+
+@pytest.mark.parametrize("interval_ms", [20, 2000], ids=["between transactions", "in a transaction"])
+def test_instance_with_a_taken_name_stops_the_first_one(cluster: Cluster, topics, interval_ms: int) -> None:
+    source, sink = topics
+    settings = {**options(cluster, instance="same", commit_interval_ms=interval_ms), "idle_stop_ms": None}
+    name = f"{settings['application_id']}-same"
     first = Processor(source, sink, lambda record: record, **settings)
-    caught: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            first.run()
-        except BaseException as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    deadline_s = time.monotonic() + 20
-    while first.stats.records_in < COUNT:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    with Producer(
-        bootstrap_servers=cluster.bootstrap, transactional_id=f"{settings['application_id']}-same"
-    ) as usurper:
-        usurper.init_transactions()
-        with Producer(bootstrap_servers=cluster.bootstrap) as producer:
-            producer.send(source, b"one more").result()
-        thread.join(30)
-    assert not thread.is_alive()
-    assert isinstance(caught[0], FencedError)
+    usurper = Producer(bootstrap_servers=cluster.bootstrap, transactional_id=name)
+    last = Producer(bootstrap_servers=cluster.bootstrap)
+    with last, usurper, Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        with pytest.raises(FencedError), running(first):  # noqa: PT012  the loop's error comes at the end of it
+            until(lambda: first.stats.records_in >= COUNT)
+            state = "Ongoing" if interval_ms == 2000 else "CompleteCommit"
+            until(lambda: admin.describe_transaction(name).state == state)
+            usurper.init_transactions()
+            last.send(source, b"last").result()
+        usurper.begin_transaction()
+        usurper.send(sink, b"the name is still the second one's").result()
+        usurper.commit_transaction()
 
 
 # --- bad input ---

@@ -180,6 +180,9 @@ class Processor:
             if mode.failed is not None:
                 self._undo(mode)
             batch = self._read(consumer, mode)
+            if mode.failed is not None:  # partitions went while this was read
+                mode.set_aside(_first_offsets(batch))
+                return
             if len(batch):
                 self._take(mode, batch)
             if mode.is_working and self._is_due():
@@ -240,7 +243,8 @@ class Processor:
         if not self._can_go_on(error):
             raise error
         log.warning("going back to the committed positions after: %s", error)
-        mode.failed = mode.failed or error
+        if mode.failed is None or isinstance(error, FencedError):
+            mode.failed = error
         self._stopping.wait(self._backoff.next_s())
 
     def _undo(self, mode: Mode) -> None:

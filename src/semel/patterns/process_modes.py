@@ -55,6 +55,10 @@ class Mode:
         """Ends the unit of work for good."""
         raise NotImplementedError
 
+    def set_aside(self, firsts: dict[TopicPartition, int]) -> None:
+        """After `failed`: a batch that was read and must not be taken. `undo` goes back to where it began."""
+        self._begin(firsts)
+
     def undo(self) -> None:
         """After `failed`: makes sure that the unit of work will not count, and goes back to where it began. What fails
         half-way can be called again."""
@@ -140,6 +144,8 @@ class ExactlyOnce(Mode):
             return False
         try:
             self.producer.abort_transaction(ABORT_TIMEOUT_S)
+        except FencedError:
+            raise  # whether to take the id back is for the loop to say: another instance may have it now
         except KafkaError as failure:
             log.warning("the transaction could not be aborted in the ordinary way: %s", failure)
             return False

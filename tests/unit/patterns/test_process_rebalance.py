@@ -1,0 +1,101 @@
+"""A rebalance in the middle of a unit of work, step by step: what could not be finished is never counted as done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from semel.client.consumer_types import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from semel.client.errors import RetriableError
+from semel.patterns.process import Processor
+from semel.patterns.process_modes import ExactlyOnce
+from semel.patterns.process_output import Emitter
+
+KEPT, GOING = TopicPartition("in", 0), TopicPartition("in", 1)
+READ_AT_ONCE = 10
+
+
+class Reader:
+    """A consumer of endless partitions. During a read it may be told to give partitions back."""
+
+    def __init__(self) -> None:
+        self.positions = {KEPT: 0, GOING: 0}
+        self.processor: Processor | None = None
+
+    def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
+        if self.processor is not None:
+            self.processor.revoked()
+            self.positions.pop(GOING, None)
+        found = []
+        for (topic, partition), at in self.positions.items():
+            found += [ConsumerRecord(topic, partition, at + n, 0, None, b"") for n in range(READ_AT_ONCE)]
+            self.positions[TopicPartition(topic, partition)] += READ_AT_ONCE
+        return found
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self.positions)
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {partition: OffsetAndMetadata(at) for partition, at in self.positions.items()}
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {}
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.positions[partition] = offset
+
+    def group_metadata(self) -> str:
+        return "group"
+
+
+class Writer:
+    """A producer whose broker fails once, at the offsets; it keeps what was committed."""
+
+    def __init__(self) -> None:
+        self.open: dict[Any, OffsetAndMetadata] | None = None
+        self.committed: list[dict[Any, OffsetAndMetadata]] = []
+        self.has_failed = False
+
+    def begin_transaction(self) -> None:
+        assert self.open is None
+        self.open = {}
+
+    def send(self, *_: Any, **__: Any) -> None:
+        assert self.open is not None
+
+    def send_offsets_to_transaction(self, offsets: dict[Any, OffsetAndMetadata], group: str) -> None:
+        assert self.open is not None
+        if not self.has_failed:
+            self.has_failed = True
+            raise RetriableError("the coordinator is loading")
+        self.open |= offsets
+
+    def commit_transaction(self) -> None:
+        assert self.open is not None
+        self.committed.append(self.open)
+        self.open = None
+
+    def abort_transaction(self, timeout_s: float) -> None:
+        assert self.open is not None
+        self.open = None
+
+
+def test_what_was_read_of_kept_partitions_is_read_again_when_the_work_could_not_be_finished() -> None:
+    reader, writer = Reader(), Writer()
+    options = {"application_id": "app", "commit_interval_ms": 60_000, "transaction_timeout_ms": 90_000}
+    processor = Processor("in", "out", lambda record: record, **options)  # type: ignore[arg-type]
+    processor._has_worked = True
+    mode: Any = ExactlyOnce(reader, lambda: writer, Emitter(lambda record: record, "out", False))  # type: ignore[arg-type, return-value]
+    processor._mode = mode
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert mode.begun == {KEPT: 0, GOING: 0}
+
+    reader.processor, processor._interval_s = processor, 0.0  # due as soon as it is read
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert writer.has_failed
+    assert reader.positions == {KEPT: 2 * READ_AT_ONCE}, "the rebalance came in the middle of a read"
+    assert writer.committed == [], "positions after records whose output was aborted"
+
+    reader.processor = None
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert writer.committed == [{KEPT: OffsetAndMetadata(READ_AT_ONCE)}], "from the beginning"
