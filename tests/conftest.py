@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
+RETENTION = ("log.retention.check.interval.ms", "86400000")  # tests write records that are years old, to be read back
+
 
 @pytest.fixture
 def semel_broker(tmp_path: Path) -> Iterator[SemelBroker]:
@@ -34,7 +36,8 @@ def semel_broker(tmp_path: Path) -> Iterator[SemelBroker]:
 @pytest.fixture(scope="session")
 def shared_semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SemelBroker]:
     """One broker for all tests that leave it alive."""
-    with SemelBroker(tmp_path_factory.mktemp("shared-semel") / "broker") as broker:
+    folder = tmp_path_factory.mktemp("shared-semel") / "broker"
+    with SemelBroker(folder, "--set", "=".join(RETENTION)) as broker:
         yield broker
 
 
@@ -51,7 +54,8 @@ def kafka_installation() -> Path:
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for all tests that leave it alive."""
-    with ApacheKafka(tmp_path_factory.mktemp("apache-kafka") / "node") as kafka:
+    folder = tmp_path_factory.mktemp("apache-kafka") / "node"
+    with ApacheKafka(folder, properties=dict([RETENTION])) as kafka:
         yield kafka
 
 

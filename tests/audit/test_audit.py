@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from contextlib import closing
 from typing import Any
 
@@ -18,6 +17,7 @@ from semel.prove.checker import ends
 from semel.spark.ledger import Entry
 from semel.spark.ledger import Written as LedgerWritten
 from tests.support.broker import Cluster
+from tests.support.waiting import PATIENCE_S, until
 
 
 class Application:
@@ -30,19 +30,19 @@ class Application:
         self._admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
         self.create(f"{self.id}.ledger", self.source, self.output)
         self._producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": self.id, "log_level": 0})
-        self._producer.init_transactions(20)
+        self._producer.init_transactions(PATIENCE_S)
         self.entries: list[Entry] = []
         self.plain(self.source, 100)
 
     def create(self, *names: str, **config: str) -> None:
         for future in self._admin.create_topics([NewTopic(name, 1, 1, config=config) for name in names]).values():
-            future.result(20)
+            future.result(PATIENCE_S)
 
     def plain(self, topic: str, count: int) -> None:
         producer = Producer({"bootstrap.servers": self.brokers, "log_level": 0})
         for number in range(count):
             producer.produce(topic, b"%d" % number)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
 
     def batch(
         self, start: int, end: int, *, writes: int | None = None, says: int | None = None, **changes: Any
@@ -55,7 +55,7 @@ class Application:
             self._producer.produce(
                 self.output, b"%d" % number, on_delivery=lambda _, message: offsets.append(message.offset())
             )
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(PATIENCE_S) == 0
         count = writes if says is None else says
         written = [LedgerWritten(self.output, 0, count, min(offsets), max(offsets))] if offsets else []
         entry = Entry(
@@ -73,16 +73,14 @@ class Application:
             }
         )
         self._producer.produce(f"{self.id}.ledger", entry.encode(), key=entry.key)
-        self._producer.commit_transaction(20)
+        self._producer.commit_transaction(PATIENCE_S)
         self._await_markers()
         self.entries.append(entry)
 
     def _await_markers(self) -> None:
         """A commit is answered when it is decided; readers see it a moment later."""
         places = [(f"{self.id}.ledger", 0), (self.output, 0)]
-        deadline_s = time.monotonic() + 20
-        while ends(self.brokers, places, stable=True) != ends(self.brokers, places, stable=False):
-            assert time.monotonic() < deadline_s
+        until(lambda: ends(self.brokers, places, stable=True) == ends(self.brokers, places, stable=False))
 
     def at(self, offset: int) -> str:
         return json.dumps({self.source: {"0": offset}}, separators=(",", ":"))
@@ -95,7 +93,7 @@ class Application:
         """A driver that died before EndTxn."""
         self._producer.begin_transaction()
         self._producer.produce(f"{self.id}.ledger", b"{}", key=b"open")
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(PATIENCE_S) == 0
 
     def audit(self, **options: Any) -> Audit:
         return audit(self.brokers, self.id, **options)

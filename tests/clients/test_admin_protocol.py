@@ -61,6 +61,7 @@ from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.direct import DirectClient
+from tests.support.waiting import eventually
 
 BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
 SET, DELETE = 0, 1
@@ -76,10 +77,7 @@ def client(cluster: Cluster) -> Iterator[DirectClient]:
 
 def soon(what: Callable[[], Any], wanted: Any) -> None:
     """Kafka's brokers learn of a change a moment after it was answered."""
-    deadline_s = time.monotonic() + 10
-    while (found := what()) != wanted:
-        assert time.monotonic() < deadline_s, (found, wanted)
-        time.sleep(0.02)
+    eventually(what, lambda found: found == wanted, otherwise=f"it should be {wanted!r}")
 
 
 # --- settings of groups and of client metrics subscriptions ---

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,8 +37,10 @@ from semel.protocol.messages.offset_commit import (
 from semel.protocol.messages.offset_fetch import OFFSET_FETCH, OffsetFetchRequest, OffsetFetchRequestGroup
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
+from tests.support.waiting import eventually, until
 
 Owned = dict[bytes, list[int]]
+BEFORE_A_SESSION_ENDS_S = 30.0  # of 45 s: its end would also take a member out of its group
 
 
 class Member:
@@ -134,13 +135,6 @@ def groups(cluster: Cluster) -> Iterator[Groups]:
         yield Groups(cluster, client)
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
-
-
 # -- joining, sharing, leaving -----------------------------------------------------------------------------------------
 def test_first_member_gets_everything(groups: Groups) -> None:
     member = groups.member()
@@ -165,7 +159,7 @@ def test_second_member_waits_for_what_the_first_gives_back(groups: Groups) -> No
     until(lambda: first.beat().error_code == 0 and first.epoch > epoch)  # it reports that it let go
     until(lambda: second.beat().error_code == 0 and len(second.partitions) == 2)
     assert sorted(first.partitions + second.partitions) == [0, 1, 2, 3]
-    until(lambda: groups.describe().group_state == "Stable")
+    eventually(lambda: groups.describe().group_state, lambda state: state == "Stable")
 
 
 def test_partitions_of_a_member_that_leaves_go_to_the_others(groups: Groups) -> None:
@@ -174,7 +168,11 @@ def test_partitions_of_a_member_that_leaves_go_to_the_others(groups: Groups) -> 
     until(lambda: first.beat().error_code == 0 and second.beat().error_code == 0 and len(second.partitions) == 2)
     left = second.leave()
     assert (left.error_code, left.member_id, left.member_epoch, left.assignment) == (0, second.id, -1, None)
-    until(lambda: first.beat().error_code == 0 and first.partitions == [0, 1, 2, 3])
+    until(
+        lambda: first.beat().error_code == 0 and first.partitions == [0, 1, 2, 3],
+        "the partitions were not taken over",
+        BEFORE_A_SESSION_ENDS_S,
+    )
     assert second.beat().error_code == E.UNKNOWN_MEMBER_ID
 
 
@@ -288,7 +286,7 @@ def test_operator_removes_a_static_member(groups: Groups) -> None:
     member = groups.alone(instance_id="i")
     answer = groups.client.call(LEAVE_GROUP, LeaveGroupRequest(groups.group, members=[MemberIdentity("", "i")]), 5)
     assert [each.error_code for each in answer.members] == [0]
-    until(lambda: groups.describe().group_state == "Empty")
+    eventually(lambda: groups.describe().group_state, lambda state: state == "Empty", BEFORE_A_SESSION_ENDS_S)
     assert member.beat().error_code == E.UNKNOWN_MEMBER_ID
 
 
@@ -311,7 +309,7 @@ def test_positions_need_the_members_epoch(groups: Groups) -> None:
     assert fetch(member.id, member.epoch + 7) == (E.STALE_MEMBER_EPOCH, [])
     assert fetch("x", member.epoch) == (E.UNKNOWN_MEMBER_ID, [])
     member.leave()
-    until(lambda: groups.describe().group_state == "Empty")
+    eventually(lambda: groups.describe().group_state, lambda state: state == "Empty", BEFORE_A_SESSION_ENDS_S)
     assert groups.commit(7) == 0
     assert fetch(None, -1) == (0, [7])
 
@@ -319,7 +317,7 @@ def test_positions_need_the_members_epoch(groups: Groups) -> None:
 # -- administration and the other protocol -----------------------------------------------------------------------------
 def test_groups_are_described_listed_and_deleted(groups: Groups) -> None:
     member = groups.alone()
-    until(lambda: groups.describe().group_state == "Stable")
+    eventually(lambda: groups.describe().group_state, lambda state: state == "Stable")
     group = groups.describe()
     epoch = group.group_epoch
     assert (group.error_code, group.assignment_epoch, group.assignor_name) == (0, epoch, "uniform")
@@ -347,7 +345,7 @@ def test_groups_are_described_listed_and_deleted(groups: Groups) -> None:
 
     assert delete() == E.NON_EMPTY_GROUP
     member.leave()
-    until(lambda: delete() == 0)
+    eventually(delete, lambda code: code == 0, BEFORE_A_SESSION_ENDS_S)
     assert groups.describe().error_code == E.GROUP_ID_NOT_FOUND
 
 
@@ -364,7 +362,7 @@ def test_empty_group_changes_its_protocol_with_its_next_member(groups: Groups) -
     heartbeat = HeartbeatRequest(groups.group, 1, "m")
     assert groups.client.call(HEARTBEAT, heartbeat, 3).error_code == E.UNKNOWN_MEMBER_ID
     member.leave()
-    until(lambda: groups.describe().group_state == "Empty")
+    eventually(lambda: groups.describe().group_state, lambda state: state == "Empty", BEFORE_A_SESSION_ENDS_S)
     joined = classic_join(groups)
     assert (joined.error_code, joined.generation_id) == (0, 1)
     assert groups.describe().error_code == E.GROUP_ID_NOT_FOUND

@@ -65,6 +65,7 @@ from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
+from tests.support.waiting import eventually
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -86,16 +87,14 @@ def topic(cluster: Cluster, client: DirectClient) -> str:
 
 def wait_for_topic(client: DirectClient, name: str) -> bytes:
     """Kafka's brokers learn of a topic a moment after its creation was answered."""
-    deadline_s = time.monotonic() + 10
-    while True:
-        found = metadata(client, name, create=False)
+
+    def is_there(found: Any) -> bool:
         indexes = [part.partition_index for part in found.partitions]
         codes = [list_offset(client, name, -1, partition=index).error_code for index in indexes]
-        if found.error_code == 0 and codes and not any(codes):
-            topic_id: bytes = found.topic_id
-            return topic_id
-        assert time.monotonic() < deadline_s, found
-        time.sleep(0.02)
+        return found.error_code == 0 and bool(codes) and not any(codes)
+
+    topic_id: bytes = eventually(lambda: metadata(client, name, create=False), is_there).topic_id
+    return topic_id
 
 
 def metadata(client: DirectClient, name: str | None, *, create: bool, topic_id: bytes = NO_UUID) -> Any:
@@ -560,9 +559,7 @@ def test_a_topic_created_again_is_another_topic(cluster: Cluster, client: Direct
     old_id = wait_for_topic(client, name)
     produce(client, name, batch(b"old"))
     client.call(DELETE_TOPICS, DeleteTopicsRequest([DeleteTopicState(name)], timeout_ms=5000), 6)
-    deadline_s = time.monotonic() + 10
-    while create(client, CreatableTopic(name, 1, 1))[0][1] == E.TOPIC_ALREADY_EXISTS:
-        assert time.monotonic() < deadline_s
+    eventually(lambda: create(client, CreatableTopic(name, 1, 1))[0][1], lambda code: code != E.TOPIC_ALREADY_EXISTS)
     new_id = wait_for_topic(client, name)
     assert new_id != old_id
     assert list_offset(client, name, -1).offset == 0
@@ -579,9 +576,7 @@ def test_partitions_are_added_but_never_taken_away(client: DirectClient, topic: 
     assert grow(4, [CreatePartitionsAssignment([1])]) == E.INVALID_REPLICA_ASSIGNMENT
     assert grow(3, [CreatePartitionsAssignment([9])]) == E.INVALID_REPLICA_ASSIGNMENT
     assert grow(4) == E.NONE
-    deadline_s = time.monotonic() + 10
-    while len(metadata(client, topic, create=False).partitions) != 4:
-        assert time.monotonic() < deadline_s
+    eventually(lambda: len(metadata(client, topic, create=False).partitions), lambda count: count == 4)
 
 
 def test_topics_are_described_in_pages(cluster: Cluster, client: DirectClient) -> None:
@@ -616,9 +611,7 @@ def alter(client: DirectClient, kind: int, name: str, *changes: AlterableConfig,
 
 
 def wait_for_setting(client: DirectClient, name: str, setting: str, expected: tuple[str, int]) -> None:
-    deadline_s = time.monotonic() + 10
-    while describe(client, TOPIC, name, setting)[setting] != expected:
-        assert time.monotonic() < deadline_s, describe(client, TOPIC, name, setting)
+    eventually(lambda: describe(client, TOPIC, name, setting)[setting], lambda found: found == expected)
 
 
 def test_settings_of_a_topic_are_set_appended_subtracted_and_deleted(client: DirectClient, topic: str) -> None:

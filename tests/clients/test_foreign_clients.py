@@ -22,6 +22,8 @@ from confluent_kafka.admin import (
 )
 
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.reading import create_topic
+from tests.support.waiting import PATIENCE_S
 
 COUNT = 300
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -67,7 +69,7 @@ def confluent_consume(cluster: Cluster, topic: str, count: int = COUNT) -> list[
     )
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     found: list[bytes | None] = []
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + PATIENCE_S
     while len(found) < count and time.monotonic() < deadline_s:
         for message in consumer.consume(500, 0.5):
             assert message.error() is None, message.error()
@@ -77,44 +79,44 @@ def confluent_consume(cluster: Cluster, topic: str, count: int = COUNT) -> list[
 
 
 def test_confluent_kafka_keeps_keys_headers_and_timestamps(cluster: Cluster) -> None:
-    topic = cluster.unique("fields")
+    topic = create_topic(cluster.bootstrap, cluster.unique("fields"), retention_ms="-1")  # the record is old
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
     producer.produce(topic, None, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000_123)
-    producer.flush(10)
+    producer.flush(PATIENCE_S)
     consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "unused"})
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    message = consumer.poll(10)
+    message = consumer.poll(PATIENCE_S)
     assert message is not None
     assert (message.key(), message.value(), message.headers()) == (b"k", None, [("h", b"1"), ("h", None)])
     assert message.timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1_700_000_000_123)
     times = [confluent_kafka.TopicPartition(topic, 0, 1_700_000_000_000)]
-    assert consumer.offsets_for_times(times, timeout=10)[0].offset == 0
+    assert consumer.offsets_for_times(times, timeout=PATIENCE_S)[0].offset == 0
     consumer.close()
 
 
 def test_confluent_kafka_administers(cluster: Cluster) -> None:
     topic = cluster.unique("administered")
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic(topic, 2, 1, config={"retention.ms": "60000"})])[topic].result(10)
+    admin.create_topics([NewTopic(topic, 2, 1, config={"retention.ms": "60000"})])[topic].result(PATIENCE_S)
     with pytest.raises(confluent_kafka.KafkaException, match="already exists"):
-        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(10)
-    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(10)
-    assert len(admin.list_topics(topic, 10).topics[topic].partitions) == 5
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(PATIENCE_S)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(PATIENCE_S)
+    assert len(admin.list_topics(topic, PATIENCE_S).topics[topic].partitions) == 5
 
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    assert admin.describe_configs([resource])[resource].result(10)["retention.ms"].value == "60000"
+    assert admin.describe_configs([resource])[resource].result(PATIENCE_S)["retention.ms"].value == "60000"
     change = ConfigEntry("retention.ms", "70000", incremental_operation=AlterConfigOpType.SET)
     changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-    admin.incremental_alter_configs([changed])[changed].result(10)
-    assert admin.describe_configs([resource])[resource].result(10)["retention.ms"].value == "70000"
+    admin.incremental_alter_configs([changed])[changed].result(PATIENCE_S)
+    assert admin.describe_configs([resource])[resource].result(PATIENCE_S)["retention.ms"].value == "70000"
 
     confluent_produce(cluster, topic, partitioner="consistent")
     partitions = [confluent_kafka.TopicPartition(topic, index) for index in range(5)]
     latest = admin.list_offsets({partition: OffsetSpec.latest() for partition in partitions})
-    assert sum(future.result(10).offset for future in latest.values()) == COUNT
-    assert admin.describe_cluster().result(10).cluster_id
-    admin.delete_topics([topic])[topic].result(10)
-    assert topic not in admin.list_topics(timeout=10).topics
+    assert sum(future.result(PATIENCE_S).offset for future in latest.values()) == COUNT
+    assert admin.describe_cluster().result(PATIENCE_S).cluster_id
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    assert topic not in admin.list_topics(timeout=PATIENCE_S).topics
 
 
 # -- kafka-python ------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_kafka_python_writes_and_reads(cluster: Cluster, compression: str | None
     producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap, compression_type=compression)
     futures = [producer.send(topic, value) for value in values()]
     producer.flush(30)
-    assert [future.get(10).offset for future in futures] == list(range(COUNT))
+    assert [future.get(PATIENCE_S).offset for future in futures] == list(range(COUNT))
     producer.close()
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=20_000
@@ -165,7 +167,7 @@ def test_aiokafka_writes_and_reads(cluster: Cluster, compression: str | None) ->
         )
         await consumer.start()
         try:
-            return [(await asyncio.wait_for(consumer.getone(), 20)).value for _ in range(COUNT)]
+            return [(await asyncio.wait_for(consumer.getone(), PATIENCE_S)).value for _ in range(COUNT)]
         finally:
             await consumer.stop()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +39,7 @@ from semel.protocol.messages.offset_fetch import (
 from semel.protocol.messages.sync_group import SYNC_GROUP, SyncGroupRequest, SyncGroupRequestAssignment
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
+from tests.support.waiting import eventually
 
 SUBSCRIPTION = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
 
@@ -57,27 +57,27 @@ class Groups:
 
     def _wait_until_ready(self) -> None:
         """Kafka makes its internal topic with the first question for a coordinator, and new topics take a moment."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            found = self.client.call(
-                FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=[self.group]), 4
-            ).coordinators[0]
-            known = self.client.call(
-                METADATA, MetadataRequest(topics=[MetadataRequestTopic(name=self.topic)]), 12
-            ).topics[0]
-            if found.error_code == 0 and known.error_code == 0 and len(known.partitions) == 2:
-                listed = self.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([self.group]), 5).groups[0]
-                if listed.error_code == 0:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"coordinator {found}, topic {known}")
+
+        def ask() -> tuple[Any, Any, Any]:
+            search = FindCoordinatorRequest(coordinator_keys=[self.group])
+            look = MetadataRequest(topics=[MetadataRequestTopic(name=self.topic)])
+            return (
+                self.client.call(FIND_COORDINATOR, search, 4).coordinators[0],
+                self.client.call(METADATA, look, 12).topics[0],
+                self.client.call(DESCRIBE_GROUPS, DescribeGroupsRequest([self.group]), 5).groups[0],
+            )
+
+        def is_ready(answers: tuple[Any, Any, Any]) -> bool:
+            return not any(answer.error_code for answer in answers) and len(answers[1].partitions) == 2
+
+        eventually(ask, is_ready, otherwise="the coordinator, the topic and the group are not ready")
 
     def join_request(self, member_id: str = "", **changes: Any) -> JoinGroupRequest:
         names = changes.pop("protocols", ["range"])
         metadata = changes.pop("metadata", SUBSCRIPTION)
         fields = {
             "group_id": self.group,
-            "session_timeout_ms": 6000,
+            "session_timeout_ms": 45_000,
             "rebalance_timeout_ms": 60_000,
             "member_id": member_id,
             "protocol_type": "consumer",
@@ -187,7 +187,7 @@ def test_second_member_makes_the_first_join_again(groups: Groups) -> None:
     with DirectClient(groups.cluster.bootstrap) as other:
         handed_out = other.call(JOIN_GROUP, groups.join_request(), 9).member_id
         other.send(JOIN_GROUP, groups.join_request(handed_out), 9)
-        _until(lambda: groups.beat(first) == E.REBALANCE_IN_PROGRESS)
+        eventually(lambda: groups.beat(first), lambda code: code == E.REBALANCE_IN_PROGRESS)
         assert groups.state() == "PreparingRebalance"
         assert groups.sync(first).error_code == E.REBALANCE_IN_PROGRESS
         again, second = groups.join(first.member_id), other.receive(JOIN_GROUP, 9)
@@ -213,7 +213,7 @@ def test_follower_that_joins_unchanged_keeps_its_generation_and_a_changed_one_do
     with DirectClient(groups.cluster.bootstrap) as other:
         handed_out = other.call(JOIN_GROUP, groups.join_request(), 9).member_id
         other.send(JOIN_GROUP, groups.join_request(handed_out), 9)
-        _until(lambda: groups.beat(first) == E.REBALANCE_IN_PROGRESS)
+        eventually(lambda: groups.beat(first), lambda code: code == E.REBALANCE_IN_PROGRESS)
         leader, follower = groups.join(first.member_id), other.receive(JOIN_GROUP, 9)
         assert groups.sync(leader, {}).error_code == 0
         same = groups.join(follower.member_id)
@@ -221,7 +221,7 @@ def test_follower_that_joins_unchanged_keeps_its_generation_and_a_changed_one_do
         other.send(JOIN_GROUP, groups.join_request(follower.member_id, metadata=SUBSCRIPTION + b""), 9)
         assert other.receive(JOIN_GROUP, 9).generation_id == 2
         other.send(JOIN_GROUP, groups.join_request(follower.member_id, metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"), 9)
-        _until(lambda: groups.beat(leader) == E.REBALANCE_IN_PROGRESS)
+        eventually(lambda: groups.beat(leader), lambda code: code == E.REBALANCE_IN_PROGRESS)
         assert groups.join(leader.member_id).generation_id == 3
         assert other.receive(JOIN_GROUP, 9).generation_id == 3
 
@@ -232,11 +232,8 @@ def test_leader_that_joins_again_starts_a_generation(groups: Groups) -> None:
 
 
 def test_session_ends_without_heartbeats(groups: Groups) -> None:
-    joined = groups.member()
-    deadline = time.monotonic() + 20
-    while groups.state() != "Empty":
-        assert time.monotonic() < deadline
-        time.sleep(0.25)
+    joined = groups.member(session_timeout_ms=6000)
+    eventually(groups.state, lambda state: state == "Empty")
     assert groups.beat(joined) == E.UNKNOWN_MEMBER_ID
 
 
@@ -430,10 +427,3 @@ def test_only_empty_groups_are_deleted(groups: Groups) -> None:
 
 def _string(text: str) -> bytes:
     return len(text).to_bytes(2, "big") + text.encode()
-
-
-def _until(condition: Any, timeout_s: float = 10) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)

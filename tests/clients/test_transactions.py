@@ -15,6 +15,7 @@ from tests.support.kafka import start_tool
 from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
+from tests.support.waiting import PATIENCE_S
 
 COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
 
@@ -60,7 +61,7 @@ def test_kafka_python_commits_aborts_and_sends_offsets(cluster: Cluster) -> None
     producer.init_transactions()
     for number in range(6):
         producer.begin_transaction()
-        producer.send(topic, b"%d" % number).get(20)
+        producer.send(topic, b"%d" % number).get(PATIENCE_S)
         offsets = {kafka.TopicPartition(topic, 0): OffsetAndMetadata(number + 1, "", -1)}
         producer.send_offsets_to_transaction(offsets, group)
         producer.abort_transaction() if number % 3 == 1 else producer.commit_transaction()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka
@@ -20,6 +20,7 @@ from semel.protocol.messages.list_offsets import (
 )
 from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient, batch_of
+from tests.support.waiting import PATIENCE_S, until
 
 EAGER = ("log.retention.check.interval.ms=50", "log.cleaner.backoff.ms=50", "log.segment.delete.delay.ms=0")
 
@@ -29,13 +30,6 @@ def broker(tmp_path: Path) -> Iterator[SemelBroker]:
     options = [word for setting in EAGER for word in ("--set", setting)]
     with SemelBroker(tmp_path / "broker", "--fsync", "os", *options) as broker:
         yield broker
-
-
-def eventually(is_so: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
 
 
 def first_offset(client: DirectClient, topic: str) -> int:
@@ -50,7 +44,7 @@ def test_retention_by_size_takes_the_oldest_segments(broker: SemelBroker) -> Non
         client.create_topic("t", segment_bytes="1048576", retention_bytes="2000000")
         for _ in range(10):
             client.produce("t", batch_of([os.urandom(500_000)]))
-        eventually(lambda: first_offset(client, "t") >= 4, "the oldest segments are still there")
+        until(lambda: first_offset(client, "t") >= 4, "the oldest segments are still there")
         assert first_offset(client, "t") <= 6, "about 2 MB and the active segment stay"
         assert client.fetch("t", 9).error_code == 0
 
@@ -59,7 +53,7 @@ def test_retention_by_time_takes_what_is_old(broker: SemelBroker) -> None:
     with DirectClient(broker.bootstrap) as client:
         client.create_topic("t", segment_bytes="1048576", retention_ms="300")
         client.produce("t", batch_of([b"x"] * 10))
-        eventually(lambda: first_offset(client, "t") == 10, "the old records are still there")
+        until(lambda: first_offset(client, "t") == 10, "the old records are still there")
         assert client.produce("t", batch_of([b"y"]))[1] == 10, "offsets go on"
 
 
@@ -76,13 +70,13 @@ def test_compaction_keeps_the_last_value_of_every_key(broker: SemelBroker) -> No
         with DirectClient(broker.bootstrap) as client:
             return sum(header.record_count for _, header in iter_headers(client.fetch("t").records or b""))
 
-    eventually(lambda: records_below_the_active_segment() < 1500, "nothing was compacted")
+    until(lambda: records_below_the_active_segment() < 1500, "nothing was compacted")
     last: dict[bytes, bytes] = {}
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": broker.bootstrap, "group.id": "g", "enable.partition.eof": True}
     )
     consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
-    while (message := consumer.poll(10)) is not None and message.error() is None:
+    while (message := consumer.poll(PATIENCE_S)) is not None and message.error() is None:
         last[message.key()] = message.value()[1000:]
     consumer.close()
     assert last == {b"key-%d" % index: b"%d" % (2990 + index) for index in range(10)}
@@ -99,5 +93,5 @@ def test_settings_that_are_altered_take_effect_at_once(broker: SemelBroker) -> N
             "retention.ms", "1", incremental_operation=confluent_kafka.admin.AlterConfigOpType.SET
         )
         resource = confluent_kafka.admin.ConfigResource("topic", "t", incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(10)
-        eventually(lambda: first_offset(client, "t") == 5, "the records are still there")
+        admin.incremental_alter_configs([resource])[resource].result(PATIENCE_S)
+        until(lambda: first_offset(client, "t") == 5, "the records are still there")

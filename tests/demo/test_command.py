@@ -8,6 +8,7 @@ from pathlib import Path
 
 from semel.local.processes import Process
 from semel.local.semel_broker import semel_command
+from tests.support.waiting import PATIENCE_S
 
 
 def demo(folder: Path, *words: str, env: dict[str, str] | None = None) -> Process:
@@ -54,7 +55,7 @@ def test_without_java_it_says_what_to_do_and_runs_without_spark(tmp_path: Path) 
     empty = tmp_path / "bin"
     empty.mkdir()
     with demo(tmp_path, env={"PATH": str(empty), "JAVA_HOME": ""}) as process:
-        process.wait_for_line("apt-get install openjdk-17-jre-headless", 20)
+        process.wait_for_line("apt-get install openjdk-17-jre-headless", PATIENCE_S)
         process.wait_for_line("program is up", 60)
         process.interrupt(30)
     with demo(tmp_path, "--engine", "spark", env={"PATH": str(empty), "JAVA_HOME": ""}) as process:

@@ -10,6 +10,7 @@ import pytest
 from semel.demo.gate import Gate
 from semel.demo.plan import EXACTLY_ONCE, FAULTS, GUARANTEES
 from semel.spark.faults import POINTS
+from tests.support.waiting import PATIENCE_S
 
 
 class Told:
@@ -24,7 +25,7 @@ class Told:
 
     def await_event(self, event: str) -> None:
         with self._new:
-            assert self._new.wait_for(lambda: event in [name for name, _ in self.events], 10), self.events
+            assert self._new.wait_for(lambda: event in [name for name, _ in self.events], PATIENCE_S), self.events
 
 
 def walk(gate: Gate, guarantee: str, point: str, passed: list[str]) -> threading.Thread:
@@ -49,7 +50,7 @@ def test_all_pipelines_are_held_at_their_points_until_the_gate_opens() -> None:
     assert {who for event, who in told.events if event == "held"} == set(GUARANTEES)
     gate.open()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert sorted(passed) == sorted(GUARANTEES)
 
 
@@ -66,7 +67,7 @@ def test_other_points_other_threads_and_early_batches_pass() -> None:
     thread = walk(gate, EXACTLY_ONCE, "sink.after_positions", [])
     told.await_event("held")
     gate.open()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -77,7 +78,7 @@ def test_arming_again_lets_those_go_that_are_held() -> None:
     thread = walk(gate, EXACTLY_ONCE, "sink.after_positions", passed)
     told.await_event("held")
     gate.arm("committed", 0)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert passed == [EXACTLY_ONCE]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import Cluster, SemelBroker
-from tests.support.direct import PRODUCE, DirectClient, batch_of, eventually, produce_request
+from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
 from tests.support.load import Load, read_all, violations
+from tests.support.waiting import eventually
 
 
 def test_the_fifth_last_batch_is_known_and_the_sixth_last_is_not(cluster: Cluster) -> None:

@@ -10,8 +10,9 @@ from semel.protocol.messages.add_partitions_to_txn import (
 )
 from semel.protocol.messages.end_txn import END_TXN, EndTxnRequest
 from tests.support.broker import Cluster
-from tests.support.direct import DirectClient, batch_of, eventually
+from tests.support.direct import DirectClient, batch_of
 from tests.support.load import read_all
+from tests.support.waiting import eventually
 
 
 def test_a_gap_is_refused_and_changes_nothing(cluster: Cluster) -> None:

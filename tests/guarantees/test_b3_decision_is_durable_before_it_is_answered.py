@@ -16,6 +16,7 @@ from tests.support.kafka import java_tool
 from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
@@ -48,7 +49,7 @@ def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path
         started_s = time.monotonic()
         ending.start()
         assert broker.process is not None
-        broker.process.wait_for_line(f"fault fired: {point}$", 20)
+        broker.process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
         with RawClient(broker.bootstrap) as client:
             assert client.describe("id").transaction_state == "Ongoing"
         assert read_settled(broker.bootstrap, "t") == []

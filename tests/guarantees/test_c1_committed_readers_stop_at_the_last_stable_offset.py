@@ -13,6 +13,7 @@ from tests.support.crashes import MortalBroker
 from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, settle, transactional, write
+from tests.support.waiting import PATIENCE_S
 
 
 def committed(bootstrap: str) -> list[bytes | None]:
@@ -82,7 +83,7 @@ def test_offsets_by_time_and_end_follow_the_isolation_level(semel_broker: SemelB
     def end(level: IsolationLevel) -> int:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         asked = admin.list_offsets({TopicPartition("t", 0): OffsetSpec.latest()}, isolation_level=level)
-        return int(next(iter(asked.values())).result(20).offset)
+        return int(next(iter(asked.values())).result(PATIENCE_S).offset)
 
     for restart in (False, True):
         if restart:

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.load import read_all
 from tests.support.processes import Process
+from tests.support.waiting import PATIENCE_S
 
 RECORDS = 40
 PARTITIONS = 2
@@ -23,7 +24,7 @@ def start_member(bootstrap: str, name: str, group: str, source: str, target: str
 def create_topics(bootstrap: str, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
-        future.result(20)
+        future.result(PATIENCE_S)
 
 
 def fill(bootstrap: str, topic: str) -> list[bytes]:
@@ -33,7 +34,7 @@ def fill(bootstrap: str, topic: str) -> list[bytes]:
     values = [b"%03d" % number for number in range(RECORDS)]
     for number, value in enumerate(values):
         producer.produce(topic, value, partition=number % PARTITIONS)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     return values
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.waiting import PATIENCE_S, until
 
 OLD, NEW = 3, 8
 
 
 def create_topic(bootstrap: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(PATIENCE_S)
 
 
 def consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> Any:
@@ -72,19 +72,21 @@ def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster
     plain = Producer({"bootstrap.servers": cluster.bootstrap})
     for number in range(20):
         plain.produce(topic, b"%d" % number)
-    assert plain.flush(20) == 0
+    assert plain.flush(PATIENCE_S) == 0
     owner = owner_commits_old(cluster.bootstrap, group, topic)
     producer = open_transaction(cluster.bootstrap, group, topic, owner)
     owner.close()
     heir = consumer(cluster.bootstrap, group)
     heir.subscribe([topic])
-    deadline = time.monotonic() + 20
-    while not heir.assignment():
+
+    def has_the_partition() -> bool:
         assert heir.poll(0.1) is None
-        assert time.monotonic() < deadline
+        return bool(heir.assignment())
+
+    until(has_the_partition, "the heir did not get the partition")
     assert heir.poll(1) is None, "the heir has the partition and waits"
     producer.commit_transaction(30)
-    first = heir.poll(20)
+    first = heir.poll(PATIENCE_S)
     assert first is not None
     assert (first.error(), first.offset()) == (None, NEW)
     heir.close()
@@ -131,8 +133,8 @@ def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, po
         with contextlib.suppress(KafkaException):  # the answer may be lost, or may have been given before the end
             end(1)
         assert broker.process is not None
-        broker.process.wait_for_line(f"fault fired: {point}$", 10)
-        broker.process.wait(10)
+        broker.process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
+        broker.process.wait(PATIENCE_S)
         broker.env = {}
         broker.start()
         if point == BEFORE_THE_DECISION:

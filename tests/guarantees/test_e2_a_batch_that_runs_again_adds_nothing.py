@@ -12,8 +12,8 @@ from semel.protocol.messages.end_txn import END_TXN
 from semel.spark.faults import POINTS
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, cut_before, silence
-from tests.support.spark_cluster import await_true
 from tests.support.spark_driver import Pipeline, SparkSite
+from tests.support.waiting import until
 
 ALWAYS = {("semel", "sink.after_commit")}  # the rest is in `make test-full`
 IN_FULL = [
@@ -100,7 +100,7 @@ def test_query_stopped_in_the_middle_of_a_batch(pipeline: Pipeline, spark: Spark
     spark.faults.fired("task.after_opening")
     stopped = driver.stop()
     assert not [r for r in stopped.reports if r["batch_id"] == 0], "the batch was written, nothing was stopped"
-    await_true(lambda: not pipeline.has_open_transaction(), "the transaction stayed open", timeout_s=20)
+    until(lambda: not pipeline.has_open_transaction(), "the transaction stayed open")
     assert not pipeline.committed()
     driver.run(pipeline.job()).succeeded()
     pipeline.assert_exact()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.broker import Cluster
-from tests.support.spark_cluster import await_true, executor_of, kill_tree, state_of
+from tests.support.spark_cluster import executor_of, kill_tree, state_of
 from tests.support.spark_driver import Pipeline, SparkSite
+from tests.support.waiting import until
 
 KAFKA = pytest.mark.kafka
 FULL = pytest.mark.full
@@ -105,7 +106,7 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
         before = pipeline.committed()
         for pid in (executor, worker):
             os.kill(pid, signal.SIGCONT)  # it wakes up with the rest of its rows in hand
-        await_true(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
+        until(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
     assert pipeline.committed() == before
     pipeline.assert_exact()
     driver.close()
@@ -151,7 +152,7 @@ def test_transaction_that_times_out_in_the_middle_of_a_batch(pipeline: Pipeline,
     number = driver.begin(pipeline.job(sink={"transaction_timeout_ms": 2000}))
     (worker,) = spark.faults.fired("task.after_opening")
     assert pipeline.has_open_transaction()
-    await_true(lambda: not pipeline.has_open_transaction(), "the coordinator did not abort the transaction")
+    until(lambda: not pipeline.has_open_transaction(), "the coordinator did not abort the transaction")
     os.kill(worker, signal.SIGCONT)
     driver.end(number).failed_with("TimedOutTransactionError", "transaction_timeout_ms", "maxOffsetsPerTrigger")
     assert not pipeline.committed()

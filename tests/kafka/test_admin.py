@@ -17,6 +17,7 @@ from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutEr
 from semel.client.producer import Producer
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import Cluster
+from tests.support.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_created_topics_are_what_was_asked_for(cluster: Cluster, admin: Admin) -
     (described,) = admin.describe_topics([name], offsets=True)
     assert [part.partition for part in described.partitions] == [0, 1, 2]
     assert all((part.earliest_offset, part.latest_offset) == (0, 0) for part in described.partitions)
-    seen = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=10).topics
+    seen = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=PATIENCE_S).topics
     assert len(seen[name].partitions) == 3
     assert admin.describe_configs(topic=name)["retention.ms"].value == "1234567"
     assert {name, f"{name}.other"} <= set(admin.list_topics())
@@ -69,9 +70,7 @@ def test_impossible_topics_are_refused_with_the_reason(admin: Admin) -> None:
 
 def test_deleted_topics_are_gone(admin: Admin, topic: str) -> None:
     admin.delete_topics([topic])
-    deadline_s = time.monotonic() + 10
-    while topic in admin.list_topics() and time.monotonic() < deadline_s:
-        pass
+    until(lambda: topic not in admin.list_topics(), "the topic is still listed")
     with pytest.raises(KafkaError, match="no topic"):
         admin.describe_topics([topic])
     with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):

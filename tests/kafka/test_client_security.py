@@ -16,6 +16,7 @@ from semel.client.errors import AuthenticationError, ConnectionFailedError, Kafk
 from semel.client.producer import Producer
 from tests.support.kafka import ApacheKafka, free_ports
 from tests.support.missing import skip_loudly
+from tests.support.waiting import PATIENCE_S
 
 USER, PASSWORD = "alice", "s3cret,with=signs"
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -141,13 +142,13 @@ def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) 
             credential = ScramCredentialInfo(mechanism, 4096)
             change = UserScramCredentialUpsertion(USER, credential, PASSWORD.encode())
             for done in admin.alter_user_scram_credentials([change]).values():
-                done.result(20)
+                done.result(PATIENCE_S)
         yield Secured({**ports, "PLAINTEXT": kafka.port}, folder)
 
 
 def write_one(options: dict[str, str]) -> int:
     with Producer(options) as producer:
-        return producer.send("secured", b"x").result(20).offset
+        return producer.send("secured", b"x").result(PATIENCE_S).offset
 
 
 def test_tls_with_a_client_certificate(secured: Secured) -> None:

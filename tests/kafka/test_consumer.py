@@ -32,6 +32,7 @@ from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import java_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
 from tests.support.reading import create_topic
+from tests.support.waiting import PATIENCE_S, eventually, until
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -63,7 +64,7 @@ def fill(cluster: Cluster, topic: str, count: int, start: int = 0, **options: ob
     assert producer.flush(30) == 0
 
 
-def read(consumer: Consumer, count: int, timeout_s: float = 15, **limits: int) -> list:
+def read(consumer: Consumer, count: int, timeout_s: float = PATIENCE_S, **limits: int) -> list:
     """That many records, or what came within the time-out; then makes sure that nothing more comes at once."""
     records, deadline_s = [], time.monotonic() + timeout_s
     while len(records) < count and time.monotonic() < deadline_s:
@@ -123,7 +124,7 @@ def test_any_sequence_of_limits_reads_every_record_once_and_in_order(cluster: Cl
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     with consumer_for(cluster, max_partition_fetch_bytes=20_000, prefetch_bytes=30_000) as consumer:
         consumer.assign(partitions_of(topic))
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + PATIENCE_S
         while sum(map(len, seen.values())) < 4000:
             assert time.monotonic() < deadline_s
             if rng.random() < 0.5:
@@ -200,7 +201,8 @@ def test_seeking_goes_where_it_says(cluster: Cluster, single: str) -> None:
         assert consumer.end_offsets([place]) == {place: 10}
 
 
-def test_times_are_found(cluster: Cluster, single: str) -> None:
+def test_times_are_found(cluster: Cluster) -> None:
+    single = create_topic(cluster.bootstrap, cluster.unique("times"), retention_ms="-1")  # the records are old
     producer = ConfluentProducer({"bootstrap.servers": cluster.bootstrap})
     for number in range(5):
         producer.produce(single, value=b"x", timestamp=1_000_000 + number * 100)
@@ -238,10 +240,10 @@ def test_position_outside_the_log_follows_the_reset_policy(cluster: Cluster, sin
             consumer.assign([place])
             consumer.seek(place, 1)
             consumer.poll(500)
-            deadline_s = time.monotonic() + 10
-            while consumer.position(place) < expected and time.monotonic() < deadline_s:
-                consumer.poll(200)
-            assert consumer.position(place) >= expected
+            eventually(
+                lambda consumer=consumer: (consumer.poll(200), consumer.position(place))[1],
+                lambda position, expected=expected: position >= expected,
+            )
             if policy == "earliest":
                 consumer.seek(place, 1)
                 assert read(consumer, 6)[0].offset == 4
@@ -250,7 +252,7 @@ def test_position_outside_the_log_follows_the_reset_policy(cluster: Cluster, sin
         for offset in (1, 99):
             consumer.seek(place, offset)
             with pytest.raises(OffsetOutOfRangeError, match=f"no offset {offset}") as caught:
-                read(consumer, 1, timeout_s=10)
+                read(consumer, 1)
             assert (caught.value.partition, caught.value.offset) == (place, offset)
         consumer.seek(place, 4)
         assert len(read(consumer, 6)) == 6
@@ -294,9 +296,7 @@ def test_asynchronous_commits_call_back(cluster: Cluster, single: str) -> None:
         consumer.assign([place])
         read(consumer, 3)
         consumer.commit_async(callback=lambda offsets, error: told.append((dict(offsets), error)))
-        deadline_s = time.monotonic() + 10
-        while not told and time.monotonic() < deadline_s:
-            consumer.poll(100)
+        until(lambda: (consumer.poll(100), told)[1], "the commit did not call back")
         assert told[0][0][place].offset == 3
         assert told[0][1] is None
         assert consumer.committed()[place].offset == 3
@@ -310,9 +310,7 @@ def test_automatic_commits_cover_what_was_returned(cluster: Cluster, single: str
         read(consumer, 6, max_records=3)
         time.sleep(0.1)
         consumer.poll(300, max_records=1)
-        deadline_s = time.monotonic() + 10
-        while not admin.group_offsets(group) and time.monotonic() < deadline_s:
-            consumer.poll(50, max_records=1)
+        until(lambda: (consumer.poll(50, max_records=1), admin.group_offsets(group))[1], "nothing was committed")
         assert 3 <= admin.group_offsets(group)[TopicPartition(single, 0)].offset <= 10
         left = read(consumer, 10, timeout_s=1)
         assert left is not None
@@ -517,7 +515,7 @@ def test_damaged_batch_is_named_and_can_be_passed_over(semel_broker: SemelBroker
         assert [r.offset for r in read(consumer, 4)] == [0, 1, 2, 3]
         for _ in range(2):
             with pytest.raises(CorruptRecordError, match=r"offset 4 is damaged.*CRC") as caught:
-                read(consumer, 1, timeout_s=10)
+                read(consumer, 1)
             assert (caught.value.partition, caught.value.offset) == ((topic, 0), 4)
         consumer.seek((topic, 0), 8)
         assert [r.offset for r in read(consumer, 4)] == [8, 9, 10, 11]

@@ -29,8 +29,10 @@ from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import start_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, silence
 from tests.support.reading import create_topic
+from tests.support.waiting import PATIENCE_S, eventually, until
 
 PARTITIONS = 6
+BEFORE_A_SESSION_ENDS_S = 30.0  # of 45 s: its end would also take from a member what it did not give back
 
 
 @pytest.fixture
@@ -71,16 +73,18 @@ def member_of(cluster: Cluster, group: str, **options: object) -> Consumer:
     return Consumer(bootstrap_servers=cluster.bootstrap, group_id=group, **{**defaults, **options})
 
 
-def settle(*consumers: Consumer, total: int = PARTITIONS, timeout_s: float = 30) -> None:
+def settle(*consumers: Consumer, total: int = PARTITIONS) -> None:
     """Polls everyone until all partitions are given out and everyone has some."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
+
+    def polled() -> list[set[TopicPartition]]:
         for consumer in consumers:
             consumer.poll(100)
-        shares = [consumer.assignment() for consumer in consumers]
-        if sum(map(len, shares)) == total == len(set().union(*shares)) and all(shares):
-            return
-        assert time.monotonic() < deadline_s, f"no agreement: {shares}"
+        return [consumer.assignment() for consumer in consumers]
+
+    def is_agreement(shares: list[set[TopicPartition]]) -> bool:
+        return sum(map(len, shares)) == total == len(set().union(*shares)) and all(shares)
+
+    eventually(polled, is_agreement, BEFORE_A_SESSION_ENDS_S, "no agreement")
 
 
 def fill(cluster: Cluster, topic: str, count: int) -> None:
@@ -118,10 +122,13 @@ def test_group_reads_every_record_once_across_rebalances(cluster: Cluster, topic
         first.subscribe([topic], Committer(first))
         seen += [record.value for record in first.poll(10_000, max_records=500)]
         second.subscribe([topic], Committer(second))
-        deadline_s = time.monotonic() + 40
-        while len(seen) < 3000 and time.monotonic() < deadline_s:
+
+        def read_on() -> int:
             for member in (first, second):
-                seen += [record.value for record in member.poll(100, max_records=100)]
+                seen.extend(record.value for record in member.poll(100, max_records=100))
+            return len(seen)
+
+        eventually(read_on, lambda count: count >= 3000)
         assert first.assignment()
         assert second.assignment()
     assert sorted(seen, key=int) == [b"%d" % number for number in range(3000)]
@@ -196,12 +203,9 @@ def test_subscription_changed_during_a_rebalance_is_heard(cluster: Cluster, topi
     other = create_topic(cluster.bootstrap, cluster.unique("changed"))
     with member_of(cluster, group) as consumer:
         consumer.subscribe([topic])
-        deadline_s = time.monotonic() + 20
-        while not consumer._core.member.is_rebalancing:  # type: ignore[union-attr]
-            consumer.poll(0)
-            assert time.monotonic() < deadline_s
+        until(lambda: (consumer.poll(0), consumer._core.member.is_rebalancing)[1])  # type: ignore[union-attr]
         consumer.subscribe([other])
-        _await(lambda: (consumer.poll(100), consumer.assignment() == {(other, 0)})[1])
+        until(lambda: (consumer.poll(100), consumer.assignment() == {(other, 0)})[1])
 
 
 def test_topic_created_after_the_subscription_is_read(cluster: Cluster, group: str) -> None:
@@ -244,7 +248,7 @@ def test_second_holder_of_an_instance_id_fences_the_first(cluster: Cluster, topi
         second.subscribe([topic])
         settle(second)
         with pytest.raises(FencedError, match=r"group\.instance\.id took over"):
-            _await(lambda: bool(first.poll(200)))
+            until(lambda: first.poll(200), "the first holder was not fenced")
         with pytest.raises(FencedError):
             first.poll(200)
 
@@ -275,10 +279,10 @@ def test_program_slower_than_the_poll_interval_loses_its_partitions(brisk_broker
         slow.subscribe([topic], diary)
         settle(slow)
         quick.subscribe([topic])
-        deadline_s = time.monotonic() + 20
-        while len(quick.assignment()) < PARTITIONS and time.monotonic() < deadline_s:
-            quick.poll(100)
-        assert len(quick.assignment()) == PARTITIONS
+        until(
+            lambda: (quick.poll(100), len(quick.assignment()) == PARTITIONS)[1],
+            "the slow member kept its partitions",
+        )
         with pytest.raises(CommitFailedError, match=r"max\.poll\.interval\.ms"):
             slow.commit({(topic, 0): 1})
         with Producer(bootstrap_servers=cluster.bootstrap, transactional_id="t") as producer:
@@ -323,7 +327,7 @@ def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic:
         ) as consumer:
             consumer.subscribe([topic])
             settle(consumer)
-            assert injected.happened.wait(10)
+            assert injected.happened.wait(PATIENCE_S)
             consumer.poll(500)
             settle(consumer)
         injected.assert_fired()
@@ -391,7 +395,7 @@ def test_mixed_group_with_confluent_shares_all_partitions(
                 settle(own)
             foreign.subscribe([topic])
             if not semel_first:
-                _await(lambda foreign=foreign: (foreign.poll(0.1), len(foreign.assignment()) == PARTITIONS)[1])
+                until(lambda foreign=foreign: (foreign.poll(0.1), len(foreign.assignment()) == PARTITIONS)[1])
                 own.subscribe([topic])
 
             def is_shared(own=own, foreign=foreign) -> bool:
@@ -400,7 +404,7 @@ def test_mixed_group_with_confluent_shares_all_partitions(
                 theirs = {TopicPartition(part.topic, part.partition) for part in foreign.assignment()}
                 return len(theirs) == len(own.assignment()) == PARTITIONS // 2 and not theirs & own.assignment()
 
-            _await(is_shared)
+            until(is_shared, "the partitions were not shared")
             foreign.close()
             settle(own)
 
@@ -422,11 +426,15 @@ def test_mixed_group_with_java_shares_all_partitions(
             *("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group-id", group),
             *("--assignment-strategy", f"org.apache.kafka.clients.consumer.{java_class}"),
         ) as java:
-            _await(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1])
+            until(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1], "the partitions were not shared")
             own.unsubscribe()
-            _await(lambda: len(_owned_by_java(java.output, topic)) == PARTITIONS)
+            until(
+                lambda: len(_owned_by_java(java.output, topic)) == PARTITIONS,
+                "Java did not take over",
+                timeout_s=BEFORE_A_SESSION_ENDS_S,
+            )
             own.subscribe([topic])
-            _await(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1])
+            until(lambda: (own.poll(100), _shared_with(java.output, own, topic))[1], "the partitions were not shared")
         own.poll(0)
 
 
@@ -446,9 +454,3 @@ def _owned_by_java(output: str, topic: str) -> set[TopicPartition]:
         elif event.get("name") == "partitions_revoked":
             owned -= named
     return {partition for partition in owned if partition.topic == topic}
-
-
-def _await(condition, timeout_s: float = 30) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -16,6 +16,7 @@ from semel.protocol.messages.fetch import FETCH
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, half_answer, silence
 from tests.support.reading import create_topic
+from tests.support.waiting import PATIENCE_S
 
 PARTITIONS = 2
 ROWS = 1200  # of 10 KB in each partition: six answers of 4 MiB
@@ -66,7 +67,7 @@ class Watched:
         self.fault = proxy.add(fault)
 
     def _note(self) -> None:
-        deadline_s = time.monotonic() + 5  # the broker may be faster than the consumer's next line of code
+        deadline_s = time.monotonic() + PATIENCE_S  # the broker may be faster than the consumer's next line of code
         while not self.while_thread_reads and time.monotonic() < deadline_s:
             self.while_thread_reads = is_reading(self._consumer)
             time.sleep(0.001)
@@ -80,10 +81,10 @@ def is_reading(consumer: Consumer) -> bool:
     return any(each._ahead is not None and each._ahead.busy for each in consumer._core.fetching.connections())
 
 
-def read_all(consumer: Consumer, views: bool = False) -> None:
+def read_all(consumer: Consumer, views: bool = False, timeout_s: float = PATIENCE_S) -> None:
     """Reads to the end; every record must come once, in order, with its value."""
     at = [0] * PARTITIONS
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + timeout_s
     while at != [ROWS] * PARTITIONS and time.monotonic() < deadline_s:
         table = consumer.poll_table(500, views=views)
         values = table["value"].cast(pa.binary()).to_pylist()
@@ -114,7 +115,7 @@ def test_a_cut_while_the_thread_reads_loses_and_doubles_nothing(proxy: Proxy, to
 def test_silence_while_the_thread_reads_costs_only_the_request_timeout(proxy: Proxy, topic: str) -> None:
     with reading(proxy, topic, request_timeout_ms=700) as consumer:
         watched = Watched(proxy, consumer, silence(FETCH, skip=2))
-        read_all(consumer)
+        read_all(consumer, timeout_s=20)  # less than the 30 s that a request may take by default
         watched.assert_fired()
 
 
@@ -136,7 +137,7 @@ def test_close_while_the_thread_reads_waits_for_nobody(proxy: Proxy, topic: str)
     consumer = reading(proxy, topic)
     watched = Watched(proxy, consumer, silence(FETCH, skip=1))
     assert consumer.poll_table(10_000).num_rows
-    assert watched.fault.happened.wait(10)
+    assert watched.fault.happened.wait(PATIENCE_S)
     started_s = time.monotonic()
     consumer.close()
     assert time.monotonic() - started_s < 1
@@ -146,7 +147,7 @@ def test_close_while_the_thread_reads_waits_for_nobody(proxy: Proxy, topic: str)
 def test_seek_and_pause_while_the_thread_reads_are_obeyed(proxy: Proxy, topic: str) -> None:
     with reading(proxy, topic) as consumer:
         assert consumer.poll_table(10_000).num_rows
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + PATIENCE_S
         while not is_reading(consumer) and time.monotonic() < deadline_s:
             assert consumer.poll_table(10_000).num_rows, "the topic ended before the thread had read"
         assert is_reading(consumer)

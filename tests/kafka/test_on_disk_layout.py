@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from semel.bench.peers.raw_client import RawClient
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import SemelBroker
 from tests.support.kafka import ApacheKafka, java_tool
+from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC, COMPACTED, GROUP, PARTITIONS = "mixed", "compacted", "readers", 2
 SEGMENTS = {"segment.bytes": str(1 << 20), "index.interval.bytes": "1024"}
@@ -97,7 +98,7 @@ def create_topics(bootstrap: str) -> None:
     topics = [NewTopic(TOPIC, PARTITIONS, 1, config=SEGMENTS), NewTopic(COMPACTED, 1, 1, config=compacted)]
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     for future in admin.create_topics(topics).values():
-        future.result(20)
+        future.result(PATIENCE_S)
 
 
 def write_plainly(bootstrap: str, compression: str) -> None:
@@ -114,7 +115,7 @@ def write_plainly(bootstrap: str, compression: str) -> None:
             partition=number % PARTITIONS,
         )
         if number % 100 == 99:
-            assert producer.flush(20) == 0
+            assert producer.flush(PATIENCE_S) == 0
 
 
 def text(rng: random.Random, length_max: int) -> bytes:
@@ -125,18 +126,18 @@ def text(rng: random.Random, length_max: int) -> bytes:
 def write_transactions(bootstrap: str) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "payments", "log_level": 0})
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "in-a-transaction", "log_level": 0})
-    producer.init_transactions(20)
+    producer.init_transactions(PATIENCE_S)
     for transaction in range(TRANSACTIONS):
         producer.begin_transaction()
         for number in range(20):
             producer.produce(TOPIC, b"%d in %d" % (number, transaction), partition=number % PARTITIONS)
-        assert producer.flush(20) == 0  # an abort would take back what was not sent yet
+        assert producer.flush(PATIENCE_S) == 0  # an abort would take back what was not sent yet
         position = TopicPartition(TOPIC, 0, transaction)
-        producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata(), 20)
+        producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata(), PATIENCE_S)
         if transaction % 2:
-            producer.abort_transaction(20)
+            producer.abort_transaction(PATIENCE_S)
         else:
-            producer.commit_transaction(20)
+            producer.commit_transaction(PATIENCE_S)
     consumer.close()
 
 
@@ -144,7 +145,7 @@ def commit_positions(bootstrap: str) -> None:
     settings = {"group.id": GROUP, "auto.offset.reset": "earliest", "enable.auto.commit": False, "log_level": 0}
     consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
     consumer.subscribe([TOPIC])
-    assert consumer.consume(100, 20), "the group got nothing to read"
+    assert consumer.consume(100, PATIENCE_S), "the group got nothing to read"
     consumer.commit(asynchronous=False)
     consumer.close()
 
@@ -163,17 +164,12 @@ def write_until_compacted(broker: SemelBroker) -> None:
     for number in range(3_000):
         producer.produce(COMPACTED, text(rng, 1_800) if number % 10 else None, key=b"%d" % (number % 100))
         if len(producer) > 500:
-            producer.flush(20)
-    assert producer.flush(20) == 0
+            producer.flush(PATIENCE_S)
+    assert producer.flush(PATIENCE_S) == 0
     first = broker.directory / f"{COMPACTED}-0" / f"{0:020d}.log"
-    patiently(lambda: first.stat().st_size < 500_000, "compaction of the first segment")
-
-
-def patiently(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
+    eventually(
+        lambda: first.stat().st_size, lambda size: size < 500_000, otherwise="the first segment was not compacted"
+    )
 
 
 def read_all(bootstrap: str, isolation: str, topic: str = TOPIC, partitions: int = PARTITIONS) -> list[Any]:
@@ -182,7 +178,7 @@ def read_all(bootstrap: str, isolation: str, topic: str = TOPIC, partitions: int
     consumer = Consumer({"bootstrap.servers": bootstrap, "check.crcs": True, **settings})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     seen, ended = [], 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while ended < partitions:
         assert time.monotonic() < deadline, f"{topic} could not be read to its end; {len(seen)} records came"
         for message in consumer.consume(1_000, 0.2):
@@ -203,7 +199,7 @@ def offsets_by_time(bootstrap: str, records: list[Any]) -> dict[int, list[int]]:
     answers = {}
     for time_ms in times[:: max(1, len(times) // 20)]:
         asked = [TopicPartition(TOPIC, partition, time_ms) for partition in range(PARTITIONS)]
-        answers[time_ms] = [found.offset for found in consumer.offsets_for_times(asked, 20)]
+        answers[time_ms] = [found.offset for found in consumer.offsets_for_times(asked, PATIENCE_S)]
     consumer.close()
     return answers
 

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -33,6 +33,7 @@ from tests.support.direct import DirectClient
 from tests.support.process_campaign import Pipeline
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay
 from tests.support.reading import create_topic, read_topic
+from tests.support.waiting import PATIENCE_S, eventually
 
 COUNT = 500
 
@@ -77,16 +78,9 @@ def running(processor: Processor) -> Iterator[None]:
         run = pool.submit(processor.run)
         try:
             yield
-            run.result(60)
+            run.result(PATIENCE_S)
         finally:
             processor.stop()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.005)
 
 
 # --- what is written ---
@@ -152,10 +146,7 @@ def test_output_and_positions_become_visible_together(cluster: Cluster, topics) 
     processor = Processor(source, sink, lambda record: record, **{**settings, "idle_stop_ms": None})
     thread = threading.Thread(target=processor.run, daemon=True)
     thread.start()
-    deadline_s = time.monotonic() + 20
-    while processor.stats.records_in < COUNT:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    eventually(lambda: processor.stats.records_in, lambda count: count >= COUNT)
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
         assert admin.group_offsets(settings["application_id"]) == {}
         assert read_topic(cluster.bootstrap, sink) == []
@@ -234,7 +225,7 @@ def test_broker_restart_is_survived(semel_broker: SemelBroker) -> None:
     settings = options(cluster, commit_interval_ms=20, max_records=50, idle_stop_ms=3000)
     processor = Processor(source, sink, lambda record: record, **settings)
     with running(processor):
-        until(lambda: processor.stats.commits >= 5)
+        eventually(lambda: processor.stats.commits, lambda count: count >= 5)
         assert processor.stats.records_in < 3000, "the restart must come in the middle"
         semel_broker.kill()
         semel_broker.start()
@@ -261,7 +252,7 @@ def _lose_everything_in_the_middle(
     processor: Processor, cluster: Cluster, group: str, proxy: Proxy, rejoin_s: float
 ) -> None:
     with running(processor), DirectClient(cluster.bootstrap) as client:
-        until(lambda: processor.stats.records_in >= COUNT)
+        eventually(lambda: processor.stats.records_in, lambda count: count >= COUNT)
         with Admin(bootstrap_servers=cluster.bootstrap) as admin:
             (member,) = admin.describe_group(group).members
         rejoining = proxy.add(delay(JOIN_GROUP, rejoin_s))
@@ -281,9 +272,9 @@ def test_instance_with_a_taken_name_stops_the_first_one(cluster: Cluster, topics
     last = Producer(bootstrap_servers=cluster.bootstrap)
     with last, usurper, Admin(bootstrap_servers=cluster.bootstrap) as admin:
         with pytest.raises(FencedError), running(first):  # noqa: PT012  the loop's error comes at the end of it
-            until(lambda: first.stats.records_in >= COUNT)
+            eventually(lambda: first.stats.records_in, lambda count: count >= COUNT)
             state = "Ongoing" if interval_ms == 2000 else "CompleteCommit"
-            until(lambda: admin.describe_transaction(name).state == state)
+            eventually(lambda: admin.describe_transaction(name).state, lambda found: found == state)
             usurper.init_transactions()
             last.send(source, b"last").result()
         usurper.begin_transaction()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -20,7 +19,8 @@ from semel.protocol.messages.end_txn import END_TXN
 from semel.protocol.messages.produce import PRODUCE
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
-from tests.support.reading import committed_offset, create_topic, read_topic
+from tests.support.reading import Seen, committed_offset, create_topic, read_topic
+from tests.support.waiting import eventually
 
 PARTITIONS = 4
 
@@ -52,6 +52,18 @@ def rows(prefix: str, count: int) -> pa.Table:
     return pa.table(
         {"value": [f"{prefix}-{i}" for i in range(count)], "timestamp": [1_700_000_000_000 + i for i in range(count)]}
     )
+
+
+def read_when_there(
+    cluster: Cluster, topic: str, count: int, otherwise: str = "the commit did not become visible"
+) -> list[Seen]:
+    """The rows of the topic, once they are so many: a commit is answered a moment before its markers are written."""
+    eventually(
+        lambda: len(read_topic(cluster.bootstrap, topic)),
+        lambda rows: rows == count,
+        otherwise=f"{otherwise}, {count} rows should be there",
+    )
+    return read_topic(cluster.bootstrap, topic)
 
 
 def places(topic: str) -> list[tuple[str, int]]:
@@ -93,9 +105,7 @@ def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
                 winner = f"{number}-0" if outcomes[0][0].is_owner else f"{number}-rival"
                 for prefix in (winner, *(f"{number}-{p}" for p in range(1, PARTITIONS))):
                     expected |= {value.encode() for value in rows(prefix, 50)["value"].to_pylist()}
-    deadline = time.monotonic() + 10
-    while len(seen := read_topic(cluster.bootstrap, topic)) != len(expected):
-        assert time.monotonic() < deadline
+    seen = read_when_there(cluster, topic, len(expected))
     assert {row.value for row in seen} == expected
     assert {row.timestamp - 1_700_000_000_000 for row in seen} == set(range(50)), "the mark does not move timestamps"
     assert committed_offset(cluster.bootstrap, owner.settings.transactional_id or "", topic) == 3
@@ -124,9 +134,7 @@ def test_a_writer_behind_a_bad_network_writes_once(
             fault.assert_fired()
     assert (written.record_count, written.last_sequence) == (101, 100)
     owner.end(True, 30)
-    deadline = time.monotonic() + 10
-    while len(seen := read_topic(cluster.bootstrap, topic)) != 101:
-        assert time.monotonic() < deadline
+    seen = read_when_there(cluster, topic, 101)
     assert [row.value for row in seen] == [b"a-0", *(b"b-%d" % i for i in range(100))]
 
 
@@ -157,9 +165,7 @@ def test_a_straggler_of_an_earlier_transaction_is_refused(
             ErrorCode.INVALID_TXN_STATE,
         )
     owner.end(True, 30)
-    deadline = time.monotonic() + 10
-    while len(seen := read_topic(cluster.bootstrap, topic)) != 5:
-        assert time.monotonic() < deadline
+    seen = read_when_there(cluster, topic, 5)
     assert {row.value for row in seen} == {b"new-%d" % i for i in range(5)}
 
 
@@ -180,9 +186,8 @@ def test_after_an_end_without_an_answer_renewing_tells_whether_the_id_is_ours(
             fault.assert_fired()
             assert unknown.value.maybe_sent
             proxy.clear()
-            deadline = time.monotonic() + 30  # the request is on its way: on a busy machine it may still be
-            while len(read_topic(cluster.bootstrap, topic)) != 3:
-                assert time.monotonic() < deadline, "the broker got EndTxn and did not commit"
+            # The request is on its way: on a busy machine it may still be.
+            read_when_there(cluster, topic, 3, "the broker got EndTxn and did not commit")
             before = owner.identity
             assert before is not None
             assert owner.renew(30).epoch > before.epoch

@@ -33,6 +33,7 @@ from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, half_request, silence
 from tests.support.reading import committed_offset, create_topic, read_topic
+from tests.support.waiting import PATIENCE_S, eventually, until
 
 FAULTS = [cut_before, cut_after_answer, half_request, half_answer]
 
@@ -92,7 +93,7 @@ def test_all_partitions_and_positions_become_visible_together(
     for number in range(3):
         producer.begin_transaction()
         for partition in range(3):
-            producer.send(topic, b"%d-%d" % (number, partition), partition=partition).result(20)
+            producer.send(topic, b"%d-%d" % (number, partition), partition=partition).result(PATIENCE_S)
         producer.send_offsets_to_transaction({(topic, 0): OffsetAndMetadata(number + 1, "note")}, group)
         assert values(cluster, topic) == [b"%d-%d" % (n, p) for n in range(number) for p in range(3)]
         producer.commit_transaction(30)
@@ -102,9 +103,7 @@ def test_all_partitions_and_positions_become_visible_together(
 
 def _settled(cluster: Cluster, topic: str, count: int) -> bool:
     """The commit is decided when it is answered; its markers arrive a moment later."""
-    deadline = time.monotonic() + 10
-    while len(values(cluster, topic)) != count:
-        assert time.monotonic() < deadline, values(cluster, topic)
+    eventually(lambda: values(cluster, topic), lambda found: len(found) == count, otherwise=f"{count} should be there")
     return True
 
 
@@ -113,7 +112,7 @@ def test_an_aborted_transaction_leaves_nothing_and_the_producer_goes_on(
 ) -> None:
     producer, group = make(), cluster.unique("group")
     producer.begin_transaction()
-    producer.send(topic, b"aborted", partition=0).result(20)
+    producer.send(topic, b"aborted", partition=0).result(PATIENCE_S)
     producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
     producer.send(topic, b"aborted, too", partition=1)
     producer.abort_transaction(30)
@@ -150,7 +149,7 @@ def test_a_new_owner_aborts_what_the_old_one_left_and_the_old_one_is_told(
 ) -> None:
     zombie = make()
     zombie.begin_transaction()
-    zombie.send(topic, b"zombie", partition=0).result(20)
+    zombie.send(topic, b"zombie", partition=0).result(PATIENCE_S)
     owner = make()
     with pytest.raises(FencedError):
         zombie.commit_transaction(30)
@@ -165,10 +164,10 @@ def test_a_new_owner_aborts_what_the_old_one_left_and_the_old_one_is_told(
 def test_a_zombie_that_writes_is_fenced(cluster: Cluster, topic: str, make: Callable[..., Producer]) -> None:
     zombie = make()
     zombie.begin_transaction()
-    zombie.send(topic, b"zombie", partition=0).result(20)
+    zombie.send(topic, b"zombie", partition=0).result(PATIENCE_S)
     make()
     with pytest.raises(KafkaError) as caught:
-        zombie.send(topic, b"zombie again", partition=0).result(20)
+        zombie.send(topic, b"zombie again", partition=0).result(PATIENCE_S)
     assert caught.value.code in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
     with pytest.raises(FencedError):
         zombie.send(topic, b"and again")
@@ -200,11 +199,11 @@ def test_a_failed_write_fails_the_transaction_and_an_abort_mends_it(
     narrow = create_topic(cluster.bootstrap, cluster.unique("narrow"), max_message_bytes="2000")
     producer = make()
     producer.begin_transaction()
-    producer.send(narrow, b"fits").result(20)
+    producer.send(narrow, b"fits").result(PATIENCE_S)
     failed = producer.send(narrow, b"x" * 5000)
     with pytest.raises(AbortableError, match=r"MESSAGE_TOO_LARGE.*abort_transaction"):
         producer.commit_transaction(30)
-    assert failed.exception(20) is not None
+    assert failed.exception(PATIENCE_S) is not None
     with pytest.raises(AbortableError):
         producer.send(narrow, b"more")
     producer.abort_transaction(30)
@@ -283,7 +282,7 @@ def test_a_commit_in_doubt_is_settled_by_the_same_call(
 ) -> None:
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
-    producer.send(topic, b"in doubt").result(20)
+    producer.send(topic, b"in doubt").result(PATIENCE_S)
     fault = proxy.add(silence(END_TXN, times=100))
     with pytest.raises(CommitUncertainError, match=r"commit_transaction\(\) again"):
         producer.commit_transaction(timeout=0.8)
@@ -304,7 +303,7 @@ def test_a_commit_that_was_never_sent_can_be_aborted(
 ) -> None:
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
-    producer.send(topic, b"first").result(20)
+    producer.send(topic, b"first").result(PATIENCE_S)
     fault = proxy.add(silence(PRODUCE, times=100))
     producer.send(topic, b"not acknowledged")
     with pytest.raises(TimedOutError, match="nothing was committed"):
@@ -323,7 +322,7 @@ def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
 ) -> None:
     producer = make(proxy.bootstrap)
     producer.begin_transaction()
-    producer.send(topic, b"committed").result(20)
+    producer.send(topic, b"committed").result(PATIENCE_S)
     fault = proxy.add(
         cut_after_answer(END_TXN, then=make)
     )  # another one takes over before the answer is asked for again
@@ -339,7 +338,7 @@ def test_fenced_after_a_lost_request_the_log_says_that_it_was_aborted(
 ) -> None:
     producer = make(proxy.bootstrap)
     producer.begin_transaction()
-    producer.send(topic, b"aborted").result(20)
+    producer.send(topic, b"aborted").result(PATIENCE_S)
     fault = proxy.add(cut_before(END_TXN, then=make))
     with pytest.raises(FencedError, match="aborted, not committed"):
         producer.commit_transaction(30)
@@ -354,7 +353,7 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
     producer = make(proxy.bootstrap)
     gate = producer._transactional()
     producer.begin_transaction()
-    producer.send(topic, b"first").result(20)
+    producer.send(topic, b"first").result(PATIENCE_S)
     before = gate._identity
     fault = proxy.add(cut_before(END_TXN))
     producer.commit_transaction(30)
@@ -363,9 +362,9 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
     assert gate._identity is not None
     assert before is not None
     assert gate._identity.epoch > before.epoch
-    producer.send(topic, b"second").result(20)
+    producer.send(topic, b"second").result(PATIENCE_S)
     with pytest.raises(FencedError):
-        gate.coordinator.end(before, True, gate.generation, gate.coordinator.cluster.deadline(10))
+        gate.coordinator.end(before, True, gate.generation, gate.coordinator.cluster.deadline(PATIENCE_S))
     producer.commit_transaction(30)
     assert _settled(cluster, topic, 2)
 
@@ -376,11 +375,8 @@ def test_a_transaction_that_took_too_long_is_aborted_and_its_producer_told(
 ) -> None:
     producer = make(transaction_timeout_ms=1000)
     producer.begin_transaction()
-    producer.send(topic, b"late", partition=0).result(20)
-    deadline = time.monotonic() + 40
-    while not read_topic(cluster.bootstrap, topic, "read_uncommitted") or not _stable(cluster, topic):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    producer.send(topic, b"late", partition=0).result(PATIENCE_S)
+    until(lambda: read_topic(cluster.bootstrap, topic, "read_uncommitted") and _stable(cluster, topic))
     with pytest.raises((FencedError, AbortableError), match=r"timed out|transaction\.timeout\.ms") as told:
         producer.commit_transaction(30)
     if isinstance(told.value, FencedError):
@@ -389,16 +385,14 @@ def test_a_transaction_that_took_too_long_is_aborted_and_its_producer_told(
         producer.abort_transaction(30)
     with producer.transaction() as txn:
         txn.send(topic, b"again", partition=0)
-    deadline = time.monotonic() + 10
-    while b"again" not in values(cluster, topic):
-        assert time.monotonic() < deadline
+    eventually(lambda: values(cluster, topic), lambda found: b"again" in found)
     assert b"late" not in values(cluster, topic)
 
 
 def _stable(cluster: Cluster, topic: str) -> bool:
     """Nothing is open in the topic: what is written now is visible at once."""
     with Producer(bootstrap_servers=cluster.bootstrap) as plain:
-        place = plain.send(topic, b"probe", partition=0).result(20)
+        place = plain.send(topic, b"probe", partition=0).result(PATIENCE_S)
     return any(row.offset == place.offset for row in read_topic(cluster.bootstrap, topic))
 
 
@@ -444,4 +438,4 @@ def test_a_timeout_that_the_broker_does_not_allow_is_explained(cluster: Cluster)
         Producer(bootstrap_servers=cluster.bootstrap, **options) as producer,
         pytest.raises(KafkaError, match=r"transaction\.max\.timeout\.ms"),
     ):
-        producer.init_transactions(10)
+        producer.init_transactions(PATIENCE_S)

@@ -19,8 +19,8 @@ from semel.spark.compat import HAS_ADMISSION_CONTROL
 from semel.spark.options import OptionError
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
-from tests.support.direct import eventually
 from tests.support.load import read_all
+from tests.support.waiting import eventually
 
 ROWS = 300
 KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
@@ -167,11 +167,11 @@ def test_with_a_trigger_by_time_new_records_keep_coming_and_a_dead_worker_costs_
 
     sink, running = start(session, query, slow_once, trigger={"processingTime": "200 milliseconds"})
     try:
-        pid = eventually(lambda: victims / "pid", lambda path: path.exists() and path.read_text(), 60).read_text()
+        pid = eventually(lambda: victims / "pid", lambda path: path.exists() and path.read_text()).read_text()
         os.kill(int(pid), signal.SIGKILL)
-        eventually(query.values, lambda found: sum(found.values()) >= 100, 60)
+        eventually(query.values, lambda found: sum(found.values()) >= 100)
         query.fill(50)
-        eventually(query.values, lambda found: sum(found.values()) >= 150, 60)
+        eventually(query.values, lambda found: sum(found.values()) >= 150)
     finally:
         running.stop()
         sink.close()

@@ -19,7 +19,7 @@ from semel.spark.positions import UnknownTopicError
 from semel.spark.reading import DataLossError
 from semel.spark.source import BatchReader, SemelDataSource, StreamReader, StreamReader41
 from tests.support.broker import Cluster
-from tests.support.direct import eventually
+from tests.support.waiting import eventually
 
 PARTITIONS, ROWS = 3, 30
 T0 = 1_700_000_000_000  # the first record's timestamp; each further one is a second later

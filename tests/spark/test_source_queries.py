@@ -12,7 +12,7 @@ import semel
 from semel.spark.compat import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
-from tests.support.direct import eventually
+from tests.support.waiting import eventually
 
 ROWS = 90
 KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
@@ -96,13 +96,13 @@ def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
         return sorted((row.value for row in session.table(name).collect()), key=int)
 
     try:
-        eventually(found, lambda values: len(values) >= ROWS, 60)
+        eventually(found, lambda values: len(values) >= ROWS)
         with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
             admin.create_partitions(query.source, PARTITIONS + 1)
         producer = semel.Producer({"bootstrap.servers": query.bootstrap})
         producer.send(query.source, value=str(ROWS).encode(), partition=PARTITIONS)
         producer.close()
-        eventually(found, lambda values: len(values) >= ROWS + 1, 60)
+        eventually(found, lambda values: len(values) >= ROWS + 1)
     finally:
         running.stop()
     assert found() == [str(n) for n in range(ROWS + 1)]

@@ -24,8 +24,8 @@ from semel.spark.sink import RefusedError
 from semel.spark.stream_writer import StreamWriter, WrongBatchError
 from semel.spark.writing import WrongTaskError
 from tests.support.broker import Cluster
-from tests.support.direct import eventually
 from tests.support.load import read_all
+from tests.support.waiting import eventually
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 PARTITIONS = 2

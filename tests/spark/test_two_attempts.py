@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
-from tests.support.spark_cluster import await_true
 from tests.support.spark_driver import PARTITIONS, Outcome, Pipeline, SparkDriver, SparkSite
+from tests.support.waiting import until
 
 SPECULATION = {
     "spark__speculation": "true",
@@ -65,9 +65,7 @@ def speculative_job(pipeline: Pipeline, folder: Path, size: Size, patience_s: fl
 def run_two_attempts(driver: SparkDriver, pipeline: Pipeline, folder: Path, size: Size, job: Any) -> Outcome:
     """To its end. The copy may write when some of the first attempt's rows are in the log."""
     number = driver.begin(job)
-    await_true(
-        lambda: pipeline.uncommitted() >= size.rows // 4, "the first attempt's rows were not written", timeout_s=120
-    )
+    until(lambda: pipeline.uncommitted() >= size.rows // 4, "the first attempt's rows were not written", timeout_s=120)
     (folder / "written").touch()
     outcome = driver.end(number).succeeded()
     assert (folder / "begun-0-1").exists(), "Spark has started no copy of the task"

@@ -16,6 +16,7 @@ from semel.protocol.errors import ErrorCode
 from semel.storage.powercut import cut_power
 from tests.support.broker import SemelBroker
 from tests.support.raw import Owner, RawClient, patiently
+from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
@@ -62,7 +63,7 @@ class MortalBroker:
         """Waits until the armed fault has frozen the broker, then lets it go on."""
         process = self.broker.process
         assert process is not None
-        process.wait_for_line(f"^fault fired: {point}$", 20)
+        process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
         command = ["ps", "-o", "stat=", "-p", str(process.pid)]
         patiently(
             lambda: subprocess.run(command, capture_output=True, text=True, check=True).stdout,
@@ -74,8 +75,8 @@ class MortalBroker:
         """Waits until the armed fault has killed the broker, then starts it again without one."""
         process = self.broker.process
         assert process is not None
-        process.wait_for_line(f"^fault fired: {point}$", 20)
-        assert process.wait(20) == -9, "the fault kills the broker"
+        process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
+        assert process.wait(PATIENCE_S) == -9, "the fault kills the broker"
         self.deaths += 1
         if self._luck is not None:
             cut_power(self.broker.directory, self._luck)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from semel.protocol.api import Api
@@ -22,6 +22,7 @@ from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoord
 from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID, InitProducerIdRequest
 from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
 from semel.protocol.rows import Record, encode_batch
+from tests.support.waiting import eventually
 
 
 class DirectClient:
@@ -153,14 +154,3 @@ def batch_of(
     return encode_batch(
         records, producer_id=pid, producer_epoch=epoch, base_sequence=sequence, transactional=transactional
     )
-
-
-def eventually(call: Callable[[], Any], done: Callable[[Any], bool], timeout_s: float = 20) -> Any:
-    """Asks again until the answer is as wanted: for codes that mean "not yet", such as CONCURRENT_TRANSACTIONS."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        result = call()
-        if done(result):
-            return result
-        assert time.monotonic() < deadline, f"still {result} after {timeout_s} s"
-        time.sleep(0.02)

@@ -11,6 +11,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from tests.support.waiting import PATIENCE_S
+
 
 class Load:
     """Produces numbered values into all partitions until it is stopped; remembers what was acknowledged, and where."""
@@ -42,14 +44,14 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.finish()
 
-    def wait_for(self, count: int, timeout_s: float = 60) -> None:
+    def wait_for(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Until so many more records were acknowledged."""
         with self._more:
             goal = len(self.acknowledged) + count
             done = self._more.wait_for(lambda: len(self.acknowledged) >= goal or self.failures, timeout_s)
         assert done, f"only {len(self.acknowledged)} of {goal} records were acknowledged within {timeout_s} s"
 
-    def finish(self, timeout_s: float = 60) -> None:
+    def finish(self, timeout_s: float = PATIENCE_S) -> None:
         """Stops producing and waits for the last acknowledgement."""
         self._stop.set()
         self._thread.join(timeout_s)
@@ -79,7 +81,7 @@ class Load:
 
 
 def read_all(
-    bootstrap: str, topic: str, partitions: int, *, committed: bool = True, timeout_s: float = 30
+    bootstrap: str, topic: str, partitions: int, *, committed: bool = True, timeout_s: float = PATIENCE_S
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """(partition, offset, value) of everything, through a client that we did not write."""
     consumer = Consumer(

@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from semel.client.admin import Admin
 from tests.support.broker import Cluster
 from tests.support.processes import Process, ProcessFailed
+from tests.support.waiting import PATIENCE_S
 
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 INSTANCES = ("a", "b")
@@ -185,7 +186,7 @@ def _pipeline(cluster: Cluster, guarantee: str) -> Pipeline:
 
 def _wait_for_any_progress(pipeline: Pipeline) -> None:
     """Faults before the first commit would prove little."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while not any("settled" in worker.output for worker in pipeline.workers.values()):
         pipeline.revive()
         outputs = "\n--\n".join(worker.output[-3000:] for worker in pipeline.workers.values())
@@ -251,11 +252,11 @@ def read_committed(bootstrap: str, topic: str) -> Counter[bytes]:
             "enable.partition.eof": True,
         }
     )
-    count = len(consumer.list_topics(topic, 10).topics[topic].partitions)
+    count = len(consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
     seen: Counter[bytes] = Counter()
     finished: set[int] = set()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while len(finished) < count:
         assert time.monotonic() < deadline_s, "the sink could not be read to its end"
         for message in consumer.consume(10_000, 0.2):

@@ -24,6 +24,7 @@ from typing import Any
 from semel.protocol.api import Api
 from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
 from semel.protocol.messages.metadata import METADATA
+from tests.support.waiting import PATIENCE_S
 
 _START = struct.Struct(">hhi")  # api key, version, correlation id
 _SIZE = struct.Struct(">i")
@@ -173,7 +174,7 @@ class Proxy:
                 client.close()
                 continue
             try:
-                broker = socket.create_connection(self._broker, timeout=5)
+                broker = socket.create_connection(self._broker, timeout=PATIENCE_S)
             except OSError:
                 client.close()
                 continue

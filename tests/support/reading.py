@@ -8,6 +8,8 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.waiting import PATIENCE_S
+
 
 class Seen(NamedTuple):
     partition: int
@@ -22,11 +24,13 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) 
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     topic = NewTopic(name, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
     for future in admin.create_topics([topic]).values():
-        future.result(30)
+        future.result(PATIENCE_S)
     return name
 
 
-def read_topic(bootstrap: str, topic: str, isolation: str = "read_committed", timeout_s: float = 30) -> list[Seen]:
+def read_topic(
+    bootstrap: str, topic: str, isolation: str = "read_committed", timeout_s: float = PATIENCE_S
+) -> list[Seen]:
     """All records up to the end of each partition at this moment (the last stable offset, if committed)."""
     consumer = Consumer(
         {

@@ -10,17 +10,15 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pyspark
 
 from tests.support.kafka import free_ports
 from tests.support.processes import Process
+from tests.support.waiting import until
 
-T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("127.0.0.2", "127.0.0.3")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # programs that live for seconds
@@ -145,20 +143,11 @@ class Faults:
     def fired(self, name: str, times: int = 1, timeout_s: float = 120) -> list[int]:
         """Waits until the point was reached so often; the processes that reached it, dead or standing still."""
         files = [self.folder / f"{name}@{number}.fired" for number in range(1, times + 1)]
-        await_true(lambda: all(f.exists() for f in files), f"the point {name} was not reached {times} times", timeout_s)
+        until(lambda: all(f.exists() for f in files), f"the point {name} was not reached {times} times", timeout_s)
         pids = [int(file.read_text()) for file in files]
         for pid in pids if name not in self._passing else []:
-            await_true(lambda pid=pid: state_of(pid) in ("T", "Z", ""), f"process {pid} goes on")
+            until(lambda pid=pid: state_of(pid) in ("T", "Z", ""), f"process {pid} goes on")
         return pids
-
-
-def await_true(ask: Callable[[], T], otherwise: str, timeout_s: float = 60) -> T:
-    """Asks until the answer is true; for what gives no sign of its own, such as files and processes."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (answer := ask()):
-        assert time.monotonic() < deadline_s, f"{otherwise} within {timeout_s:.0f} s"
-        time.sleep(0.02)
-    return answer
 
 
 # --- processes by /proc ---
@@ -208,4 +197,4 @@ def kill_tree(pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
     for each in family:
-        await_true(lambda each=each: state_of(each) in ("", "Z"), f"process {each} did not end")
+        until(lambda each=each: state_of(each) in ("", "Z"), f"process {each} did not end")

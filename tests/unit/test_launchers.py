@@ -9,9 +9,10 @@ from confluent_kafka.admin import AdminClient
 
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.processes import ProcessFailed
+from tests.support.waiting import PATIENCE_S
 
 
-def reachable(bootstrap: str, timeout_s: float = 10) -> bool:
+def reachable(bootstrap: str, timeout_s: float = PATIENCE_S) -> bool:
     metadata = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=timeout_s)
     return [f"{broker.host}:{broker.port}" for broker in metadata.brokers.values()] == [bootstrap]
 

@@ -5,27 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.support.processes import Process, ProcessFailed
+from tests.support.waiting import until
 
-PRINT_THEN_SLEEP = "print('hello 42', flush=True); import time; time.sleep(60)"
+PRINT_THEN_SLEEP = "print('hello 42', flush=True); import time; time.sleep(600)"  # longer than a test waits for its end
 
 
 def python(code: str, **options) -> Process:
     return Process([sys.executable, "-c", code], **options)
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def alive(pid: int) -> bool:
@@ -106,4 +96,4 @@ def test_a_child_never_outlives_its_parent(end: str) -> None:
         assert alive(child_pid)
         process.write("\n")
         process.wait()
-        assert eventually(lambda: not alive(child_pid))
+        until(lambda: not alive(child_pid), "the child outlived its parent")

@@ -16,6 +16,7 @@ from semel.local.semel_broker import semel_command
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
 from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
 from tests.support.direct import DirectClient, batch_of
+from tests.support.waiting import PATIENCE_S
 
 
 class Running:
@@ -34,12 +35,14 @@ class Running:
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """(exit code, rest of stdout, stderr)"""
         self.process.send_signal(number)
-        out, errors = self.process.communicate(timeout=20)
+        out, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out, errors
 
 
 def failed(*arguments: str | Path) -> tuple[int, str]:
-    done = subprocess.run(semel_command("broker", *arguments), capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(
+        semel_command("broker", *arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.stdout == ""
     return done.returncode, done.stderr
 
@@ -150,7 +153,7 @@ def test_metrics_are_served_if_asked_for(tmp_path: Path) -> None:
     with DirectClient(broker.bootstrap) as client:
         client.create_topic("measured")
         client.produce("measured", batch_of([b"x", b"y"]))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     assert 'semel_requests_total{api="Produce"} 1.0' in text
     assert 'semel_log_end_offset{partition="0",topic="measured"} 2.0' in text

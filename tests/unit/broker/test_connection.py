@@ -17,6 +17,7 @@ from semel.broker.table import TABLE
 from semel.protocol.messages.fetch import FETCH, FetchRequest, FetchResponse
 from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse
 from semel.protocol.messages.produce import PRODUCE, ProduceRequest, ProduceResponse
+from tests.support.waiting import PATIENCE_S
 
 
 class Transport:
@@ -220,7 +221,7 @@ def test_a_coroutine_that_began_goes_on_to_its_end_when_the_client_leaves() -> N
         await asyncio.sleep(0)
         connection.connection_lost(None)
         go_on.set()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
         await asyncio.sleep(0)
         assert transport.answered() == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from semel.control import VARIABLE, Control
 from semel.prove.checker import create_topics
 from tests.support.broker import SemelBroker
+from tests.support.waiting import PATIENCE_S, until
 
 
-def produce(bootstrap: str, topic: str, value: bytes, timeout_s: float = 20) -> int:
+def produce(bootstrap: str, topic: str, value: bytes, timeout_s: float = PATIENCE_S) -> int:
     """How many were not stored in time."""
     producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": int(timeout_s * 1000), "log_level": 0})
     producer.produce(topic, value)
@@ -31,8 +31,8 @@ def test_fault_is_armed_by_a_file_while_the_broker_runs(tmp_path: Path) -> None:
         assert (faults / "Produce.before_answer").exists(), "the first one passes"
         produce(broker.bootstrap, "t", b"3", timeout_s=2)
         assert broker.process is not None
-        broker.process.wait_for_line("fault fired: Produce.before_answer", 10)
-        broker.process.wait(10)
+        broker.process.wait_for_line("fault fired: Produce.before_answer", PATIENCE_S)
+        broker.process.wait(PATIENCE_S)
         assert (faults / "Produce.before_answer.fired").exists()
         broker.start()
         assert produce(broker.bootstrap, "t", b"4") == 0, "it acts once"
@@ -50,7 +50,7 @@ def test_full_disk_refuses_writes_and_lets_them_pass_when_there_is_room_again(tm
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 1)
         control.set(disk_is_full=False)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 2)
         consumer.close()
 
@@ -67,13 +67,14 @@ def test_clock_steps_forward_past_a_transactions_time_out(tmp_path: Path) -> Non
         producer.produce("t", b"1")
         assert producer.flush(20) == 0
         control.set(clock_offset_ms=120_000)
-        deadline_s = time.monotonic() + 20
         consumer = Consumer(
             {"bootstrap.servers": broker.bootstrap, "group.id": "g", "isolation.level": "read_committed"}
         )
-        while consumer.get_watermark_offsets(TopicPartition("t", 0))[1] < 2:  # the record and the abort marker
-            assert time.monotonic() < deadline_s, "the coordinator did not see the step"
-            time.sleep(0.1)
+        until(
+            lambda: consumer.get_watermark_offsets(TopicPartition("t", 0))[1] >= 2,  # the record and the abort marker
+            "the coordinator did not see the step",
+            timeout_s=30,  # less than the transaction's time-out, which would come without a step too
+        )
         consumer.close()
         with pytest.raises(KafkaException):
             producer.commit_transaction(10)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import confluent_kafka
@@ -15,20 +14,21 @@ import pytest
 
 import semel
 from semel.broker.embedded import BrokerFailedError
+from tests.support.waiting import PATIENCE_S, until
 
 
 def write(bootstrap: str, value: str) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     errors: list[object] = []
     producer.produce("t", value, on_delivery=lambda error, _: errors.append(error) if error else None)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     assert not errors
 
 
 def read(bootstrap: str, count: int) -> list[bytes | None]:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "g"})
     consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
-    found = [message.value() for message in consumer.consume(count, 20)]
+    found = [message.value() for message in consumer.consume(count, PATIENCE_S)]
     consumer.close()
     return found
 
@@ -56,7 +56,7 @@ def test_a_given_folder_is_kept(tmp_path: Path) -> None:
 def test_settings_reach_the_broker() -> None:
     with semel.Broker(settings={"auto.create.topics.enable": False}) as broker:
         admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": broker.bootstrap})
-        assert admin.list_topics("nope", 10).topics["nope"].error is not None
+        assert admin.list_topics("nope", PATIENCE_S).topics["nope"].error is not None
 
 
 def test_a_wrong_setting_is_named() -> None:
@@ -79,10 +79,7 @@ def test_the_broker_dies_with_a_program_that_is_killed() -> None:
         process_id, folder = parent.stdout.readline().split()
         assert is_running(int(process_id))
         parent.send_signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + 15
-    while is_running(int(process_id)):
-        assert time.monotonic() < deadline_s, "the broker outlived its program"
-        time.sleep(0.02)
+    until(lambda: not is_running(int(process_id)), "the broker outlived its program")
     subprocess.run(["rm", "-rf", folder], check=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from semel.broker.groups.timers import Alarm, LoopTimers
+from tests.support.waiting import PATIENCE_S
 from tests.unit.broker_groups.world import ManualTimers
 
 
@@ -59,6 +60,6 @@ def test_alarm_on_the_event_loop_rings() -> None:
     async def play() -> None:
         rang = asyncio.Event()
         Alarm(LoopTimers(), rang.set).set(1)
-        await asyncio.wait_for(rang.wait(), 5)
+        await asyncio.wait_for(rang.wait(), PATIENCE_S)
 
     asyncio.run(play())

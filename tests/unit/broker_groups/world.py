@@ -24,6 +24,7 @@ from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupReques
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record, decode_batch, encode_batch
 from semel.storage import StorageError
+from tests.support.waiting import PATIENCE_S
 
 SETTINGS = {
     "group.initial.rebalance.delay.ms": 0,
@@ -326,7 +327,7 @@ def in_world(**settings: int) -> Callable[[Callable[..., Awaitable[None]]], Call
         def run(**parameters: Any) -> None:
             async def play() -> None:
                 world = await World(**settings).start()
-                await asyncio.wait_for(test(world, **parameters), 20)
+                await asyncio.wait_for(test(world, **parameters), PATIENCE_S)
 
             asyncio.run(play())
 

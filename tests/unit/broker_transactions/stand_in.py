@@ -15,6 +15,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record
 from semel.storage.errors import StorageError
+from tests.support.waiting import PATIENCE_S
 
 TopicPartition = tuple[str, int]
 _HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
@@ -118,4 +119,4 @@ async def idle(coordinator: TransactionCoordinator) -> None:
     """Waits until no id is busy with a transition."""
     for entry in coordinator.ids.busy():
         if entry.is_pending:
-            await asyncio.wait_for(asyncio.shield(entry.settled()), 5)
+            await asyncio.wait_for(asyncio.shield(entry.settled()), PATIENCE_S)

@@ -12,6 +12,7 @@ import pytest
 from semel.broker.transactions.coordinator import SETTLE_LIMIT_S, TransactionCoordinator
 from semel.broker.transactions.states import LAST_CLIENT_EPOCH, State
 from semel.protocol.errors import ErrorCode as E
+from tests.support.waiting import PATIENCE_S
 from tests.unit.broker_transactions.stand_in import StandInBroker, idle
 
 ID = "orders"
@@ -22,7 +23,7 @@ TIMEOUT_MS = 60_000
 def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     @wraps(test)
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
+        asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 
     del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look at its signature
     return run

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from semel.broker.eager import Done, start_now
+from tests.support.waiting import PATIENCE_S
 
 
 def spawn(work: Any) -> asyncio.Task[Any]:
@@ -42,7 +43,7 @@ def test_work_that_waits_has_begun_and_goes_on_as_a_task():
             await asyncio.sleep(0)
             assert not task.done()
             gate.set()
-        assert await asyncio.wait_for(task, 5) == "done"
+        assert await asyncio.wait_for(task, PATIENCE_S) == "done"
 
     asyncio.run(test())
 

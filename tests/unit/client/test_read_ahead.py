@@ -24,6 +24,7 @@ from semel.protocol.messages.metadata import (
     MetadataResponseBroker,
 )
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server
+from tests.support.waiting import PATIENCE_S, until
 
 HOST_BYTES = 30_000
 LARGE, SMALL = LARGE_ANSWER_BYTES // HOST_BYTES + 1, 1  # brokers in an answer
@@ -54,14 +55,7 @@ def reading_ahead(then: Then, **options: float) -> Iterator[tuple[Connection, Pe
         assert connection._ahead.busy
         yield connection, pending
         connection.close()
-        until(lambda: not threads(), "the thread ended with its connection")
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within 5 s: {what}"
-        time.sleep(0.001)
+        until(lambda: not threads(), "the thread outlived its connection")
 
 
 def threads() -> list[threading.Thread]:
@@ -73,7 +67,7 @@ def half(hold: threading.Event) -> Then:
 
     def then(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data[: len(data) // 2])
-        hold.wait(10)
+        hold.wait(2 * PATIENCE_S)  # longer than a test waits for a thread to end without the rest of the answer
         sock.sendall(data[len(data) // 2 :])
         sock.recv(1)
 
@@ -122,7 +116,7 @@ def test_small_answers_are_read_without_the_thread() -> None:
             assert number_of(pending) == pending.correlation_id
         assert read_by_thread == [False, False, False, True, False], "only after a large one"
         connection.close()
-        until(lambda: not threads(), "the thread ended with its connection")
+        until(lambda: not threads(), "the thread outlived its connection")
 
 
 def test_requests_behind_the_one_that_is_read_get_their_answers_in_order() -> None:
@@ -141,7 +135,7 @@ def test_a_request_too_large_for_the_socket_leaves_while_the_thread_reads() -> N
 
     def then(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data[: len(data) // 2])
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         second = answer(sock, SMALL)  # reads all of the large request; only then the rest of the first answer leaves
         sock.sendall(data[len(data) // 2 :] + second)
         sock.recv(1)
@@ -177,18 +171,18 @@ def test_an_answer_that_stops_in_the_middle_is_given_up_at_its_time_out() -> Non
             pending.result()
         assert connection._frames.is_inside_large, "the answer was to stop in the middle"
         assert connection.closed
-        until(lambda: not threads(), "the thread was freed")
+        until(lambda: not threads(), "the thread was not freed")
         hold.set()
 
 
 def test_close_in_the_middle_of_an_answer_waits_for_nobody() -> None:
     hold = threading.Event()
     with reading_ahead(half(hold)) as (connection, pending):
-        until(lambda: connection._frames.is_inside_large, "half of the answer came")
+        until(lambda: connection._frames.is_inside_large, "half of the answer did not come")
         started_s = time.monotonic()
         connection.close()
         assert time.monotonic() - started_s < 1
-        until(lambda: not threads(), "the thread was freed")
+        until(lambda: not threads(), "the thread was not freed")
         with pytest.raises(ConnectionFailedError, match="was closed"):
             pending.result()
         hold.set()
@@ -206,21 +200,21 @@ def test_a_connection_that_is_dropped_without_close_takes_its_thread_along() -> 
         connection.call(METADATA, MetadataRequest())
         connection.send(METADATA, MetadataRequest())
         connection.read_ahead()
-        until(lambda: connection._frames.is_inside_large, "half of the answer came")
+        until(lambda: connection._frames.is_inside_large, "half of the answer did not come")
         assert threads()
 
     with server(as_kafka(behave)) as address, warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # as for any socket that nobody closed
         drop_while_it_reads(address)
         gc.collect()
-        until(lambda: not threads(), "the thread ended")
+        until(lambda: not threads(), "the thread outlived its connection")
         hold.set()
 
 
 def test_a_forked_child_that_drops_the_connection_does_not_cut_it() -> None:
     hold = threading.Event()
     with reading_ahead(half(hold)) as (connection, pending):
-        until(lambda: connection._frames.is_inside_large, "half of the answer came")
+        until(lambda: connection._frames.is_inside_large, "half of the answer did not come")
         child = os.fork()
         if not child:
             assert connection._end_ahead is not None

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from semel.client.group_heartbeat import HeartbeatThread
+from tests.support.waiting import PATIENCE_S
 
 
 class Member:
@@ -41,8 +42,8 @@ def started(member: Any) -> HeartbeatThread:
 def test_it_beats_until_it_is_stopped() -> None:
     member = Member()
     thread = started(member)
-    assert member.beaten_twice.wait(10)
-    thread.stop(10)
+    assert member.beaten_twice.wait(PATIENCE_S)
+    thread.stop(PATIENCE_S)
     beats = member.beats
     assert not thread._thread.is_alive()
     assert member.beats == beats
@@ -51,24 +52,24 @@ def test_it_beats_until_it_is_stopped() -> None:
 def test_a_surprise_does_not_end_the_heartbeats() -> None:
     member = Member(fail_first=True)
     thread = started(member)
-    assert member.beaten_twice.wait(10)
-    thread.stop(10)
+    assert member.beaten_twice.wait(PATIENCE_S)
+    thread.stop(PATIENCE_S)
 
 
 def test_it_takes_answers_while_a_rebalance_is_under_way() -> None:
     member = Member()
     member.is_rebalancing = True
     thread = started(member)
-    assert member.served.wait(10)
+    assert member.served.wait(PATIENCE_S)
     assert member.beats == 0
-    thread.stop(10)
+    thread.stop(PATIENCE_S)
 
 
 def test_it_ends_when_its_consumer_was_dropped_without_close() -> None:
     member = Member()
     thread = started(member)
-    assert member.beaten_twice.wait(10)
+    assert member.beaten_twice.wait(PATIENCE_S)
     del member
     gc.collect()
-    thread._thread.join(10)
+    thread._thread.join(PATIENCE_S)
     assert not thread._thread.is_alive()

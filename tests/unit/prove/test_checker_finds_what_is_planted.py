@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from semel.prove.checker import Expectation, Kind, Observation, Positions, Verdict, Watcher, check, create_topics
 from tests.support.broker import Cluster, SemelBroker
+from tests.support.waiting import PATIENCE_S, until
 
 PARTITIONS = 2
 
@@ -32,18 +32,18 @@ class Topic:
         producer = Producer({"bootstrap.servers": self.brokers})
         for value in values:
             producer.produce(self.name, value, key, partition=partition)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
 
     def transaction(self, commit: bool | None, *values: str, partition: int = 0, tag: str = "") -> Producer:
         """commit=None leaves it open; keep the producer, or it is aborted."""
         producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": f"{self.name}-{time.time_ns()}"})
-        producer.init_transactions(20)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(self.name, value, "k", partition=partition, headers=[("txn", tag)])
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
         if commit is not None:
-            producer.commit_transaction(20) if commit else producer.abort_transaction(20)
+            producer.commit_transaction(PATIENCE_S) if commit else producer.abort_transaction(PATIENCE_S)
         return producer
 
     def check(self, observation: Observation | None = None, **expected: Any) -> Verdict:
@@ -145,7 +145,7 @@ def test_record_of_an_open_transaction_that_a_reader_got_is_named(topic: Topic) 
         assert watcher.wait_for(1)
     verdict = topic.check(watcher.observation, ids={})
     assert verdict.counts == {Kind.ABORTED_READ: 1, Kind.UNDECIDED: 1}
-    producer.abort_transaction(20)
+    producer.abort_transaction(PATIENCE_S)
 
 
 def test_transaction_with_two_endings_is_named(topic: Topic) -> None:
@@ -192,11 +192,8 @@ def test_positions_that_disagree_with_the_output_are_named(
 def recreate(topic: Topic) -> None:
     admin = AdminClient({"bootstrap.servers": topic.brokers})
     for future in admin.delete_topics([topic.name]).values():
-        future.result(20)
-    deadline_s = time.monotonic() + 20
-    while topic.name in admin.list_topics(timeout=10).topics:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+        future.result(PATIENCE_S)
+    until(lambda: topic.name not in admin.list_topics(timeout=PATIENCE_S).topics, "the topic was not deleted")
     create_topics(topic.brokers, {topic.name: PARTITIONS})
 
 
@@ -227,7 +224,7 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
     producer = Producer({"bootstrap.servers": semel_broker.bootstrap})
     for number in range(5):
         producer.produce(name, b"%d" % number)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     with Watcher(semel_broker.bootstrap, [name]) as watcher:
         assert watcher.wait_for(5)
         until(lambda: both_ends_seen(watcher, (name, 0), 5))
@@ -245,10 +242,3 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
 def both_ends_seen(watcher: Watcher, place: tuple[str, int], offset: int) -> bool:
     """The high watermark and the last stable offset."""
     return {stable for _, stable, found in watcher.observation.ends if found.get(place) == offset} == {True, False}
-
-
-def until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)

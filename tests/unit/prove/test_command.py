@@ -16,6 +16,7 @@ from semel.prove.schedule import Fault, Round, Scene, Schedule
 from tests.support.broker import SemelBroker, semel_command
 from tests.support.processes import Process
 from tests.support.prove import prove
+from tests.support.waiting import PATIENCE_S, eventually, until
 
 DOCS = (Path(__file__).parents[3] / "docs/prove.md").read_text()
 
@@ -72,7 +73,7 @@ def test_topics_that_exist_are_not_touched(tmp_path: Path, shared_semel_broker: 
     create_topics(brokers, {"precious.0.in": 1})
     producer = Producer({"bootstrap.servers": brokers})
     producer.produce("precious.0.in", b"gold")
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     proof = prove(tmp_path, "--brokers", brokers, "--prefix", "precious", "--delete-topics", "--rounds", "1")
     assert proof.code == 4
     assert "exist already" in proof.told
@@ -103,17 +104,15 @@ def test_ctrl_c_stops_its_processes_and_says_what_is_left_behind(
 
 
 def wait_for_topics(brokers: str, prefix: str) -> None:
-    deadline_s = time.monotonic() + 30
-    while not topics_like(brokers, prefix):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    until(lambda: topics_like(brokers, prefix), "no topics were created")
 
 
 def wait_for_the_end_of(processes: list[int]) -> None:
-    deadline_s = time.monotonic() + 10
-    while left := [pid for pid in processes if Path("/proc", str(pid), "cmdline").exists()]:
-        assert time.monotonic() < deadline_s, f"still there: {left}"
-        time.sleep(0.05)
+    eventually(
+        lambda: [pid for pid in processes if Path("/proc", str(pid), "cmdline").exists()],
+        lambda left: not left,
+        otherwise="some of its processes did not end",
+    )
 
 
 def _descendants(pid: int) -> list[int]:

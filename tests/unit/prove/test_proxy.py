@@ -14,6 +14,7 @@ from semel.client.producer import Producer as OurProducer
 from semel.prove.checker import Expectation, check, create_topics
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ def test_foreign_client_works_through_it_and_stays_behind_it(cluster: Cluster, p
     create_topics(proxy.bootstrap, {topic: 1})
     producer = Producer({"bootstrap.servers": proxy.bootstrap})
     producer.produce(topic, b"1")
-    assert producer.flush(20) == 0
-    brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=10).brokers
+    assert producer.flush(PATIENCE_S) == 0
+    brokers = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=PATIENCE_S).brokers
     assert {f"{broker.host}:{broker.port}" for broker in brokers.values()} == {proxy.bootstrap}
     assert proxy.cut_all() > 0
 
@@ -59,10 +60,10 @@ def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: 
         delivery_timeout_ms=20_000,
     )
     try:
-        producer.init_transactions(20)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         producer.send(topic, b"1")
-        producer.commit_transaction(20)
+        producer.commit_transaction(PATIENCE_S)
     except KafkaError as error:
         pytest.fail(f"{api} {effect.value}: {error}")
     finally:
@@ -75,7 +76,7 @@ def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: 
 def test_delay_takes_as_long_as_it_says(cluster: Cluster, proxy: Proxy) -> None:
     rule = proxy.add(Rule("Metadata", Effect.DELAY_ANSWER, delay_ms=600))
     began_s = time.monotonic()
-    AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=10)
+    AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=PATIENCE_S)
     assert rule.fired.is_set()
     assert time.monotonic() - began_s >= 0.6
 

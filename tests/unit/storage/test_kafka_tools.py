@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from semel.storage import PartitionLog
 from semel.storage.cleaner import clean, plan, swap
 from tests.support.kafka import ApacheKafka, java_tool
+from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction
 
 pytestmark = pytest.mark.kafka
@@ -130,7 +131,7 @@ def consumed(bootstrap: str, isolation: str, count: int) -> dict[int, bytes]:
     consumer.assign([TopicPartition("t", 0, 0)])
     found: dict[int, bytes] = {}
     while len(found) < count:
-        message = consumer.poll(20)
+        message = consumer.poll(PATIENCE_S)
         assert message is not None, f"only {len(found)} of {count} records came"
         assert message.error() is None
         found[message.offset()] = message.value()

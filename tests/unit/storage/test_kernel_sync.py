@@ -11,6 +11,7 @@ import pytest
 
 from semel.storage import sync as sync_module
 from semel.storage.kernel_sync import SLOTS, KernelSync
+from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import Folder, append
 
 Outcome = tuple[Any, OSError | None]
@@ -24,7 +25,7 @@ async def opened(done: list[Outcome]) -> KernelSync:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)
 

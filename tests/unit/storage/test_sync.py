@@ -12,6 +12,7 @@ import pytest
 from semel.protocol.errors import ErrorCode
 from semel.storage import AppendResult, PartitionLog, StorageError
 from semel.storage.files import Files
+from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import (
     START_MS,
     Folder,
@@ -83,7 +84,7 @@ def test_nothing_is_visible_before_it_is_on_the_disk(slow: Folder, disk: FaultyF
         assert log.read(0, 1000).records == b""
         assert log.read(0, 1000, up_to="last_stable").records == b""
         disk.sync_gate.set()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert (log.high_watermark, woken) == (1, [1])
         assert len(log.read(0, 1000).records)
         await slow.data_dir._sync.close()
@@ -104,7 +105,7 @@ def test_many_waiting_appends_share_one_fsync(slow: Folder, disk: FaultyFiles) -
         await asyncio.sleep(0.02)  # the first sync is at the gate
         others = [sync.wait(log, append(log).last_offset + 1) for _ in range(500)]
         disk.sync_gate.set()
-        await asyncio.wait_for(asyncio.gather(first, *others), 10)
+        await asyncio.wait_for(asyncio.gather(first, *others), PATIENCE_S)
         assert sync.synced_logs - logs_before == 2
         assert log.high_watermark == 502
         await sync.close()
@@ -123,7 +124,7 @@ def test_a_duplicate_waits_for_the_first_time_it_was_written(slow: Folder, disk:
         await asyncio.sleep(0.02)
         assert not waiting.done()
         disk.sync_gate.set()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         await slow.data_dir._sync.close()
 
     asyncio.run(scenario())
@@ -338,7 +339,7 @@ def test_a_callback_that_fails_does_not_stop_the_syncing(slow: Folder) -> None:
         bad.on_advance = fail
         append(bad)
         for _ in range(3):
-            await asyncio.wait_for(acknowledge(slow, good, append(good)), 10)
+            await asyncio.wait_for(acknowledge(slow, good, append(good)), PATIENCE_S)
         await slow.data_dir._sync.close()  # waits for the sync of each
         assert bad.high_watermark == 1
 
@@ -360,12 +361,12 @@ def test_no_file_handles_left_is_a_storage_error_not_a_standstill(slow: Folder, 
 
         disk.open = no_handles  # type: ignore[method-assign]
         with pytest.raises(StorageError) as refused:
-            await asyncio.wait_for(acknowledge(slow, log, result), 10)
+            await asyncio.wait_for(acknowledge(slow, log, result), PATIENCE_S)
         assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
         assert disk.fired
-        await asyncio.wait_for(acknowledge(slow, other, append(other)), 10)
+        await asyncio.wait_for(acknowledge(slow, other, append(other)), PATIENCE_S)
         disk.open = real_open  # type: ignore[method-assign]
-        await asyncio.wait_for(acknowledge(slow, log, append(log)), 10)
+        await asyncio.wait_for(acknowledge(slow, log, append(log)), PATIENCE_S)
         await slow.data_dir._sync.close()
 
     asyncio.run(scenario())
