@@ -23,7 +23,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
-RETENTION = ("log.retention.check.interval.ms", "86400000")  # tests write records that are years old, to be read back
+# Tests write records that are years old, and read them back: retention must not come in between.
+RETENTION = {"log.retention.check.interval.ms": "86400000"}
+FIRST_RETENTION = {"log.initial.task.delay.ms": "86400000"}  # Apache Kafka looks once soon after its start
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def semel_broker(tmp_path: Path) -> Iterator[SemelBroker]:
 def shared_semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SemelBroker]:
     """One broker for all tests that leave it alive."""
     folder = tmp_path_factory.mktemp("shared-semel") / "broker"
-    with SemelBroker(folder, "--set", "=".join(RETENTION)) as broker:
+    with SemelBroker(folder, *(f"--set={name}={value}" for name, value in RETENTION.items())) as broker:
         yield broker
 
 
@@ -55,7 +57,7 @@ def kafka_installation() -> Path:
 def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for all tests that leave it alive."""
     folder = tmp_path_factory.mktemp("apache-kafka") / "node"
-    with ApacheKafka(folder, properties=dict([RETENTION])) as kafka:
+    with ApacheKafka(folder, properties=RETENTION | FIRST_RETENTION) as kafka:
         yield kafka
 
 

@@ -79,7 +79,7 @@ def confluent_consume(cluster: Cluster, topic: str, count: int = COUNT) -> list[
 
 
 def test_confluent_kafka_keeps_keys_headers_and_timestamps(cluster: Cluster) -> None:
-    topic = create_topic(cluster.bootstrap, cluster.unique("fields"), retention_ms="-1")  # the record is old
+    topic = create_topic(cluster.bootstrap, cluster.unique("fields"))
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap})
     producer.produce(topic, None, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_700_000_000_123)
     producer.flush(PATIENCE_S)

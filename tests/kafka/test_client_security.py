@@ -33,8 +33,8 @@ class Secured(NamedTuple):
         base = {
             "bootstrap.servers": f"localhost:{self.ports[listener]}",
             "security.protocol": protocols[listener],
-            "max.block.ms": "1500",
-            "request.timeout.ms": "1000",
+            "max.block.ms": "4000",
+            "request.timeout.ms": "2500",
         }
         if listener in ("TLS", "BOTH"):
             base["ssl.ca.location"] = str(self.folder / "ca.pem")

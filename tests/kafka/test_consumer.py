@@ -202,7 +202,7 @@ def test_seeking_goes_where_it_says(cluster: Cluster, single: str) -> None:
 
 
 def test_times_are_found(cluster: Cluster) -> None:
-    single = create_topic(cluster.bootstrap, cluster.unique("times"), retention_ms="-1")  # the records are old
+    single = create_topic(cluster.bootstrap, cluster.unique("times"))
     producer = ConfluentProducer({"bootstrap.servers": cluster.bootstrap})
     for number in range(5):
         producer.produce(single, value=b"x", timestamp=1_000_000 + number * 100)
