@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by 
 # Tests write records that are years old, and read them back: retention must not come in between.
 RETENTION = {"log.retention.check.interval.ms": "86400000"}
 FIRST_RETENTION = {"log.initial.task.delay.ms": "86400000"}  # Apache Kafka looks once soon after its start
+
+HANGS_AFTER_S = 30.0  # after its time-out
 
 
 @pytest.fixture
@@ -85,6 +89,19 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite
 def spark(shared_spark: SparkSite) -> Iterator[SparkSite]:
     yield shared_spark
     shared_spark.settle()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """pytest's time-out is a signal, which a thread that waits inside a C library never sees: such a test would hang
+    for ever. It ends with its process, which is started anew where several run at once."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + HANGS_AFTER_S, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import free_ports, java_tool, start_tool
+from tests.support.processes import Process
 from tests.support.waiting import PATIENCE_S, eventually, until
 
 PARTITIONS = 6
@@ -124,21 +126,26 @@ def test_partitions_are_shared_and_taken_over(cluster: Cluster, strategy: str) -
         assert all(len(lost) < PARTITIONS for lost in first.revocations[:2]), first.revocations
 
 
+MEMBER = """
+import sys
+from confluent_kafka import Consumer
+settings = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}
+member = Consumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[2], **settings})
+member.subscribe([sys.argv[3]], on_assign=lambda _, partitions: print("has", len(partitions), flush=True))
+while True:
+    member.poll(0.1)
+"""
+
+
 def test_member_that_dies_is_replaced_after_its_session_time(cluster: Cluster) -> None:
     topic, group = cluster.unique("dying"), cluster.unique("group")
     create_topic(cluster.bootstrap, topic)
-    doomed = Consumer(
-        {"bootstrap.servers": cluster.bootstrap, "group.id": group, "session.timeout.ms": 6000,
-         "max.poll.interval.ms": 6000, "heartbeat.interval.ms": 200}
-    )  # fmt: skip
-    doomed.subscribe([topic])
-    until(
-        lambda: doomed.poll(0.1) is None and len(doomed.assignment()) == PARTITIONS, "the first member did not get all"
-    )
-    heir = Worker(cluster.bootstrap, group, topic)
-    with workers(heir):
-        until(lambda: shares(heir), "the second member did not take over from one that polls no more")
-    doomed.close()
+    with Process([sys.executable, "-c", MEMBER, cluster.bootstrap, group, topic]) as doomed:
+        doomed.wait_for_line("^has 6$", PATIENCE_S)
+        doomed.kill()
+        heir = Worker(cluster.bootstrap, group, topic)
+        with workers(heir):
+            until(lambda: shares(heir), "the second member did not take over from the one that died")
 
 
 def test_static_member_restarts_without_a_rebalance(cluster: Cluster) -> None:

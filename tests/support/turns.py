@@ -42,3 +42,21 @@ class Turns(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return company(nodeid)
+
+    def remove_node(self, node: Any) -> str | None:
+        """A test that took its process with it has failed; the rest of its group goes on without it. What is done is
+        not handed out again: a process that gets nothing to do would wait for ever."""
+        work = self.assigned_work[node]
+        crashed = next((test for group in work.values() for test, is_done in group.items() if not is_done), None)
+        if crashed is not None:
+            work[company(crashed)][crashed] = True
+        self.assigned_work[node] = {name: group for name, group in work.items() if not all(group.values())}
+        super().remove_node(node)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        if node not in self.registered_collections:
+            return  # it has just replaced another and has not collected yet
+        super()._reschedule(node)
+        if self._pending_of(self.assigned_work[node]) < 2:  # it keeps its last test until it knows what comes next
+            super()._reschedule(node)
