@@ -411,7 +411,11 @@ def test_mixed_group_with_confluent_shares_all_partitions(
 
 @pytest.mark.parametrize(
     ("strategy", "java_class"),
-    [("range", "RangeAssignor"), ("sticky", "StickyAssignor"), ("cooperative-sticky", "CooperativeStickyAssignor")],
+    [
+        ("range", "RangeAssignor"),
+        pytest.param("sticky", "StickyAssignor", marks=pytest.mark.full),
+        ("cooperative-sticky", "CooperativeStickyAssignor"),
+    ],
 )
 def test_mixed_group_with_java_shares_all_partitions(
     cluster: Cluster, topic: str, group: str, strategy: str, java_class: str

@@ -115,7 +115,9 @@ def test_with_the_handshake_one_attempt_is_written(
 @pytest.mark.parametrize(
     "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
 )
-@pytest.mark.parametrize("audited", [False, True], ids=["not audited", "audited"])
+@pytest.mark.parametrize(
+    "audited", [pytest.param(False, id="not audited", marks=pytest.mark.full), pytest.param(True, id="audited")]
+)
 def test_rows_of_a_dead_attempt_where_the_winner_has_none(
     cluster: Cluster, spark: SparkSite, tmp_path: Path, audited: bool
 ) -> None:

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -131,12 +131,14 @@ class ApacheKafka(Node):
         transaction_version: Literal[0, 1, 2] = 2,
         fsync: Literal["os", "commit"] = "os",
         heap_mb: int = 1024,
+        jvm: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(directory, "semel-apache-kafka-")
         self.transaction_version = transaction_version
         self.fsync = fsync
         self.heap_mb = heap_mb
+        self.jvm = tuple(jvm)
         self.properties = dict(properties or {})
         self.port, self._controller_port = free_ports(2)
 
@@ -202,6 +204,7 @@ class ApacheKafka(Node):
         return [
             java(),
             f"-Xmx{self.heap_mb}m",
+            *self.jvm,
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
             "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",  # says when the node is ready
             "-cp",
