@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import ApacheKafka, KafkaMissing, java, kafka_libs
+from tests.support.kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from tests.support.missing import MARK, skip_loudly
 from tests.support.turns import Turns, turn
 
@@ -28,7 +28,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by 
 # Tests write records that are years old, and read them back: retention must not come in between.
 RETENTION = {"log.retention.check.interval.ms": "86400000"}
 FIRST_RETENTION = {"log.initial.task.delay.ms": "86400000"}  # Apache Kafka looks once soon after its start
-QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")  # it has little to do: compiling it well would take longer
 
 HANGS_AFTER_S = 30.0  # after its time-out
 
@@ -62,7 +61,7 @@ def kafka_installation() -> Path:
 def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """One Apache Kafka node for all tests that leave it alive."""
     folder = tmp_path_factory.mktemp("apache-kafka") / "node"
-    with ApacheKafka(folder, jvm=QUICK, properties=RETENTION | FIRST_RETENTION) as kafka:
+    with ApacheKafka(folder, jvm=QUICK_JVM, properties=RETENTION | FIRST_RETENTION) as kafka:
         yield kafka
 
 

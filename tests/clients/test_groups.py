@@ -141,7 +141,7 @@ def test_member_that_dies_is_replaced_after_its_session_time(cluster: Cluster) -
     topic, group = cluster.unique("dying"), cluster.unique("group")
     create_topic(cluster.bootstrap, topic)
     with Process([sys.executable, "-c", MEMBER, cluster.bootstrap, group, topic]) as doomed:
-        doomed.wait_for_line("^has 6$", PATIENCE_S)
+        doomed.wait_for_line(f"^has {PARTITIONS}$", PATIENCE_S)
         doomed.kill()
         heir = Worker(cluster.bootstrap, group, topic)
         with workers(heir):

@@ -58,12 +58,11 @@ def read_when_there(
     cluster: Cluster, topic: str, count: int, otherwise: str = "the commit did not become visible"
 ) -> list[Seen]:
     """The rows of the topic, once they are so many: a commit is answered a moment before its markers are written."""
-    eventually(
-        lambda: len(read_topic(cluster.bootstrap, topic)),
-        lambda rows: rows == count,
+    return eventually(
+        lambda: read_topic(cluster.bootstrap, topic),
+        lambda rows: len(rows) == count,
         otherwise=f"{otherwise}, {count} rows should be there",
     )
-    return read_topic(cluster.bootstrap, topic)
 
 
 def places(topic: str) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Apache Kafka as a process, and its tools."""
 
 from semel.bench.peers.apache_kafka import (
+    QUICK_JVM,
     ApacheKafka,
     KafkaMissing,
     ToolFailed,
@@ -12,6 +13,7 @@ from semel.bench.peers.apache_kafka import (
 )
 
 __all__ = [
+    "QUICK_JVM",
     "ApacheKafka",
     "KafkaMissing",
     "ToolFailed",

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pyspark
 
-from tests.support.kafka import free_ports
+from tests.support.kafka import QUICK_JVM, free_ports
 from tests.support.processes import Process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("127.0.0.2", "127.0.0.3")
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # programs that live for seconds
+QUICK = " ".join(QUICK_JVM)
 CORES = 8  # offered by each worker, not really there: several applications at once, each with one core per worker
 
 

@@ -19,6 +19,7 @@ from semel.local.node import Node
 from semel.local.processes import Process
 
 VERSION = "4.3.1"
+QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for what lives for a second, or has little to do
 
 TOOLS = {
     "ConfigCommand": "kafka.admin.ConfigCommand",
@@ -74,8 +75,7 @@ def tool_command(name: str, *arguments: str | Path, heap_mb: int = 512) -> list[
     return [
         java(),
         f"-Xmx{heap_mb}m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",  # tools live for a second: starting fast counts
+        *QUICK_JVM,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
         "-cp",
         f"{kafka_libs()}/*",

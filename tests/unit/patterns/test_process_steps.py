@@ -1,22 +1,25 @@
-"""A rebalance in the middle of a unit of work, step by step: what could not be finished is never counted as done."""
+"""Trouble in the middle of a unit of work, step by step: what could not be finished is never counted as done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from semel.client.consumer_types import ConsumerRecord, OffsetAndMetadata, TopicPartition
-from semel.client.errors import RetriableError
+from semel.client.errors import FencedError, RetriableError
 from semel.patterns.process import Processor
 from semel.patterns.process_modes import ExactlyOnce
 from semel.patterns.process_output import Emitter
 
-KEPT, GOING = TopicPartition("in", 0), TopicPartition("in", 1)
+KEPT, GOING, COMING = (TopicPartition("in", number) for number in range(3))
+COMING_AT = 50
 READ_AT_ONCE = 10
 
 
 class Reader:
-    """A consumer of endless partitions. During a read it may be told to give partitions back."""
+    """A consumer of endless partitions. During a read it may be told to give one back and be given another."""
 
     def __init__(self) -> None:
         self.positions = {KEPT: 0, GOING: 0}
@@ -25,7 +28,7 @@ class Reader:
     def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
         if self.processor is not None:
             self.processor.revoked()
-            self.positions.pop(GOING, None)
+            self.positions = {KEPT: self.positions[KEPT], COMING: COMING_AT}
         found = []
         for (topic, partition), at in self.positions.items():
             found += [ConsumerRecord(topic, partition, at + n, 0, None, b"") for n in range(READ_AT_ONCE)]
@@ -49,12 +52,18 @@ class Reader:
 
 
 class Writer:
-    """A producer whose broker fails once, at the offsets; it keeps what was committed."""
+    """A producer whose broker fails once, at the offsets; it keeps what was committed. It may be fenced."""
 
     def __init__(self) -> None:
+        self.is_fenced = False
+        self.inits = 0
         self.open: dict[Any, OffsetAndMetadata] | None = None
         self.committed: list[dict[Any, OffsetAndMetadata]] = []
         self.has_failed = False
+
+    def init_transactions(self) -> None:
+        self.inits += 1
+        self.open, self.is_fenced = None, False
 
     def begin_transaction(self) -> None:
         assert self.open is None
@@ -77,25 +86,65 @@ class Writer:
 
     def abort_transaction(self, timeout_s: float) -> None:
         assert self.open is not None
+        if self.is_fenced:
+            raise FencedError("a newer owner, or the time-out")
         self.open = None
 
+    def close(self, timeout_s: float) -> None:
+        pass
 
-def test_what_was_read_of_kept_partitions_is_read_again_when_the_work_could_not_be_finished() -> None:
-    reader, writer = Reader(), Writer()
-    options = {"application_id": "app", "commit_interval_ms": 60_000, "transaction_timeout_ms": 90_000}
-    processor = Processor("in", "out", lambda record: record, **options)  # type: ignore[arg-type]
+
+def made(reader: Reader, writer: Writer, instance: str | None = None) -> tuple[Processor, Any]:
+    """A loop that has worked before, and its mode; nothing is due yet."""
+    processor = Processor(
+        "in",
+        "out",
+        lambda record: record,
+        application_id="app",
+        instance=instance,
+        commit_interval_ms=60_000,
+        transaction_timeout_ms=90_000,
+    )
     processor._has_worked = True
     mode: Any = ExactlyOnce(reader, lambda: writer, Emitter(lambda record: record, "out", False))  # type: ignore[arg-type, return-value]
     processor._mode = mode
+    return processor, mode
+
+
+def test_what_was_read_during_a_rebalance_is_read_again_when_the_work_could_not_be_finished() -> None:
+    reader, writer = Reader(), Writer()
+    processor, mode = made(reader, writer)
     processor._turn(reader, mode)  # type: ignore[arg-type]
     assert mode.begun == {KEPT: 0, GOING: 0}
 
     reader.processor, processor._interval_s = processor, 0.0  # due as soon as it is read
     processor._turn(reader, mode)  # type: ignore[arg-type]
     assert writer.has_failed
-    assert reader.positions == {KEPT: 2 * READ_AT_ONCE}, "the rebalance came in the middle of a read"
+    read = {KEPT: 2 * READ_AT_ONCE, COMING: COMING_AT + READ_AT_ONCE}
+    assert reader.positions == read, "the rebalance came in the middle of a read"
     assert writer.committed == [], "positions after records whose output was aborted"
 
     reader.processor = None
     processor._turn(reader, mode)  # type: ignore[arg-type]
-    assert writer.committed == [{KEPT: OffsetAndMetadata(READ_AT_ONCE)}], "from the beginning"
+    again = {KEPT: OffsetAndMetadata(READ_AT_ONCE), COMING: OffsetAndMetadata(COMING_AT + READ_AT_ONCE)}
+    assert writer.committed == [again], "from where each began"
+
+
+@pytest.mark.parametrize("instance", [None, "a"], ids=["a name of its own", "a given name"])
+def test_fenced_while_it_aborts_only_who_owns_the_name_takes_it_back(instance: str | None) -> None:
+    reader, writer = Reader(), Writer()
+    processor, mode = made(reader, writer, instance)
+    processor._interval_s = 0.0
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert isinstance(mode.failed, RetriableError)
+    writer.is_fenced = True
+    if instance is not None:
+        with pytest.raises(FencedError):
+            processor._turn(reader, mode)  # type: ignore[arg-type]
+        assert writer.inits == 0
+        return
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert isinstance(mode.failed, FencedError)
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert writer.inits == 1
+    assert writer.committed == [{KEPT: OffsetAndMetadata(READ_AT_ONCE), GOING: OffsetAndMetadata(READ_AT_ONCE)}]
