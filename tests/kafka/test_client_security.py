@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, TimedOutError
+from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
 from tests.support.kafka import ApacheKafka, free_ports
 from tests.support.missing import skip_loudly
@@ -33,8 +32,7 @@ class Secured(NamedTuple):
         base = {
             "bootstrap.servers": f"localhost:{self.ports[listener]}",
             "security.protocol": protocols[listener],
-            "max.block.ms": "4000",
-            "request.timeout.ms": "2500",
+            "max.block.ms": "60000",
         }
         if listener in ("TLS", "BOTH"):
             base["ssl.ca.location"] = str(self.folder / "ca.pem")
@@ -152,22 +150,20 @@ def write_one(options: dict[str, str]) -> int:
 
 
 def test_tls_with_a_client_certificate(secured: Secured) -> None:
-    assert write_one(secured.options("TLS", max_block_ms="20000")) >= 0
+    assert write_one(secured.options("TLS")) >= 0
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("listener", ["SASL", "BOTH"])
 def test_sasl_with_and_without_tls(secured: Secured, listener: str, mechanism: str) -> None:
-    options = secured.options(listener, sasl_mechanism=mechanism, max_block_ms="20000")
+    options = secured.options(listener, sasl_mechanism=mechanism)
     assert write_one(options) >= 0
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_wrong_password_is_refused_at_once(secured: Secured, mechanism: str) -> None:
-    started_s = time.monotonic()
     with pytest.raises(AuthenticationError, match=r"check sasl\.username and sasl\.password"):
-        write_one(secured.options("SASL", sasl_mechanism=mechanism, sasl_password="wrong", max_block_ms="20000"))
-    assert time.monotonic() - started_s < 10, "not tried again until the time-out"
+        write_one(secured.options("SASL", sasl_mechanism=mechanism, sasl_password="wrong"))
 
 
 def test_an_unknown_authority_is_refused_at_once(secured: Secured) -> None:
@@ -192,18 +188,17 @@ def test_a_certificate_for_another_host_is_refused(secured: Secured) -> None:
         ("SASL", {"security_protocol": "SASL_SSL"}, r"does the port speak TLS"),
     ],
 )
-def test_a_wrong_protocol_is_explained_within_the_time_out(
+def test_a_wrong_protocol_is_explained_within_the_timeout(
     secured: Secured, listener: str, changes: dict[str, str], message: str
 ) -> None:
-    started_s = time.monotonic()
-    with pytest.raises((TimedOutError, ConnectionFailedError, KafkaError), match=message):
-        write_one(secured.options(listener, **changes))
-    assert time.monotonic() - started_s < 15
+    options = secured.options(listener, **changes, request_timeout_ms="2500", max_block_ms="4000")
+    with pytest.raises(KafkaError, match=message):
+        write_one(options)
 
 
 def test_a_missing_client_certificate_is_explained(secured: Secured) -> None:
     options = secured.options("TLS")
     del options["ssl.certificate.location"]
     del options["ssl.key.location"]
-    with pytest.raises(KafkaError, match=r"certificate|closed the connection"):
+    with pytest.raises(AuthenticationError, match=r"refused the client's certificate.*ssl\.certificate\.location"):
         write_one(options)

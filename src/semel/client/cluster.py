@@ -155,6 +155,7 @@ class Cluster:
     ) -> Result:
         """Runs an attempt until it succeeds, fails for good or the deadline passes. Forgets the target in between."""
         backoff = self.backoff(first_wait_ms)
+        first: KafkaError | None = None
         while True:
             self._check_open()
             try:
@@ -162,10 +163,11 @@ class Cluster:
             except KafkaError as error:
                 if error.recovery is not Recovery.RETRY or (not resend and getattr(error, "maybe_sent", False)):
                     raise
+                first = first or error
                 if target is not None:
                     self.forget(target)
                 if not self.pause(backoff, deadline):
-                    raise _out_of_time(what, deadline, error) from error
+                    raise _out_of_time(what, deadline, first, error) from first
 
     # --- finding brokers ---
 
@@ -416,5 +418,7 @@ def _checked_call(
         ) from error
 
 
-def _out_of_time(what: str, deadline: Deadline, last: KafkaError) -> TimedOutError:
-    return TimedOutError(f"{what} did not succeed within {deadline.total_s:.3g} s; the last try: {last}", last.code)
+def _out_of_time(what: str, deadline: Deadline, first: KafkaError, last: KafkaError) -> TimedOutError:
+    """Names the first error too: the last attempt is often cut short by the deadline, and says nothing of the cause."""
+    causes = f"the last try: {last}" + (f"; the first try: {first}" if str(first) != str(last) else "")
+    return TimedOutError(f"{what} did not succeed within {deadline.total_s:.3g} s; {causes}", last.code)

@@ -37,6 +37,7 @@ Response = TypeVar("Response", bound=Struct)
 
 log = logging.getLogger("semel.client")
 
+CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA")  # parts of names such as SSLV3_ALERT_BAD_CERTIFICATE
 MAX_BUFFERS_PER_WRITE = 64
 SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
 LARGE_ANSWER_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
@@ -310,6 +311,8 @@ class Connection:
             self._tls_wants_write = True
         except ConnectionError:
             self._fail_all(self._failed(self._closed_by_broker()))
+        except ssl.SSLError as error:  # with TLS 1.3 the broker's verdict on the client's certificate comes this late
+            self._fail_all(_refused_certificate(error, self.address) or self._failed(f"cannot read: {error}"))
         except OSError as error:
             self._fail_all(self._failed(f"cannot read: {error}"))
         except ConnectionFailedError as error:
@@ -424,7 +427,19 @@ def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSet
             f"TLS to {address}: no answer to the handshake; does the port speak TLS? check security.protocol"
         ) from None
     except (ssl.SSLError, OSError) as error:
-        raise ConnectionFailedError(
+        raise _refused_certificate(error, address) or ConnectionFailedError(
             f"TLS to {address}: {error}; does the port speak TLS, and does it want a client certificate? "
             "check security.protocol, ssl.certificate.location and ssl.key.location"
         ) from None
+
+
+def _refused_certificate(error: OSError, address: str) -> AuthenticationError | None:
+    """The broker's TLS alert about the client's certificate; trying again would not change its mind. None if the
+    error is another one."""
+    reason = getattr(error, "reason", None) or ""
+    if "ALERT" not in reason or not any(word in reason for word in CERTIFICATE_ALERTS):
+        return None
+    return AuthenticationError(
+        f"TLS to {address}: the broker refused the client's certificate or got none ({reason}); "
+        "check ssl.certificate.location and ssl.key.location"
+    )
