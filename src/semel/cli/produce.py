@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 from semel.cli.client_options import add_connection_options, client_options, pairs, print_json, progress
-from semel.cli.errors import CommandError, UsageError
+from semel.cli.errors import UsageError
+from semel.cli.json_records import Line, json_line
 
 if TYPE_CHECKING:
     from semel.client.producer import Producer
@@ -24,16 +25,6 @@ semel produce images --whole photo.jpg --transactional-id uploads
 
 CHUNK_BYTES = 1 << 20
 KEPT_DELIVERIES = 50_000
-
-
-class Line(NamedTuple):
-    """A record to write."""
-
-    value: bytes | None
-    key: bytes | None = None
-    partition: int | None = None
-    timestamp: int | None = None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +46,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-J",
         "--json",
         action="store_true",
-        help="lines are JSON as `semel consume -J` writes it: value, key, headers, partition, timestamp",
+        help="lines are JSON objects as `semel consume -J` and kcat write them: value (or payload; a null is written "
+        "as null), key, headers, partition, timestamp; a field that is not known is refused",
     )
     parser.add_argument("--whole", action="store_true", help="each file is one record")
     parser.add_argument(
@@ -161,49 +153,6 @@ def split_stream(stream: IO[bytes], delimiter: bytes) -> Iterator[bytes]:
         yield from whole
     if rest:
         yield rest
-
-
-def json_line(data: bytes, where: str) -> Line:
-    """A record from JSON: an object with value (or payload), key, headers, partition and timestamp."""
-    import json
-
-    try:
-        fields = json.loads(data)
-    except ValueError as error:
-        raise CommandError(f"{where}: this is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise CommandError(f"{where}: expected a JSON object with a value, got {type(fields).__name__}")
-    headers = fields.get("headers") or []
-    listed = list(headers.items()) if isinstance(headers, dict) else headers
-    try:
-        return Line(
-            _bytes_of(fields, "payload" if "payload" in fields else "value"),
-            _bytes_of(fields, "key"),
-            fields.get("partition") if fields.get("topic") is None else None,
-            fields.get("timestamp"),
-            tuple((str(name), _plain_bytes(value)) for name, value in listed),
-        )
-    except (TypeError, ValueError) as error:
-        raise CommandError(f"{where}: {error}") from None
-
-
-def _bytes_of(fields: dict[str, Any], name: str) -> bytes | None:
-    if f"{name}_base64" in fields:
-        return _plain_bytes({"base64": fields[f"{name}_base64"]})
-    return _plain_bytes(fields.get(name))
-
-
-def _plain_bytes(value: Any) -> bytes | None:
-    import base64
-    import json
-
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and set(value) == {"base64"}:
-        return base64.b64decode(value["base64"], validate=True)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def unescape(text: str) -> bytes:

@@ -113,6 +113,51 @@ def test_broken_json_is_named_by_its_place(run: Run, topic: str, line: bytes, re
     assert reason in done.err
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"order_id": 1}', "unknown field 'order_id'"),
+        (b'{"key": "k", "valeu": "x"}', "did you mean 'value'?"),
+        (b'{"value": "x", "Key": "k"}', "did you mean 'key'?"),
+        (b'{"key": "k"}', '"value": null'),
+        (b"{}", '"value": null'),
+        (b'{"value": "x", "payload": "y"}', "value and payload"),
+        (b'{"value": "x", "value_base64": "eA=="}', "value and value_base64"),
+        (b'{"value": "x", "headers": ["ab"]}', "headers"),
+        (b'{"value": "x", "partition": "0"}', "partition"),
+        (b'{"value": "x", "timestamp": "now"}', "timestamp"),
+    ],
+)
+def test_json_that_does_not_say_what_to_write_writes_nothing(
+    run: Run, topic: str, shared_semel_broker: SemelBroker, line: bytes, reason: str
+) -> None:
+    """A misspelt or missing value would be stored as null, which deletes the key of a compacted topic."""
+    done = run("produce", topic, "-J", stdin=line)
+    assert (done.code, done.out) == (1, b"")
+    assert "stdin, record 1" in done.err
+    assert reason in done.err
+    assert read_topic(shared_semel_broker.bootstrap, topic) == []
+
+
+def test_null_is_written_only_where_it_is_written_as_null(
+    run: Run, topic: str, shared_semel_broker: SemelBroker
+) -> None:
+    assert run("produce", topic, "-J", stdin=b'{"key": "k", "value": null}').code == 0
+    (record,) = read_topic(shared_semel_broker.bootstrap, topic)
+    assert (record.key, record.value) == (b"k", None)
+
+
+def test_json_of_kcat_is_taken_with_its_headers_and_time(
+    run: Run, topic: str, shared_semel_broker: SemelBroker
+) -> None:
+    line = {"topic": "a", "partition": 3, "offset": 7, "tstype": "create", "ts": 1_700_000_000_000, "broker": 1}
+    line |= {"headers": ["h", "1", "empty", None], "key": "k", "payload": "v"}
+    assert run("produce", topic, "-J", stdin=json.dumps(line).encode()).code == 0
+    (record,) = read_topic(shared_semel_broker.bootstrap, topic)
+    assert (record.key, record.value, record.timestamp) == (b"k", b"v", 1_700_000_000_000)
+    assert record.headers == [("h", b"1"), ("empty", None)]
+
+
 def test_one_transaction_for_all_lines(run: Run, topic: str, shared_semel_broker: SemelBroker) -> None:
     assert run("produce", topic, "--transactional-id", topic, "--summary", stdin=b"a\nb\n").lines == [
         json.dumps({"topic": topic, "records": 2}, separators=(",", ":")).encode()
