@@ -168,15 +168,15 @@ class Accumulator:
             self.used_bytes -= batch.size_bytes
         self.changed.notify_all()
 
-    def fail_all(self, error: KafkaError) -> None:
-        """Fails everything, on its way or not: nobody will take the answers any more."""
+    def fail_all(self, error: KafkaError) -> list[Batch]:
+        """Fails everything, on its way or not; returns it."""
         for queue in self.queues.values():
             for batch in queue.unacked:
                 batch.sent = False
-        self.fail_waiting(error)
+        return self.fail_waiting(error)
 
     def fail_waiting(self, error: KafkaError) -> list[Batch]:
-        """Fails everything that is not on its way right now; returns it."""
+        """Fails everything that is not on its way right now; returns it. The gate knows of the error before."""
         failed = []
         for queue in self.queues.values():
             for batch in [each for each in queue.batches() if not each.sent]:

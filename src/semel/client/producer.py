@@ -258,8 +258,7 @@ class Producer:
     def _shut_down(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        with self._accumulator.changed:
-            self._accumulator.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
+        self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
         self._cluster.close()
         if self._thread is None:
             self._sender.close()
@@ -376,8 +375,7 @@ class _SenderThread(threading.Thread):
         except BaseException as error:
             self.crash = error
             log.exception("the sending thread ended")
-            with sender.accumulator.changed:
-                sender.accumulator.fail_all(FatalError(f"the sending thread ended: {error!r}"))
+            sender.fail_all(FatalError(f"the sending thread ended: {error!r}"))
         finally:
             sender.close()
 

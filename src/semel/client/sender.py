@@ -77,7 +77,8 @@ class Gate(Protocol):
         """The next epoch, if `stale` is still the current identity. None: not now."""
 
     def failed(self, error: KafkaError) -> None:
-        """A batch was given up: the transaction cannot be committed any more."""
+        """A batch fails: the transaction cannot be committed any more. Called with the accumulator's lock held, in the
+        same step that finishes the batch: whoever sees the batch done sees the transaction failed. Must not wait."""
 
     def stored(self, batch: Batch) -> None:
         """The broker has a batch. Called with the accumulator's lock held, so it must not wait."""
@@ -164,9 +165,8 @@ class Sender:
     def _give_up_on_late(self) -> None:
         """Fails what is past delivery.timeout.ms; everything that waits, if the transaction is lost."""
         now_s = time.monotonic()
-        lost = self.gate.giving_up()
-        errors = []
         with self.accumulator.changed:
+            lost = self.gate.giving_up()  # with the lock held: no record of the next transaction can be here yet
             if lost is not None:
                 self._finished += self.accumulator.fail_waiting(lost)
                 return
@@ -175,11 +175,7 @@ class Sender:
                 if oldest is None or oldest.deadline_s > now_s:
                     continue
                 for batch in queue.expired(now_s):
-                    error = _late(batch, self.settings)
-                    errors.append(error)
-                    self._fail(queue, batch, error)
-        for error in errors:
-            self.gate.failed(error)
+                    self._fail(queue, batch, _late(batch, self.settings))
 
     def _encode_heads(self) -> int:
         """Closes what has lingered and encodes what comes next; the state of the accumulator that this saw."""
@@ -203,7 +199,6 @@ class Sender:
             failure = FatalError(f"records for {batch.topic}-{batch.partition} cannot be encoded: {error}")
             with self.accumulator.changed:
                 self._fail(self.accumulator.queues[batch.topic, batch.partition], batch, failure)
-            self.gate.failed(failure)
 
     def _ready_queues(self, identity: Identity) -> list[PartitionQueue]:
         now_s = time.monotonic()
@@ -231,7 +226,10 @@ class Sender:
         if identity is None:
             return float("inf")
         queues = self._ready_queues(identity)
-        identity = self.gate.identity() or identity  # the epoch may have been raised
+        current = self.gate.identity()
+        if current is None:
+            return 0.0  # the last epoch was used up, or the transaction ends: the next step finds out
+        identity = current  # the epoch may have been raised
         by_node = self._by_leader(queues)
         try:
             self.gate.admit([(queue.topic, queue.partition) for group in by_node.values() for queue in group])
@@ -242,8 +240,8 @@ class Sender:
     def _not_ready(self, error: KafkaError) -> float:
         """No identity, or the partitions could not be added to the transaction."""
         if error.recovery is not Recovery.RETRY:
-            self.gate.failed(error)
             with self.accumulator.changed:
+                self.gate.failed(error)
                 self._finished += self.accumulator.fail_waiting(error)
             return float("inf")
         self._setbacks += 1
@@ -276,8 +274,6 @@ class Sender:
                     continue
                 for batch in [each for each in queue.batches() if not each.sent]:
                     self._fail(queue, batch, error)
-        if not retry:
-            self.gate.failed(error)
 
     def _send_to(self, node: int, queues: list[PartitionQueue], identity: Identity) -> float:
         try:
@@ -304,6 +300,8 @@ class Sender:
         room = self.settings.max_request_size
         now_s = time.monotonic()
         with self.accumulator.changed:
+            if self.gate.identity() != identity:
+                return []  # the transaction ends: what is not on its way by now must not follow its end
             for queue in queues:
                 if taken and queue.next_bytes() > room:
                     continue
@@ -347,7 +345,6 @@ class Sender:
     # --- answers ---
 
     def _settle(self, done: list[Pending]) -> None:
-        errors: list[KafkaError] = []
         for pending in done:
             if pending.api is not PRODUCE:
                 continue
@@ -360,10 +357,8 @@ class Sender:
                         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
                     ):
                         self._ack(queue, batch, answer.base_offset, answer.log_append_time_ms)
-                    elif (error := self._refuse(queue, batch, answer, failure)) is not None:
-                        errors.append(error)
-        for error in errors:
-            self.gate.failed(error)
+                    else:
+                        self._refuse(queue, batch, answer, failure)
 
     def _ack(self, queue: PartitionQueue, batch: Batch, base_offset: int, log_append_time: int) -> None:
         self._setbacks = 0
@@ -374,8 +369,8 @@ class Sender:
 
     def _refuse(
         self, queue: PartitionQueue, batch: Batch, answer: PartitionProduceResponse | None, failure: KafkaError | None
-    ) -> KafkaError | None:
-        """Not stored, or not known to be: again, or the error that it failed with."""
+    ) -> None:
+        """Not stored, or not known to be: again, or never."""
         code = ErrorCode.NETWORK_EXCEPTION if answer is None else ErrorCode.of(answer.error_code)
         what = f"writing {batch.count} records to {batch.topic}-{batch.partition}"
         error = failure or error_of(
@@ -388,17 +383,26 @@ class Sender:
         verdict = queue.refused(batch, code, time.monotonic() + pause_s)
         if verdict is Verdict.FAIL or (verdict is Verdict.RETRY and batch.attempts > self.settings.retries):
             self._fail(queue, batch, error)
-            return error
-        return None
 
     def _fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+        self.gate.failed(error)  # first: a commit goes on as soon as it sees the batch done
         queue.drop(batch)
         batch.finish(-1, -1, error)
         self.accumulator.release([batch])
         self._finished.append(batch)
 
+    def fail_all(self, error: KafkaError) -> None:
+        """Fails everything, on its way or not: nothing more will be sent or received."""
+        with self.accumulator.changed:
+            self.gate.failed(error)
+            self._finished += self.accumulator.fail_all(error)
+        self._run_callbacks()
+
     def _run_callbacks(self) -> None:
-        finished, self._finished = self._finished, []
+        if not self._finished:
+            return
+        with self.accumulator.changed:
+            finished, self._finished = self._finished, []
         for batch in finished:
             for done in batch.finished():
                 callbacks, done.callbacks = done.callbacks, None

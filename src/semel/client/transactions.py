@@ -73,7 +73,8 @@ class TransactionalGate:
         return VERSIONS[self.generation].produce
 
     def admit(self, places: list[Place]) -> None:
-        self._touched = self._touched or bool(places)
+        if places:
+            self._touched = True
         new = [place for place in places if place not in self._added]
         if self.generation >= 2 or not new:
             return
@@ -177,8 +178,9 @@ class TransactionalGate:
 
     def commit(self, deadline: Deadline) -> None:
         """Returns when the transaction is committed for certain."""
-        self._raise_if_failed()
-        self._move(Event.COMMIT)
+        with self._lock:
+            self._raise_if_failed()
+            self.state = after(self.state, Event.COMMIT)
         if not self._end_maybe_sent:
             self._deliver_all(deadline)
         if not self._touched:
