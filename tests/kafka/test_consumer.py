@@ -32,7 +32,7 @@ from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import java_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
 from tests.support.reading import create_topic
-from tests.support.waiting import PATIENCE_S, eventually, until
+from tests.support.waiting import PATIENCE_S, STALL_S, eventually, until
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -171,13 +171,13 @@ def test_read_committed_never_shows_open_or_aborted_transactions(cluster: Cluste
 
 
 def test_records_that_arrive_while_waiting_are_returned_at_once(cluster: Cluster, single: str) -> None:
-    with consumer_for(cluster, fetch_max_wait_ms=5_000) as consumer:
+    with consumer_for(cluster, fetch_max_wait_ms=60_000) as consumer:
         consumer.assign([(single, 0)])
         assert consumer.poll(300) == []
         fill(cluster, single, 1)
         started_s = time.monotonic()
-        assert len(consumer.poll(10_000)) == 1
-        assert time.monotonic() - started_s < 2.5
+        assert len(consumer.poll(60_000)) == 1
+        assert time.monotonic() - started_s < STALL_S
 
 
 # --- positions ---
@@ -220,7 +220,7 @@ def test_paused_partitions_stay_silent_and_lose_nothing(cluster: Cluster, topic:
         consumer.assign(partitions_of(topic))
         first = consumer.poll(5000, max_records=10)
         consumer.pause((topic, 0), (topic, 1))
-        rest = read(consumer, 1000, timeout_s=1.5)
+        rest = read(consumer, 1) + read(consumer, 1000, timeout_s=1.5)
         assert {r.partition for r in rest} == {2}
         assert consumer.paused() == {(topic, 0), (topic, 1)}
         consumer.resume()
@@ -395,7 +395,7 @@ def test_a_silent_broker_costs_only_the_request_timeout(cluster: Cluster, single
             fetch_max_wait_ms=100,
         ) as consumer:
             consumer.assign([(single, 0)])
-            assert len(read(consumer, 5, timeout_s=10)) == 5
+            assert len(read(consumer, 5, timeout_s=STALL_S)) == 5
         injected.assert_fired()
 
 
@@ -440,9 +440,9 @@ def test_unreachable_broker_is_named_when_the_timeout_ends() -> None:
         consumer.poll(800)
     with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:1"):
         consumer.end_offsets([("t", 0)])
-    assert time.monotonic() - started_s < 4
+    assert time.monotonic() - started_s < STALL_S
     consumer.close()
-    assert time.monotonic() - started_s < 8
+    assert time.monotonic() - started_s < 2 * STALL_S
 
 
 def test_wrong_order_and_wrong_arguments_are_refused_with_a_remedy(cluster: Cluster, single: str) -> None:
@@ -487,7 +487,7 @@ def test_deleted_topic_is_reported_not_waited_for(cluster: Cluster, single: str,
         read(consumer, 3)
         admin.delete_topics([single])
         with pytest.raises(UnknownPartitionError, match="does not exist"):
-            read(consumer, 1, timeout_s=15)
+            read(consumer, 1, timeout_s=PATIENCE_S)
 
 
 def test_missing_partition_is_an_error_within_the_timeout(cluster: Cluster, single: str) -> None:
@@ -496,7 +496,7 @@ def test_missing_partition_is_an_error_within_the_timeout(cluster: Cluster, sing
             consumer.end_offsets([(single, 77)])
         consumer.assign([(single, 77)])
         with pytest.raises(UnknownPartitionError):
-            read(consumer, 1, timeout_s=10)
+            read(consumer, 1, timeout_s=PATIENCE_S)
 
 
 def test_damaged_batch_is_named_and_can_be_passed_over(semel_broker: SemelBroker) -> None:
@@ -572,5 +572,5 @@ def test_wakeup_ends_a_waiting_poll(cluster: Cluster, single: str) -> None:
         consumer.poll(100)
         threading.Timer(0.3, consumer.wakeup).start()
         started_s = time.monotonic()
-        assert consumer.poll(20_000) == []
-        assert time.monotonic() - started_s < 5
+        assert consumer.poll(60_000) == []
+        assert time.monotonic() - started_s < STALL_S

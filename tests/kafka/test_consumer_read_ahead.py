@@ -16,7 +16,7 @@ from semel.protocol.messages.fetch import FETCH
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, half_answer, silence
 from tests.support.reading import create_topic
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, STALL_S
 
 PARTITIONS = 2
 ROWS = 1200  # of 10 KB in each partition: six answers of 4 MiB
@@ -126,9 +126,9 @@ def test_wakeup_ends_a_poll_that_waits_for_the_thread(proxy: Proxy, topic: str) 
         timer = threading.Timer(0.2, consumer.wakeup)
         timer.start()
         started_s = time.monotonic()
-        while first.num_rows and consumer.poll_table(20_000).num_rows:
+        while first.num_rows and consumer.poll_table(60_000).num_rows:
             pass
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < STALL_S
         timer.join()
         watched.assert_fired()
 
@@ -140,7 +140,7 @@ def test_close_while_the_thread_reads_waits_for_nobody(proxy: Proxy, topic: str)
     assert watched.fault.happened.wait(PATIENCE_S)
     started_s = time.monotonic()
     consumer.close()
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < STALL_S
     watched.assert_fired()
 
 

@@ -36,7 +36,7 @@ from tests.support.broker import Cluster
 from tests.support.kafka import java_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay, half_answer, half_request, silence
 from tests.support.reading import create_topic, read_topic
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, STALL_S, until
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -327,7 +327,7 @@ def test_full_memory_blocks_and_says_so_in_time(cluster: Cluster, topic: str) ->
         started_s = time.monotonic()
         with pytest.raises(BufferFullError, match=r"buffer\.memory"):
             _fill(producer, topic)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < STALL_S
         fault.assert_fired()
         with pytest.raises(BufferFullError):
             producer.send_table(topic, pa.table({"value": [b"x" * 1000] * 100}))
@@ -382,7 +382,7 @@ def test_a_topic_that_is_not_there_is_named_within_the_time_out(cluster: Cluster
         started_s = time.monotonic()
         with pytest.raises(TimedOutError, match=r"no-such-topic.*create the topic"):
             producer.send("no-such-topic", b"x")
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < STALL_S
         with pytest.raises(KafkaError, match="characters"):
             producer.send("not a topic name!", b"x")
 

@@ -19,6 +19,7 @@ from semel.client.producer import Producer
 from tests.support.broker import SemelBroker, semel_command
 from tests.support.processes import Process
 from tests.support.reading import read_topic
+from tests.support.waiting import STALL_S
 
 _numbers = count()
 
@@ -267,6 +268,6 @@ def test_wrong_usage_is_one_line_and_an_exit_code(
 def test_unreachable_brokers_are_named_within_the_timeout(run: Run, command: list[str]) -> None:
     started_s = time.monotonic()
     done = run(*command, "-b", "127.0.0.1:1", "--timeout", "0.5", stdin=b"x\n")
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < STALL_S
     assert done.code == 1
     assert "127.0.0.1:1" in done.err

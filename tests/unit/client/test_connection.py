@@ -21,6 +21,7 @@ from semel.client.wire import Capabilities, Wire
 from semel.protocol.messages.api_versions import API_VERSIONS
 from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse, MetadataResponseBroker
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server, versions_answer
+from tests.support.waiting import STALL_S
 
 
 def test_nobody_listens() -> None:
@@ -65,7 +66,7 @@ def test_a_silent_server_is_given_up_on_in_time() -> None:
         started_s = time.monotonic()
         with pytest.raises(RequestTimedOutError, match="ApiVersions"):
             open_connection(address, socket_connection_setup_timeout_ms=200)
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < STALL_S
 
 
 @pytest.mark.parametrize("highest", [0, 2, 3])
@@ -153,7 +154,7 @@ def test_a_cluster_that_cannot_be_reached_is_named_within_the_time_out() -> None
     started_s = time.monotonic()
     with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
         cluster.call(AnyNode(), METADATA, MetadataRequest(), timeout_s=0.5)
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < STALL_S
     cluster.close()
     with pytest.raises(ClosedError):
         cluster.call(AnyNode(), METADATA, MetadataRequest(), timeout_s=0.5)
