@@ -1,10 +1,13 @@
-"""Folders in the data folder that the store knows nothing about: which are somebody's records, and which are leftovers.
+"""Folders in the data folder that the store does not know: which hold records, and which are leftovers.
 
 - A topic's folders without records, of a creation that was never acknowledged: leftovers.
 - Folders of a topic whose deletion was acknowledged, but not finished before a crash: leftovers. The store remembers
   the ids of deleted topics until their folders are gone.
 - Anything else holds records that somebody put there: copied in, restored, or all that is left after the store was
-  lost. It becomes a topic again, with default settings.
+  lost. It becomes a topic again, with default settings, or more partitions of the topic that has its id.
+- A folder whose partition.metadata cannot be read belongs to the topic and partition that its name says.
+
+Only leftovers are deleted. Records that fit no topic, as those of a second topic id under one name, are moved aside.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from semel.broker.store import Store
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
-    from semel.storage import DataDir, PartitionLog
+    from semel.storage import DataDir, LogConfig, PartitionLog
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +30,55 @@ KAFKAS_OWN = "__cluster_metadata"  # a folder that Apache Kafka used before has 
 
 
 def adopt_folders(store: Store, data_dir: DataDir) -> None:
-    """Gives topics that the store does not know, but that have records, an entry in it."""
-    found: dict[str, list[PartitionLog]] = {}
+    """Gives topics and partitions that the store does not know, but that have records, an entry in it."""
+    found: dict[str, dict[UUID, list[PartitionLog]]] = {}
     for (name, _), partition_log in data_dir.logs.items():
-        if name != KAFKAS_OWN and store.get(TOPIC_KEY + name) is None:
-            found.setdefault(name, []).append(partition_log)
-    for name, logs in found.items():
-        if store.is_new or (not _is_deleted(store, logs[0].topic_id) and any(map(_has_records, logs))):
-            count = 1 + max(partition_log.partition for partition_log in logs)
-            entry = {"id": logs[0].topic_id.hex, "partitions": count, "configs": {}}
-            store.put(TOPIC_KEY + name, entry | {"epoch_base": max(map(_last_epoch, logs)) + 1})
-            log.warning("topic taken over from its folders", extra={"topic": name, "partitions": count})
+        if name != KAFKAS_OWN:
+            found.setdefault(name, {}).setdefault(partition_log.topic_id, []).append(partition_log)
+    for name, by_id in found.items():
+        if store.get(TOPIC_KEY + name) is None:
+            _adopt_topic(store, data_dir, name, by_id)
+        else:
+            _adopt_partitions(store, name, by_id)
     store.commit()
+
+
+def _adopt_topic(store: Store, data_dir: DataDir, name: str, by_id: dict[UUID, list[PartitionLog]]) -> None:
+    """One topic, of the id that has most of the folders with records. Without a store, also one without records."""
+    records = {
+        topic_id: sum(map(_has_records, logs)) for topic_id, logs in by_id.items() if not _is_deleted(store, topic_id)
+    }
+    topic_id = max(records, key=records.__getitem__, default=None)
+    if topic_id is None or not (records[topic_id] or store.is_new):
+        return
+    unidentified = [index for topic, index in data_dir.unidentified if topic == name]
+    count = 1 + max([*(partition_log.partition for partition_log in by_id[topic_id]), *unidentified])
+    entry = {"id": topic_id.hex, "partitions": count, "configs": {}}
+    store.put(TOPIC_KEY + name, entry | {"epoch_base": max(map(_last_epoch, by_id[topic_id])) + 1})
+    log.warning("topic taken over from its folders", extra={"topic": name, "partitions": count})
+
+
+def _adopt_partitions(store: Store, name: str, by_id: dict[UUID, list[PartitionLog]]) -> None:
+    """More partitions than the store knows, of the same topic, as after a store was restored from a copy."""
+    entry = store.get(TOPIC_KEY + name)
+    beyond = [each for each in by_id.get(UUID(entry["id"]), []) if each.partition >= entry["partitions"]]
+    count = 1 + max((each.partition for each in beyond if _has_records(each)), default=-1)
+    if count > entry["partitions"]:
+        store.put(TOPIC_KEY + name, entry | {"partitions": count})
+        log.warning("partitions taken over from their folders", extra={"topic": name, "partitions": count})
+
+
+def identify_folders(store: Store, data_dir: DataDir, config: LogConfig) -> None:
+    """Opens the folders of known partitions whose topic id cannot be read."""
+    for name, index in sorted(data_dir.unidentified):
+        entry = store.get(TOPIC_KEY + name)
+        if entry is not None and index < entry["partitions"]:
+            data_dir.identify(name, index, UUID(entry["id"]), config)
+        else:
+            log.error(
+                "a folder cannot be used: its partition.metadata cannot be read, and no topic has it; left alone",
+                extra={"topic": name, "partition": index},
+            )
 
 
 def remove_leftovers(store: Store, data_dir: DataDir) -> None:
@@ -46,11 +86,20 @@ def remove_leftovers(store: Store, data_dir: DataDir) -> None:
     for name, index in list(data_dir.logs):
         entry = store.get(TOPIC_KEY + name)
         if name != KAFKAS_OWN and (entry is None or index >= entry["partitions"]):
-            data_dir.delete(name, index)
+            take_away(store, data_dir, data_dir.logs[name, index])
     data_dir.sync_namespace()
     for topic_id in [topic_id for topic_id, _ in store.items(DELETED_KEY)]:
         store.put(DELETED_KEY + topic_id, None)
     store.commit()
+
+
+def take_away(store: Store, data_dir: DataDir, partition_log: PartitionLog) -> None:
+    """Deletes a folder that its topic has no use for; one that holds records is moved aside instead."""
+    place = (partition_log.topic, partition_log.partition)
+    if _is_deleted(store, partition_log.topic_id) or not _has_records(partition_log):
+        data_dir.delete(*place)
+    else:
+        data_dir.set_aside(*place, f"it holds records of the topic id {partition_log.topic_id}, which no topic has")
 
 
 def _is_deleted(store: Store, topic_id: UUID) -> bool:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
 from semel.broker import topic_configs
-from semel.broker.adoption import DELETED_KEY, TOPIC_KEY, adopt_folders, remove_leftovers
+from semel.broker.adoption import (
+    DELETED_KEY,
+    TOPIC_KEY,
+    adopt_folders,
+    identify_folders,
+    remove_leftovers,
+    take_away,
+)
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.settings import SettingError, Settings
 from semel.protocol.errors import ErrorCode
@@ -139,6 +146,7 @@ class Topics:
         An entry without a folder gets an empty one; for folders without an entry see `adoption`.
         """
         adopt_folders(self._store, self._data_dir)
+        identify_folders(self._store, self._data_dir, self._base_config)
         for name, entry in self._store.items(TOPIC_KEY):
             topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"], entry.get("epoch_base", 0))
             self._open_partitions(topic, entry["partitions"])
@@ -152,7 +160,7 @@ class Topics:
         for index in range(len(topic.partitions), count):
             log = self._data_dir.logs.get((topic.name, index))
             if log is not None and log.topic_id != topic_id:
-                self._data_dir.delete(topic.name, index)
+                take_away(self._store, self._data_dir, log)
                 log = None
             if log is None:
                 log = self._data_dir.create(topic.name, index, topic_id, config)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,11 @@ from semel.storage.sync import SyncGroup
 
 _log = logging.getLogger("semel.storage")
 _DELETE_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"  # Kafka's word for a partition that belongs to no topic: kept, and never opened
+_DELETED_HERE = re.compile(r".+-\d+\.[0-9a-f]{32}-delete\Z", re.ASCII)  # anything else was put there by somebody
+_FILES_OF_A_CREATION = frozenset({checkpoints.PARTITION_METADATA, checkpoints.PARTITION_METADATA + ".tmp"})
 _LOCK = ".lock"
+_CHECKPOINTS = (checkpoints.RECOVERY_POINTS, checkpoints.START_OFFSETS, checkpoints.CLEANER_OFFSETS)
 _SYNC_ONE_BY_ONE_MAX = 8  # logs; more are synced together
 _WAKE_AT_ONCE = 200
 
@@ -41,6 +46,7 @@ class DataDir:
         self.path = path
         self.files = files
         self.logs: dict[TopicPartition, PartitionLog] = {}
+        self.unidentified: set[TopicPartition] = set()  # folders whose topic id cannot be read: see `identify`
         self.was_clean = False  # the last run ended with close(); otherwise the logs were recovered
         self._lock = lock
         self._shared = shared
@@ -48,7 +54,8 @@ class DataDir:
         self._sync = sync
         self._fresh: list[PartitionLog] = []  # created, their folders not yet synced
         self._namespace_dirty = False
-        self._checkpointed: dict[str, dict[TopicPartition, int]] = {}
+        self._checkpointed: dict[str, dict[TopicPartition, int]] = {}  # by file name: what the file has
+        self._checkpoints_stale = False  # a file has offsets of a partition that was deleted
 
     @classmethod
     def open(
@@ -83,34 +90,46 @@ class DataDir:
 
     def _discover(self, config_of: Callable[[str], LogConfig]) -> None:
         self.was_clean = checkpoints.take_clean_shutdown(self.files, self._file(checkpoints.CLEAN_SHUTDOWN))
-        recovery_points = checkpoints.read_offsets(self._file(checkpoints.RECOVERY_POINTS))
-        start_offsets = checkpoints.read_offsets(self._file(checkpoints.START_OFFSETS))
-        cleaner_offsets = checkpoints.read_offsets(self._file(checkpoints.CLEANER_OFFSETS))
+        self._checkpointed = {name: checkpoints.read_offsets(self._file(name)) for name in _CHECKPOINTS}
         for name in sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir()):
-            if name.endswith(_DELETE_SUFFIX):
-                self._shared.garbage.append((0, self._file(name)))
-                continue
             key = parse_folder_name(name)
-            topic_id = checkpoints.read_topic_id(os.path.join(self._file(name), checkpoints.PARTITION_METADATA))
-            if key is None or topic_id is None:
-                _log.warning(
-                    "%s is not a partition folder (no sound %s), left alone", name, checkpoints.PARTITION_METADATA
-                )
-                continue
-            self.logs[key] = PartitionLog(
-                self._file(name),
-                *key,
-                topic_id,
-                config_of(key[0]),
-                self._shared,
-                clean=self.was_clean,
-                recovery_point=recovery_points.get(key, 0),
-                start_offset=start_offsets.get(key, 0),
-                cleaned_offset=cleaner_offsets.get(key, 0),
-            )
+            if key is not None:
+                self._find_partition(key, config_of(key[0]))
+            elif _DELETED_HERE.match(name):
+                self._shared.garbage.append((0, self._file(name)))
+            elif name.endswith(_STRAY_SUFFIX):
+                _log.warning("%s was moved aside earlier; it is not used. Remove it if nobody needs its records", name)
+            else:
+                _log.warning("%s is not a partition folder, left alone", name)
         if not self.was_clean:
             for log in self.logs.values():
                 self._recover_log(log)
+
+    def _find_partition(self, key: TopicPartition, config: LogConfig) -> None:
+        metadata = os.path.join(self._folder(key), checkpoints.PARTITION_METADATA)
+        try:
+            topic_id = checkpoints.read_topic_id(metadata)
+        except OSError as error:
+            _log.error("%s cannot be read: %s", metadata, error)
+            topic_id = None
+        if topic_id is None:
+            self.unidentified.add(key)
+        else:
+            self._open_folder(key, topic_id, config)
+
+    def _open_folder(self, key: TopicPartition, topic_id: UUID, config: LogConfig) -> PartitionLog:
+        log = self.logs[key] = PartitionLog(
+            self._folder(key),
+            *key,
+            topic_id,
+            config,
+            self._shared,
+            clean=self.was_clean,
+            recovery_point=self._checkpointed[checkpoints.RECOVERY_POINTS].get(key, 0),
+            start_offset=self._checkpointed[checkpoints.START_OFFSETS].get(key, 0),
+            cleaned_offset=self._checkpointed[checkpoints.CLEANER_OFFSETS].get(key, 0),
+        )
+        return log
 
     def _recover_log(self, log: PartitionLog) -> None:
         """One broken partition must not keep the others from starting; it is tried again when it is used."""
@@ -122,6 +141,9 @@ class DataDir:
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
+    def _folder(self, key: TopicPartition) -> str:
+        return self._file(f"{key[0]}-{key[1]}")
+
     # Partitions
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
@@ -132,10 +154,10 @@ class DataDir:
         key = (topic, partition)
         if key in self.logs:
             raise StorageError(ErrorCode.TOPIC_ALREADY_EXISTS, f"partition {topic}-{partition} exists already")
-        folder = self._file(f"{topic}-{partition}")
+        folder = self._folder(key)
         try:
-            if os.path.isdir(folder):  # left by a creation that was never finished
-                self.files.remove_tree(folder)
+            if os.path.isdir(folder):
+                self._clear_the_way(key)
             self.files.make_dir(folder)
             checkpoints.write_topic_id(self.files, os.path.join(folder, checkpoints.PARTITION_METADATA), topic_id)
         except OSError as error:
@@ -146,26 +168,71 @@ class DataDir:
         self.logs[key] = log
         self._fresh.append(log)
         self._namespace_dirty = True
+        self._checkpoints_stale |= any(offsets.get(key) for offsets in self._checkpointed.values())
         return log
+
+    def _clear_the_way(self, key: TopicPartition) -> None:
+        """A folder that no log knows is where a new partition goes: only one that never held anything is removed."""
+        if _FILES_OF_A_CREATION.issuperset(os.listdir(self._folder(key))):
+            self.files.remove_tree(self._folder(key))
+        else:
+            self._rename_aside(key, "it is in the way of a new partition of that name")
+
+    def identify(self, topic: str, partition: int, topic_id: UUID, config: LogConfig) -> PartitionLog:
+        """Opens a folder whose topic id cannot be read, with the id that its topic is known to have."""
+        key = (topic, partition)
+        self.unidentified.remove(key)
+        metadata = os.path.join(self._folder(key), checkpoints.PARTITION_METADATA)
+        _log.error("%s cannot be read; it is written again with the id of topic %s, %s", metadata, topic, topic_id)
+        try:
+            checkpoints.write_topic_id(self.files, metadata, topic_id)
+        except OSError as error:  # the next start tries it again
+            _log.error("%s cannot be written: %s", metadata, error)
+        log = self._open_folder(key, topic_id, config)
+        if not self.was_clean:
+            self._recover_log(log)
+        return log
+
+    def set_aside(self, topic: str, partition: int, why: str) -> None:
+        """Takes a partition that belongs to no topic out of use. Its folder is renamed and stays."""
+        self._take_out(topic, partition)
+        self._rename_aside((topic, partition), why)
+
+    def _rename_aside(self, key: TopicPartition, why: str) -> None:
+        self.unidentified.discard(key)
+        aside = self._name_aside(key, _STRAY_SUFFIX)
+        self.files.rename(self._folder(key), aside)
+        self._namespace_dirty = True
+        _log.error("%s-%d was moved aside to %s: %s. No record was deleted", *key, aside, why)
+
+    def _name_aside(self, key: TopicPartition, suffix: str) -> str:
+        return self._file(f"{key[0][:200]}-{key[1]}.{uuid4().hex}{suffix}")
 
     def delete(self, topic: str, partition: int) -> None:
         """Takes a partition away at once; its files go later (`maintain`)."""
+        log = self._take_out(topic, partition)
+        doomed = self._name_aside((topic, partition), _DELETE_SUFFIX)
+        self.files.rename(log.folder, doomed)
+        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, doomed))
+        self._namespace_dirty = True
+
+    def _take_out(self, topic: str, partition: int) -> PartitionLog:
         log = self.logs.pop((topic, partition), None)
         if log is None:
             raise StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{partition}")
         self._sync.forget(log)
         log.abandon()
-        doomed = self._file(f"{topic[:200]}-{partition}.{uuid4().hex}{_DELETE_SUFFIX}")
-        self.files.rename(log.folder, doomed)
         self._fresh = [fresh for fresh in self._fresh if fresh is not log]
         self._shared.garbage = [
             (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
         ]
-        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, doomed))
-        self._namespace_dirty = True
+        return log
 
     def sync_namespace(self) -> None:
         """Makes created and deleted partition folders durable, before CreateTopics or DeleteTopics is answered."""
+        if self._checkpoints_stale:  # a crash must not give a new partition the offsets of a deleted one
+            self.checkpoint()
+            self._checkpoints_stale = False
         if self._namespace_dirty and self._sync.waits_for_disk:
             if len(self._fresh) > _SYNC_ONE_BY_ONE_MAX:
                 self.files.sync_all(str(self.path))

@@ -146,6 +146,142 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next_start(tmp_pat
     in_loop(go)
 
 
+def stored_records(folder: Path) -> list[Path]:
+    """Every file with batches in it, wherever it lies in the data folder."""
+    return [path for path in folder.rglob("*.log") if path.stat().st_size]
+
+
+@pytest.mark.parametrize("damage", ["rubbish", "", "version: 0\ntopic_id: !!", None])
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_unreadable_partition_metadata_costs_no_record(tmp_path: Path, damage: str | None, clean: bool) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("orders", 2)
+        for _ in range(3):
+            append(world, "orders", 1)
+        if clean:
+            world.data_dir.close()
+        else:
+            world.crash()
+        metadata = tmp_path / "orders-1" / "partition.metadata"
+        sound = metadata.read_text()
+        metadata.unlink()
+        if damage is not None:
+            metadata.write_text(damage)
+        again = World(tmp_path).topics
+        log = again.find_log("orders", 1)
+        assert log is not None
+        assert (log.topic_id.bytes, log.end_offset) == (topic.id, 3)
+        assert metadata.read_text() == sound
+
+    in_loop(go)
+
+
+def test_a_folder_in_the_way_of_a_new_topic_is_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("orders", 1)
+        append(world, "orders")
+        world.crash()
+        (tmp_path / "orders-0" / "partition.metadata").write_text("rubbish")
+        (tmp_path / FILE_NAME).unlink()
+        again = World(tmp_path)
+        assert again.topics.get("orders") is None
+        assert again.topics.create("orders", 1).partitions[0].log.end_offset == 0
+        assert [path.parent.name[-6:] for path in stored_records(tmp_path)] == ["-stray"]
+        again.data_dir.remove_garbage(10**15)
+        again.crash()
+        World(tmp_path).data_dir.remove_garbage(10**15)
+        assert len(stored_records(tmp_path)) == 1
+
+    in_loop(go)
+    assert "moved aside" in caplog.text
+
+
+def test_records_of_another_topic_id_are_moved_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a folder of another data folder was copied over the topic's own."""
+
+    def go() -> None:
+        for name in ("a", "b"):
+            world = World(tmp_path / name)
+            world.topics.create("orders", 1)
+            append(world, "orders")
+            world.crash()
+        shutil.rmtree(tmp_path / "a" / "orders-0")
+        shutil.copytree(tmp_path / "b" / "orders-0", tmp_path / "a" / "orders-0")
+        again = World(tmp_path / "a")
+        log = again.topics.find_log("orders", 0)
+        assert log is not None
+        assert log.end_offset == 0
+        again.data_dir.remove_garbage(10**15)
+        assert [path.parent.name[-6:] for path in stored_records(tmp_path / "a")] == ["-stray"]
+
+    in_loop(go)
+    assert "moved aside" in caplog.text
+
+
+def test_folders_of_two_topics_under_one_name_are_never_mixed(tmp_path: Path) -> None:
+    """One of them becomes the topic; the other's records stay on the disk."""
+
+    def go() -> None:
+        for name in ("a", "b"):
+            world = World(tmp_path / name)
+            world.topics.create("orders", 2)
+            append(world, "orders", 0)
+            append(world, "orders", 1)
+            world.crash()
+        (tmp_path / "c").mkdir()
+        shutil.copytree(tmp_path / "a" / "orders-0", tmp_path / "c" / "orders-0")
+        shutil.copytree(tmp_path / "b" / "orders-1", tmp_path / "c" / "orders-1")
+        again = World(tmp_path / "c")
+        ends = [partition.log.end_offset for partition in again.topics.get("orders").partitions]  # type: ignore[union-attr]
+        assert sorted(ends) == [0, 1] or ends == [1]
+        again.data_dir.remove_garbage(10**15)
+        assert len(stored_records(tmp_path / "c")) == 2
+
+    in_loop(go)
+
+
+def test_a_copied_partition_beyond_the_last_keeps_its_records(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("orders", 3)
+        append(world, "orders", 2)
+        before = (tmp_path / FILE_NAME).read_bytes()
+        world.topics.add_partitions(topic, 5)
+        append(world, "orders", 4)
+        world.crash()
+        (tmp_path / FILE_NAME).write_bytes(before)  # restored from a copy
+        again = World(tmp_path)
+        found = again.topics.get("orders")
+        assert found is not None
+        assert [partition.log.end_offset for partition in found.partitions] == [0, 0, 1, 0, 1]
+
+    in_loop(go)
+
+
+def test_a_topic_that_is_created_again_keeps_no_offset_of_the_deleted_one(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        topic = world.topics.create("orders", 1)
+        for _ in range(5):
+            append(world, "orders")
+        topic.partitions[0].log.delete_records(4)
+        world.data_dir.checkpoint()
+        world.topics.delete([topic])
+        world.crash()
+        world = World(tmp_path)
+        world.topics.create("orders", 1)
+        for _ in range(9):
+            append(world, "orders")
+        world.crash()
+        log = World(tmp_path).topics.find_log("orders", 0)
+        assert log is not None
+        assert (log.start_offset, log.end_offset) == (0, 9)
+
+    in_loop(go)
+
+
 def test_kafkas_own_metadata_folder_is_left_alone(tmp_path: Path) -> None:
     def go() -> None:
         world = World(tmp_path)

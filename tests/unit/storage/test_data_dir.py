@@ -80,6 +80,17 @@ def test_strange_folders_are_left_alone(folder: Folder) -> None:
     assert (folder.path / "nometadata-0").is_dir()
 
 
+def test_only_what_was_deleted_here_goes_with_the_deletions(folder: Folder) -> None:
+    names = ("do-not-delete", "orders-0.backup-delete", "orders-0-delete")
+    for name in names:
+        (folder.path / name).mkdir()
+        (folder.path / name / "00000000000000000000.log").write_bytes(b"precious")
+    folder.data_dir.crash()
+    folder.data_dir = folder._open()
+    folder.data_dir.maintain(START_MS)
+    assert all((folder.path / name).is_dir() for name in names)
+
+
 def test_create_refuses_what_exists(folder: Folder) -> None:
     folder.log()
     with pytest.raises(StorageError) as refused:
