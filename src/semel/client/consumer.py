@@ -309,6 +309,13 @@ class Consumer:
             for state in states
         }
 
+    def current_lag(self, partition: tuple[str, int]) -> int | None:
+        """How many offsets a partition is behind the end that its last fetch response named. Sends no request; None
+        before the first response."""
+        state = self._state(partition)
+        end = state.end_offset(self.settings.reads_committed)
+        return None if end is None or state.position is None else max(0, end - state.position)
+
     # -- offsets of the log --------------------------------------------------------------------------------------------
     def beginning_offsets(
         self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None

@@ -30,6 +30,7 @@ from semel.client.consumer_types import TopicPartition
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.client.timing import Backoff
+from semel.patterns.process_end import EndOffsets, IdleClock, find_source
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, Output, RowFunction, TableFunction
 from semel.protocol.errors import ErrorCode, Recovery
@@ -79,7 +80,10 @@ class Processor:
     tables              whether the function takes Arrow tables
     commit_interval_ms  how long a transaction (a unit of work) may collect records
     max_records         how many it may hold
-    idle_stop_ms        return when nothing came for so long; None: never
+    stop_at_end         return when all is processed that was readable at the start (up to the first open transaction);
+                        instances that run beside it do so for their own partitions
+    idle_stop_ms        return when all was read and nothing more came for so long; None: never. For "caught up", use
+                        stop_at_end, which does not depend on a clock
     transaction_timeout_ms  after so long the broker aborts what a dead instance left open; must exceed
                         commit_interval_ms and the time that the function takes for max_records
     consumer, producer  more options for them
@@ -98,6 +102,7 @@ class Processor:
         tables: bool = False,
         commit_interval_ms: int = 100,
         max_records: int = 20_000,
+        stop_at_end: bool = False,
         idle_stop_ms: int | None = None,
         transaction_timeout_ms: int = 10_000,
         consumer: Mapping[str, Any] | None = None,
@@ -121,7 +126,10 @@ class Processor:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
         self._max_records = max_records
-        self._idle_stop_s = None if idle_stop_ms is None else idle_stop_ms / 1000
+        self._stop_at_end = stop_at_end
+        self._ends: EndOffsets | None = None
+        self._is_at_end = False
+        self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
         self._owns_name = instance is None  # a name that nobody else can have: being fenced means a time-out
         self._emitter = Emitter(function, sink, tables)
@@ -132,6 +140,7 @@ class Processor:
             **shared,
             "group_id": application_id,
             "auto_offset_reset": "earliest",
+            "allow_auto_create_topics": False,  # a source that is created by reading it is always empty
             **_underscored(consumer),
             "enable_auto_commit": False,
         }
@@ -143,7 +152,8 @@ class Processor:
         self._consumer: Consumer | None = None
         self._backoff = Backoff(50, 2_000)
         self._collected = 0
-        self._began_s = self._last_record_s = self._started_s = time.monotonic()
+        self._began_s = self._started_s = time.monotonic()
+        self._has_joined = False  # the group has told this instance its partitions, perhaps none
         self._has_worked = False
         self._timed_out_in_a_row = 0
 
@@ -162,8 +172,10 @@ class Processor:
             try:
                 mode.start()
                 self._started_s = time.monotonic()
+                partitions = find_source(consumer, self._topics, FIRST_CONTACT_S)
+                self._ends = EndOffsets(consumer, partitions) if self._stop_at_end else None
                 consumer.subscribe(self._topics, _Listener(self))
-                while not (self._stopping.is_set() or self._is_idle()):
+                while not (self._stopping.is_set() or self._is_at_end or self._is_idle(consumer)):
                     self._turn(consumer, mode)
                 if mode.failed is None:
                     self._settle(mode)
@@ -185,8 +197,10 @@ class Processor:
                 return
             if len(batch):
                 self._take(mode, batch)
-            if mode.is_working and self._is_due():
+            is_at_end = self._has_reached_the_end(consumer)
+            if mode.is_working and (is_at_end or self._is_due()):
                 self._settle(mode)
+            self._is_at_end = is_at_end
         except KafkaError as error:
             self._recover(mode, error)
 
@@ -198,9 +212,10 @@ class Processor:
         return consumer.poll(timeout_ms, max_records=room)
 
     def _take(self, mode: Mode, batch: Any) -> None:
-        self._last_record_s = time.monotonic()
+        if self._idle is not None:
+            self._idle.interrupt()
         if not mode.is_working:
-            self._began_s = self._last_record_s
+            self._began_s = time.monotonic()
         mode.take(batch, _first_offsets(batch))
         self._collected += len(batch)
         self.stats.records_in += len(batch)
@@ -230,12 +245,11 @@ class Processor:
     def _ms_to_settle(self) -> float:
         return max(0.0, self._interval_s - (time.monotonic() - self._began_s)) * 1000
 
-    def _is_idle(self) -> bool:
-        """The clock starts when there are partitions to read."""
-        now_s = time.monotonic()
-        if self._consumer is not None and not self._consumer.assignment():
-            self._last_record_s = now_s
-        return self._idle_stop_s is not None and now_s - self._last_record_s >= self._idle_stop_s
+    def _has_reached_the_end(self, consumer: Consumer) -> bool:
+        return self._ends is not None and self._has_joined and self._ends.reached(consumer)
+
+    def _is_idle(self, consumer: Consumer) -> bool:
+        return self._idle is not None and self._idle.is_over(consumer)
 
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _recover(self, mode: Mode, error: KafkaError) -> None:
@@ -288,8 +302,12 @@ class Processor:
             log.warning("the current unit of work was left to time out: %s", failure)
 
     # -- rebalances ----------------------------------------------------------------------------------------------------
+    def assigned(self) -> None:
+        self._has_joined = True
+
     def revoked(self) -> None:
         """Partitions will be given back: finish what is open, so that the next owner starts right after it."""
+        self._has_joined = False
         mode = self._mode
         if mode is None or not mode.is_working or mode.failed is not None:
             return
@@ -303,6 +321,7 @@ class Processor:
 
     def lost(self) -> None:
         """Partitions are gone: what is open must not count, others may have done it already."""
+        self._has_joined = False
         mode = self._mode
         if mode is not None and mode.is_working:
             self._fail(mode, AbortableError("the group went on without this instance; its partitions were lost"))
@@ -338,6 +357,9 @@ class Processor:
 class _Listener(RebalanceListener):
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self._processor.assigned()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         self._processor.revoked()
