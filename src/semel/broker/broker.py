@@ -17,7 +17,7 @@ from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, 
 from semel.broker.fetches import Fetches
 from semel.broker.quotas import Quotas
 from semel.broker.settings import SettingError, Settings, parse_dynamic
-from semel.broker.store import Store
+from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.topics import Topic, Topics
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _ALTERED = "broker-config"
 _ALTERED_FOR_CLUSTER = "cluster-config"
-_NEXT_PRODUCER_ID = "next-producer-id"
 
 
 class Broker:
@@ -138,8 +137,8 @@ class Broker:
 
     def reserve_producer_ids(self, count: int) -> range:
         """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again."""
-        first: int = self.store.get(_NEXT_PRODUCER_ID) or 0
-        self.store.put(_NEXT_PRODUCER_ID, first + count)
+        first: int = self.store.get(NEXT_PRODUCER_ID) or 0
+        self.store.put(NEXT_PRODUCER_ID, first + count)
         self.store.commit()
         return range(first, first + count)
 

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from semel.storage import Files, write_fully
 
 FILE_NAME = "broker.journal"
+NEXT_PRODUCER_ID = "next-producer-id"  # key: ids from here on were never given out
 _STARTS = "starts"
 
 

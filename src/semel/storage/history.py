@@ -1,4 +1,4 @@
-"""A producer's last batches, found in the tail of the log.
+"""Producers as the files know them: the last batches of one, found in the tail of the log, and the ids of all.
 
 A snapshot keeps only the last batch of each producer, but up to 5 may be in flight when a broker is stopped, and their
 acknowledgements lost. Before such a retry is refused as out of order, the batches before the last are looked up here.
@@ -6,8 +6,13 @@ acknowledgements lost. Before such a retry is refused as out of order, the batch
 
 from __future__ import annotations
 
-from semel.storage.producer_state import BATCHES_REMEMBERED, BatchInfo, ProducerEntry
-from semel.storage.segment import Segment
+import contextlib
+import os
+from pathlib import Path
+
+from semel.storage import snapshot
+from semel.storage.producer_state import BATCHES_REMEMBERED, BatchInfo, ProducerEntry, ProducerStates
+from semel.storage.segment import SNAPSHOT, Segment
 
 _TAIL_BYTES_MAX = 64 << 20
 
@@ -53,3 +58,16 @@ def _batches_of(entry: ProducerEntry, segment: Segment, before_offset: int, budg
             else:
                 found = []
     return found[-BATCHES_REMEMBERED:]
+
+
+def producer_ids(states: ProducerStates, folder: str, segments: list[Segment]) -> set[int]:
+    """Every producer id that a log knows of. Producers expire from the state, and retention takes batches."""
+    found = set(states.producers)
+    for name in os.listdir(folder):
+        if name.endswith(SNAPSHOT):
+            with contextlib.suppress(snapshot.CorruptSnapshotError):
+                entries = snapshot.decode(Path(folder, name).read_bytes(), 0)
+                found.update(entry.producer_id for entry in entries)
+    for segment in segments:
+        found.update(header.producer_id for _, header in segment.batches() if header.has_producer_id)
+    return found

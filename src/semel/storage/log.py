@@ -700,6 +700,10 @@ class PartitionLog:
     def active_producers(self) -> list[ProducerInfo]:
         return [_info(entry) for entry in self.states.producers.values()]
 
+    def all_producer_ids(self) -> set[int]:
+        """Every producer id in the state, the snapshots and the batches. Reads the whole log."""
+        return history.producer_ids(self.states, self.folder, self.segments)
+
     def expire_producers(self, now_ms: int) -> int:
         """Forgets producers idle for producer.id.expiration.ms that have no open transaction. Returns how many."""
         return self.states.expire(now_ms, self._config.producer_id_expiration_ms) if self._loaded else 0

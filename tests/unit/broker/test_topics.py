@@ -11,11 +11,12 @@ from uuid import uuid4
 import pytest
 
 from semel.broker.settings import Settings
-from semel.broker.store import FILE_NAME, Store
+from semel.broker.store import FILE_NAME, NEXT_PRODUCER_ID, Store
 from semel.broker.topics import TopicError, Topics, name_problem
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
 from semel.storage import DataDir, LogConfig, SyncGroup
+from semel.storage.snapshot import encode as encode_snapshot
 
 
 class World:
@@ -38,10 +39,11 @@ def in_loop(body: Callable[[], None]) -> None:
     asyncio.run(go())
 
 
-def append(world: World, topic: str, partition: int = 0) -> None:
+def append(world: World, topic: str, partition: int = 0, *, producer_id: int = -1) -> None:
     log = world.topics.find_log(topic, partition)
     assert log is not None
-    log.append(encode_batch([Record(0, 1, None, b"v")]), now_ms=1)
+    producer = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0} if producer_id >= 0 else {}
+    assert not log.append(encode_batch([Record(0, 1, None, b"v")], **producer), now_ms=1).duplicate
 
 
 def test_topics_survive_a_crash(tmp_path: Path) -> None:
@@ -142,6 +144,72 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next_start(tmp_pat
         assert not folder.exists()
         again.crash()
         assert World(tmp_path).topics.get("doomed") is None
+
+    in_loop(go)
+
+
+def next_producer_id(world: World) -> int:
+    return world.store.get(NEXT_PRODUCER_ID) or 0
+
+
+@pytest.mark.parametrize("where", ["state", "snapshot", "log"])
+def test_producer_ids_of_adopted_folders_are_not_given_out_again(tmp_path: Path, where: str) -> None:
+    """A new producer's first batch was taken for a retry of one that is in the folder: acknowledged, not stored."""
+
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("orders", 2)
+        append(world, "orders", 1, producer_id=6)
+        append(world, "orders", 1, producer_id=4)
+        if where == "state":
+            world.crash()
+        else:
+            world.data_dir.close()
+            snapshot = next((tmp_path / "orders-1").glob("*.snapshot"))
+            if where == "log":
+                snapshot.write_bytes(encode_snapshot([]))  # expired: only the batches tell
+            else:
+                truncate_log(tmp_path / "orders-1")  # retention took the batches: only the snapshot tells
+        (tmp_path / FILE_NAME).unlink()
+        again = World(tmp_path)
+        assert next_producer_id(again) == 7
+        append(again, "orders", 1, producer_id=next_producer_id(again))
+        again.crash()
+        assert next_producer_id(World(tmp_path)) >= 7
+
+    in_loop(go)
+
+
+def truncate_log(folder: Path) -> None:
+    for path in folder.glob("0*.*"):
+        if path.suffix != ".snapshot":
+            path.unlink()
+    (folder / "00000000000000000002.log").touch()
+
+
+def test_a_reservation_of_producer_ids_that_a_power_cut_took_is_found_in_the_logs(tmp_path: Path) -> None:
+    """With fsync=os the store's last line may be gone while batches of the ids that it reserved are there."""
+
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("orders", 1)
+        append(world, "orders", producer_id=1234)
+        world.crash()
+        again = World(tmp_path)
+        assert next_producer_id(again) == 1235
+
+    in_loop(go)
+
+
+def test_a_producer_id_that_nobody_gave_out_does_not_use_up_the_ids(tmp_path: Path) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("orders", 1)
+        append(world, "orders", producer_id=2**63 - 1)
+        append(world, "orders", producer_id=5)
+        world.crash()
+        (tmp_path / FILE_NAME).unlink()
+        assert next_producer_id(World(tmp_path)) == 6
 
     in_loop(go)
 
