@@ -51,7 +51,11 @@ def records_of(segment: Segment, position: int, header: BatchHeader) -> list[Fou
 
 
 class Transactions:
-    """Which batches belong to aborted transactions, and which markers nobody needs any more."""
+    """Which batches belong to aborted transactions, and which markers nobody needs any more.
+
+    A pass may start behind the marker of an abort, or find it compacted away: an abort counts only for batches between
+    its first offset and its marker, whether the marker is met or not.
+    """
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._coming = [(entry.first_offset, entry) for entry in aborted]
@@ -61,10 +65,10 @@ class Transactions:
         self._committed: set[int] = set()
 
     def is_aborted_data(self, header: BatchHeader) -> bool:
-        self._begin_up_to(header.last_offset)
+        aborted = self._aborted_at(header)
         if not header.is_transactional:
             return False
-        if header.producer_id in self._aborted:
+        if aborted is not None:
             self._seen.add(header.producer_id)
             return True
         self._committed.add(header.producer_id)
@@ -72,7 +76,7 @@ class Transactions:
 
     def end(self, header: BatchHeader, commit: bool | None) -> tuple[bool, AbortedTransaction | None]:
         """For a control batch: whether its marker is not needed, and the abort that has to stay in the index."""
-        self._begin_up_to(header.last_offset)
+        aborted = self._aborted_at(header)
         producer_id = header.producer_id
         if commit is None:
             return True, None
@@ -80,15 +84,18 @@ class Transactions:
             needed = producer_id in self._committed
             self._committed.discard(producer_id)
             return not needed, None
-        aborted = self._aborted.pop(producer_id, None)
+        self._aborted.pop(producer_id, None)
         needed = producer_id in self._seen
         self._seen.discard(producer_id)
         return not needed, aborted if needed else None
 
-    def _begin_up_to(self, offset: int) -> None:
-        while self._coming and self._coming[0][0] <= offset:
+    def _aborted_at(self, header: BatchHeader) -> AbortedTransaction | None:
+        """The abort of the batch's producer that the batch lies in."""
+        while self._coming and self._coming[0][0] <= header.last_offset:
             _, entry = heapq.heappop(self._coming)
-            self._aborted.setdefault(entry.producer_id, entry)
+            self._aborted[entry.producer_id] = entry
+        found = self._aborted.get(header.producer_id)
+        return found if found is not None and header.base_offset <= found.last_offset else None
 
 
 class KeepingRules(NamedTuple):
