@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from semel.spark.ledger import Batch
+from semel.spark.ledger import Batch, plan_of
 from semel.spark.offsets import START, from_json, parse, to_json
 
 KNOWN_VERSION = "v1"
@@ -80,7 +80,14 @@ def batch_of(read: Callable[[int], str | None], query_id: str, batch_id: int) ->
     text_before = read(batch_id - 1) if batch_id else None
     before = None if text_before is None else parse_offset_log(text_before, batch_id - 1)
     starts = [_start(i, end, before) for i, end in enumerate(ends)]
-    return Batch(query_id, batch_id, starts, [_canonical(end) for end in ends])
+    return Batch(
+        query_id,
+        batch_id,
+        starts,
+        [_canonical(end) for end in ends],
+        plan=plan_of(text),
+        plan_before="" if text_before is None else plan_of(text_before),
+    )
 
 
 def parse_offset_log(text: str, batch_id: int) -> list[str | None]:

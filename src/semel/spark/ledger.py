@@ -7,6 +7,7 @@ The ledger, not the checkpoint, says whether a batch may be written; `decide` is
 
 from __future__ import annotations
 
+import hashlib
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ from semel.spark.offsets import parse
 KEPT_BATCHES = 1_000
 FORMAT = 1
 _BY_BATCH_ID = "ledger_by_batch_id" in mutants.ACTIVE
+_WAYS_OUT = (
+    "Restore the right checkpoint, or start with a new one and startingOffsets=committed, which continues where the "
+    "ledger ends"
+)
 
 
 def topic_of(application_id: str) -> str:
@@ -49,6 +54,7 @@ class Entry(msgspec.Struct, frozen=True):
     attempts: int = 1
     committed_at_ms: int = 0
     format: int = FORMAT
+    plan: str = ""  # `plan_of` the batch; "" in entries of versions that did not store it
 
     @property
     def key(self) -> bytes:
@@ -90,6 +96,14 @@ class Batch(NamedTuple):
     batch_id: int
     starts: list[str | None]
     ends: list[str | None]
+    plan: str = ""  # `plan_of` this batch
+    plan_before: str = ""  # of the batch before it, where the checkpoint still has that
+
+
+def plan_of(text: str) -> str:
+    """A hash of the raw text of `offsets/N`. A replay reads the same file; a batch that Spark plans again has another
+    time in it. Ends alone would not do: a source's offset may be a counter that says nothing about its input."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def decide(last: Entry | None, batch: Batch, *, adopt: bool = False) -> Decision:
@@ -116,15 +130,33 @@ def _first(batch: Batch, adopt: bool) -> Decision:
 
 def _same_query(last: Entry, batch: Batch) -> Decision:
     if last.batch_id == batch.batch_id and last.ends == batch.ends and _starts_agree(last.starts, batch.starts):
-        return Decision(Verdict.ALREADY_WRITTEN)
+        return Decision(Verdict.ALREADY_WRITTEN) if _same_plan(last.plan, batch.plan) else _planned_again(last, batch)
     if batch.batch_id > last.batch_id and continues(last.ends, batch.starts):
+        follows_directly = batch.batch_id == last.batch_id + 1
+        if follows_directly and not _same_plan(last.plan, batch.plan_before):
+            return _planned_again(last, batch)
         return Decision(Verdict.WRITE)
     return Decision(
         Verdict.REFUSE,
         f"batch {batch.batch_id} covers {describe(batch.starts, batch.ends)}, but the last batch in the ledger is "
         f"{last.batch_id} and covers {describe(last.starts, last.ends)}. The checkpoint is not the one that the "
-        "ledger grew with (an older copy, or the limit per batch changed after a crash). Restore the right "
-        "checkpoint, or start with a new one and startingOffsets=committed, which continues where the ledger ends",
+        f"ledger grew with (an older copy, or the limit per batch changed after a crash). {_WAYS_OUT}",
+    )
+
+
+def _same_plan(ours: str, theirs: str) -> bool:
+    """Where one of them is not known, offsets alone decide."""
+    return not ours or not theirs or ours == theirs
+
+
+def _planned_again(last: Entry, batch: Batch) -> Decision:
+    return Decision(
+        Verdict.REFUSE,
+        f"the checkpoint's batch {last.batch_id} is not the one in the ledger: the offsets are the same text "
+        f"({describe(last.starts, last.ends)}), but the checkpoint planned the batch at another time, so it may cover "
+        f"other input; batch {batch.batch_id} was not written. The checkpoint is not the one that the ledger grew with "
+        f"(an older copy). {_WAYS_OUT}. Sources other than topics cannot start there: give such a query a new "
+        "application id, or leave out by hand what was written",
     )
 
 

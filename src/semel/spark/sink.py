@@ -182,6 +182,7 @@ class Sink(BaseSink):
             dead_letters=sum(r.dead for r in reports),
             attempts=attempt,
             committed_at_ms=int(time.time() * 1000),
+            plan=batch.plan,
         )
 
     def _knows(self, batch: Batch) -> bool:

@@ -261,4 +261,5 @@ def entry_of(plan: Plan, run_id: str, reports: list[Report]) -> Entry:
         rows=sum(r.rows for r in reports),
         dead_letters=sum(r.dead for r in reports),
         committed_at_ms=int(time.time() * 1000),
+        plan=plan.batch.plan,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.spark.checkpoint import batch_of
 from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode
 
 
@@ -92,3 +93,52 @@ def test_entries_survive_their_encoding_and_keys_go_round():
 def test_an_entry_of_another_format_is_refused_by_name():
     with pytest.raises(LedgerError, match="format 2"):
         decode(entry(0, 0, 1).encode().replace(b'"format":1', b'"format":2'))
+
+
+def counted(batch_id: int, planned_at_ms: int) -> str:
+    """A batch of a file source in the offset log: its offset is a counter, whichever files it covers."""
+    return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{planned_at_ms},"conf":{{}}}}\n{{"logOffset":{batch_id}}}'
+
+
+def planned(log: dict[int, str], batch_id: int) -> Batch:
+    return batch_of(log.get, "q", batch_id)
+
+
+def committed(batch: Batch, plan: str) -> Entry:
+    return Entry(
+        sequence=7,
+        query_id=batch.query_id,
+        run_id="r",
+        batch_id=batch.batch_id,
+        starts=batch.starts,
+        ends=batch.ends,
+        plan=plan,
+    )
+
+
+def test_a_batch_planned_again_is_not_taken_for_the_one_that_was_written():
+    written = planned({0: counted(0, 1000), 1: counted(1, 2000)}, 1)
+    last = committed(written, written.plan)
+    assert verdict(last, written) is Verdict.ALREADY_WRITTEN
+    again = planned({0: counted(0, 1000), 1: counted(1, 9000)}, 1)  # an older checkpoint, then other files
+    assert again.ends == written.ends
+    decision = decide(last, again)
+    assert decision.verdict is Verdict.REFUSE
+    assert "an older copy" in decision.reason
+
+
+def test_a_batch_whose_predecessor_was_planned_again_is_refused():
+    written = planned({0: counted(0, 1000), 1: counted(1, 2000)}, 1)
+    last = committed(written, written.plan)
+    kept = {1: counted(1, 2000), 2: counted(2, 3000)}
+    assert verdict(last, planned(kept, 2)) is Verdict.WRITE
+    other = {1: counted(1, 9000), 2: counted(2, 9500)}
+    assert verdict(last, planned(other, 2)) is Verdict.REFUSE
+
+
+def test_an_entry_without_a_plan_is_judged_by_its_offsets_alone():
+    written = planned({0: counted(0, 1000), 1: counted(1, 2000)}, 1)
+    old = decode(committed(written, "").encode().replace(b',"plan":""', b""))
+    assert old.plan == ""
+    assert verdict(old, written) is Verdict.ALREADY_WRITTEN
+    assert verdict(old, planned({1: counted(1, 2000), 2: counted(2, 3000)}, 2)) is Verdict.WRITE
