@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from semel.spark.checkpoint import Run
+from semel.spark.frames import one_frame
 from semel.spark.ledger import Batch
 from semel.spark.sink_options import SinkOptions
 
@@ -25,6 +26,11 @@ class SinkError(RuntimeError):
 NOT_ON_CONNECT = (
     "Spark Connect runs foreachBatch on its server, and a sink cannot be sent there. Use "
     'writeStream.format("semel") with the option applicationId (see docs/spark.md), or a session without Connect'
+)
+
+ONE_CALL = (
+    "Write several frames by one call, sink([df_a, df_b], batch_id), or unite them with df_a.unionByName(df_b, "
+    "allowMissingColumns=True); a column `topic` says where each row goes (see docs/spark.md, several topics)."
 )
 
 
@@ -68,12 +74,20 @@ class BaseSink(ABC):
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self._lock = threading.Lock()
         self._run: Run | None = None
+        self._called_for = -1  # the batch of the last call
 
     def __call__(self, df: Any, batch_id: int) -> None:
+        """Writes a batch: a DataFrame, or a list of them that become visible together."""
         if not self._lock.acquire(blocking=False):
-            raise SinkError("this sink is writing a batch of another query; make one sink per query")
+            raise SinkError(
+                "this sink is writing another batch, or another frame of this one; make one sink per query, and call "
+                f"it once per batch. {ONE_CALL}"
+            )
         try:
-            self._batch(df, self._same_run(df.sparkSession).batch(batch_id))
+            frame = one_frame(df, self.options)
+            run = self._same_run(frame.sparkSession)
+            self._refuse_second_call(batch_id)
+            self._batch(frame, run.batch(batch_id))
         except Exception as error:
             short = shortened(str(error))
             if short == str(error):
@@ -106,6 +120,18 @@ class BaseSink(ABC):
                 f"{run.run_id} of query {run.query_id}; call semel.sink(...) again for every start"
             )
         return self._run
+
+    def _refuse_second_call(self, batch_id: int) -> None:
+        """A batch is one transaction and one entry in the ledger. A second call would find it written, and its rows
+        would be left out without a word."""
+        if batch_id == self._called_for:
+            raise SinkError(
+                f"the sink was called twice for batch {batch_id}; the rows of this call were not written. {ONE_CALL} "
+                f"If the first call succeeded, batch {batch_id} counts as written with its rows alone: after the "
+                "correction write what is missing of this batch by hand, or start over with a new application id and "
+                "a new checkpoint"
+            )
+        self._called_for = batch_id
 
     def _tell(self, report: BatchReport) -> None:
         self.reports.append(report)

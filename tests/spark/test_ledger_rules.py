@@ -1,0 +1,93 @@
+"""What the ledger makes of calls and checkpoints that are not as they should be, with Spark's own plans and logs."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from tests.support.broker import SemelBroker
+from tests.support.load import read_all
+
+APP = "ledger-rules"
+
+
+class Files:
+    """A query that copies text files to a topic."""
+
+    def __init__(self, session: Any, broker: SemelBroker, folder: Path) -> None:
+        self.session, self.bootstrap, self.folder = session, broker.bootstrap, folder
+        self.checkpoint = folder / "checkpoint"
+        (folder / "in").mkdir()
+        with semel.Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            admin.create_topic("out", 2)
+            admin.create_topic("more", 2)
+
+    def add(self, name: str, *lines: str) -> None:
+        (self.folder / "in" / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def run(self, function: Any = None, *, checkpoint: bool = True) -> str:
+        """What the query says in the end; nothing if it succeeded."""
+        sink = semel.sink(self.bootstrap, application_id=APP, topic="out", topics=["more"])
+        rows = self.session.readStream.format("text").option("maxFilesPerTrigger", "1").load(str(self.folder / "in"))
+        writer = rows.writeStream.foreachBatch(function(sink) if function else sink).trigger(availableNow=True)
+        running = (writer.option("checkpointLocation", str(self.checkpoint)) if checkpoint else writer).start()
+        try:
+            assert running.awaitTermination(300)
+        except Exception as error:
+            return str(error)
+        finally:
+            sink.close()
+        return ""
+
+    def values(self, topic: str = "out") -> Counter[str]:
+        return Counter((value or b"").decode() for _, _, value in read_all(self.bootstrap, topic, 2))
+
+
+@pytest.fixture
+def files(session: Any, semel_broker: SemelBroker, tmp_path: Path) -> Files:
+    return Files(session, semel_broker, tmp_path)
+
+
+@pytest.mark.timeout(400)
+def test_older_checkpoint_of_a_file_source_loses_no_rows(files: Files, tmp_path: Path) -> None:
+    files.add("a", "1", "2")
+    assert not files.run()
+    shutil.copytree(files.checkpoint, tmp_path / "old")
+    files.add("b", "3", "4")
+    assert not files.run()
+    shutil.rmtree(files.checkpoint)
+    shutil.copytree(tmp_path / "old", files.checkpoint)
+    (tmp_path / "in" / "b").unlink()
+    files.add("c", "5", "6")  # the older checkpoint plans its next batch over another file, with the same offset
+    failure = files.run()
+    assert "an older copy" in failure, failure or f"the query succeeded, but the output is {files.values()}"
+    assert files.values() == Counter("1234")
+
+
+@pytest.mark.timeout(400)
+def test_second_call_in_one_batch_is_refused_and_one_call_with_both_frames_is_written(files: Files) -> None:
+    from pyspark.sql import functions as f
+
+    def frames(df: Any) -> list[Any]:
+        return [df, df.select(f.upper("value").alias("value"), f.lit("more").alias("topic"))]
+
+    def twice(sink: Any) -> Any:
+        def write(df: Any, batch_id: int) -> None:
+            for frame in frames(df):
+                sink(frame, batch_id)
+
+        return write
+
+    files.add("a", "x", "y")
+    failure = files.run(twice)
+    assert "called twice for batch 0" in failure, failure or f"the second frame is lost: {files.values('more')}"
+    assert "sink([df_a, df_b], batch_id)" in failure
+    files.add("b", "z")
+    assert not files.run(lambda sink: lambda df, n: sink(frames(df), n))
+    assert files.values() == Counter("xyz")
+    assert files.values("more") == Counter("Z")  # batch 0 was written by the first call
