@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
+from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Commit
 from semel.broker.groups.handlers import groups_of
 from semel.broker.transactions.errors import for_version, offsets_error
@@ -320,17 +321,13 @@ def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> Des
     )
 
 
-def list_transactions(
+async def list_transactions(
     broker: Broker, ctx: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     """All transactional ids, or those that pass every filter."""
     unknown = [name for name in request.state_filters if name not in _STATE_NAMES]
     states = {_STATE_NAMES[name] for name in request.state_filters if name in _STATE_NAMES}
     producer_ids = set(request.producer_id_filters)
-    try:
-        pattern = re.compile(request.transactional_id_pattern or "")
-    except re.error:
-        return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
     started_before_ms = broker.clock.now_ms() - request.duration_filter
     found = [
         ListedTransaction(id_, txn.producer_id, txn.state.label)
@@ -338,9 +335,15 @@ def list_transactions(
         if (not producer_ids or txn.producer_id in producer_ids)
         and (not request.state_filters or txn.state in states)
         and (request.duration_filter < 0 or txn.started_ms < started_before_ms)
-        and (not request.transactional_id_pattern or pattern.fullmatch(id_))
         and txn.epoch != NO_EPOCH
     ]
+    if request.transactional_id_pattern:
+        try:
+            expression = compile_expression(request.transactional_id_pattern)
+        except ExpressionError:
+            return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+        # The expression and the ids are the clients' choice: matching may take long, so it is done off the event loop.
+        found = await asyncio.to_thread(lambda: [each for each in found if expression.matches(each.transactional_id)])
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from semel.broker.expressions import ExpressionError
 from semel.broker.groups.consumer.model import LEFT_FOR_A_WHILE, Current, Partitions
-from semel.broker.groups.consumer.patterns import PatternError, compile_pattern
+from semel.broker.groups.consumer.patterns import compile_pattern
 from semel.broker.groups.group import GroupError
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
@@ -49,7 +50,7 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
     if request.subscribed_topic_regex:
         try:
             compile_pattern(request.subscribed_topic_regex)
-        except PatternError as error:
+        except ExpressionError as error:
             raise GroupError(
                 ErrorCode.INVALID_REGULAR_EXPRESSION,
                 f"SubscribedTopicRegex `{request.subscribed_topic_regex}` is not a valid regular expression: {error}.",

@@ -66,6 +66,7 @@ class ConsumerGroups:
         """GroupError where it is refused."""
         request = beat.request
         async with self._lock(request.group_id):
+            await self.planner.look_at_topics(self._core.consumer_groups.get(request.group_id), beat)
             draft = Draft(self._find_or_draft(request))
             if request.member_epoch < 0:
                 answer = self.planner.leave(draft, request)
@@ -83,6 +84,7 @@ class ConsumerGroups:
             group = self._core.consumer_groups.get(group_id)
             if group is None:
                 return
+            await self.planner.look_at_topics(group)
             draft = Draft(group)
             for member_id in member_ids:
                 if member_id in group.subscriptions:

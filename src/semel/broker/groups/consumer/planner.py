@@ -27,7 +27,7 @@ from semel.broker.groups.consumer.model import (
     TargetEpochSet,
     TargetSet,
 )
-from semel.broker.groups.consumer.patterns import compile_pattern
+from semel.broker.groups.consumer.patterns import compile_pattern, look_at
 from semel.broker.groups.consumer.reconcile import reconcile
 from semel.broker.groups.core import Clock, Settings
 from semel.broker.groups.group import GroupError
@@ -222,11 +222,19 @@ class Planner:
     def _topics_of(self, group: ConsumerGroup) -> dict[str, Topic]:
         """The topics that exist and that somebody in the group wants."""
         found = {name: topic for name in group.subscribed_names() if (topic := self._topics.get(name)) is not None}
-        patterns = {each.regex for each in group.subscriptions.values() if each.regex is not None}
+        patterns = [compile_pattern(pattern) for pattern in _patterns_of(group)]
         for topic in self._topics if patterns else ():
-            if any(compile_pattern(pattern).matches(topic.name) for pattern in patterns):
+            if any(pattern.matches(topic.name) for pattern in patterns):
                 found[topic.name] = topic
         return found
+
+    async def look_at_topics(self, group: ConsumerGroup | None, beat: Beat | None = None) -> None:
+        """Prepares `_topics_of`: expressions that meet many new topics are matched off the event loop."""
+        patterns = set() if group is None else _patterns_of(group)
+        if beat is not None and beat.request.subscribed_topic_regex:
+            patterns.add(beat.request.subscribed_topic_regex)
+        if patterns:
+            await look_at(patterns, [topic.name for topic in self._topics])
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def leave(self, draft: Draft, request: ConsumerGroupHeartbeatRequest) -> Answer:
@@ -248,6 +256,10 @@ class Planner:
             draft.change(change)
         topics_hash = _hash(self._topics_of(draft.group))
         draft.change(EpochSet(draft.group.group_id, draft.group.epoch + 1, topics_hash))
+
+
+def _patterns_of(group: ConsumerGroup) -> set[str]:
+    return {each.regex for each in group.subscriptions.values() if each.regex is not None}
 
 
 # -- changes that belong together --------------------------------------------------------------------------------------
