@@ -424,8 +424,10 @@ from semel.client import Producer
 producer = Producer(bootstrap_servers={cluster.bootstrap!r})
 producer.send({topic!r}, b"x").result({PATIENCE_S})
 before = sorted(thread.name for thread in threading.enumerate())
+(thread,) = [thread for thread in threading.enumerate() if thread.name == "semel-producer"]
 del producer
 gc.collect()
+thread.join({PATIENCE_S})
 print(json.dumps([before, sorted(thread.name for thread in threading.enumerate())]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -31,6 +31,7 @@ class Accumulator:
         self.queues: dict[Place, PartitionQueue] = {}
         self.used_bytes = 0
         self.additions = 0  # counts closed batches, so that the sender notices those that come while it works
+        self.ended: KafkaError | None = None  # why nothing is sent any more
         self.flushing = 0  # callers in flush(): nothing lingers meanwhile
         self._batch_size = min(settings.batch_size, settings.max_request_size)
         self._memory_bytes = settings.buffer_memory
@@ -108,8 +109,8 @@ class Accumulator:
     def add(self, batch: Batch) -> None:
         """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
         with self.changed:
-            if self.used_bytes + batch.size_bytes > self._memory_bytes and self.used_bytes:
-                self._wait_for_memory(min(batch.size_bytes, self._memory_bytes))
+            if self.used_bytes + batch.size_bytes > self._memory_bytes:
+                self._wait_for_memory(batch.size_bytes)
             queue = self.queues.get((batch.topic, batch.partition)) or self._new_queue(batch.topic, batch.partition)
             is_news = not queue.queued  # otherwise the sender has something to send here, and a reason not to
             self._close_open(queue)
@@ -125,10 +126,13 @@ class Accumulator:
 
     def _wait_for_memory(self, size_bytes: int) -> None:
         self._wake()
-        fits = self.changed.wait_for(
-            lambda: self.used_bytes + size_bytes <= self._memory_bytes or not self.used_bytes, self._max_block_s
+        size_bytes = min(size_bytes, self._memory_bytes)  # what is larger goes alone
+        self.changed.wait_for(
+            lambda: self.used_bytes + size_bytes <= self._memory_bytes or self.ended is not None, self._max_block_s
         )
-        if not fits:
+        if self.ended is not None:
+            raise type(self.ended)(str(self.ended))
+        if self.used_bytes + size_bytes > self._memory_bytes:
             raise BufferFullError(
                 f"buffer.memory is full: {self.used_bytes} of {self._memory_bytes} bytes wait to be sent and nothing "
                 f"got free within max.block.ms ({self._max_block_s * 1000:.0f}); is the broker reachable? send slower, "
@@ -169,7 +173,10 @@ class Accumulator:
         self.changed.notify_all()
 
     def fail_all(self, error: KafkaError) -> list[Batch]:
-        """Fails everything, on its way or not; returns it."""
+        """Fails everything, on its way or not, and refuses what comes later; returns what failed."""
+        if self.ended is None:
+            self.ended = error
+            self._memory_bytes = -1  # so that those who add need not look at `ended` for every record
         for queue in self.queues.values():
             for batch in queue.unacked:
                 batch.sent = False
@@ -187,6 +194,11 @@ class Accumulator:
         return failed
 
     # --- waiting ---
+
+    def start_flush(self) -> None:
+        """From here on nothing lingers."""
+        with self.changed:
+            self.flushing += 1
 
     def flush(self, deadline: Deadline, until: Callable[[], bool] | None = None) -> bool:
         """Waits until everything that was here at the call is done; whether that happened in time."""

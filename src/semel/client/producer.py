@@ -9,10 +9,12 @@
         txn.send("orders", b"value")
 
 A thread of its own sends while the program does something else; it starts with the first record and ends with `close`.
+If the producer is collected without that, the thread sends what is left and ends: every delivery gets its result.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from semel.client.tables import TableEncoder
 
 log = logging.getLogger("semel.client")
+
+STOP_S = 0.2  # how long close() waits for its thread even if its time is over
+EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
 
 Bytes = bytes | bytearray | memoryview | str
 Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
@@ -243,7 +248,7 @@ class Producer:
         try:
             self._finish_work(deadline)
         finally:
-            self._shut_down()
+            self._shut_down(deadline)
 
     def _finish_work(self, deadline: Deadline) -> None:
         gate = self._transactions
@@ -255,9 +260,10 @@ class Producer:
         elif not self._accumulator.flush(deadline):
             log.warning("records were not acknowledged before the producer was closed")
 
-    def _shut_down(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer()
+    def _shut_down(self, deadline: Deadline) -> None:
+        if self._thread is not None and self._finalizer is not None:
+            self._finalizer.detach()
+            self._thread.stop(max(deadline.remaining_s(), STOP_S))
         self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
         self._cluster.close()
         if self._thread is None:
@@ -297,9 +303,11 @@ class Producer:
     def _start(self) -> None:
         with self._start_lock:
             if self._thread is None:
-                self._thread = _SenderThread(self._sender)
-                self._finalizer = weakref.finalize(self, self._thread.stop)
-                self._thread.start()
+                thread = _SenderThread(self._sender)
+                self._finalizer = weakref.finalize(self, thread.finish)
+                self._finalizer.atexit = False  # see _finish_all
+                thread.start()
+                self._thread = thread
 
     def _count_partitions(self, topic: str, now_s: float) -> int:
         count = len(self._cluster.partitions(topic, self._block_s(None)))
@@ -357,33 +365,68 @@ class Transaction:
 
 
 class _SenderThread(threading.Thread):
-    """Runs the sender until it is stopped. Knows no producer, so that a forgotten one can be collected."""
+    """Runs the sender until it is stopped, or finished and nothing is left to send. Knows no producer, so that a
+    forgotten one can be collected."""
 
     def __init__(self, sender: Sender) -> None:
         super().__init__(name="semel-producer", daemon=True)
         self._sender = sender
         self._stopping = False
+        self._finishing = False
         self.crash: BaseException | None = None
 
     def run(self) -> None:
         sender = self._sender
+        end: KafkaError = ClosedError("the producer was closed before this record was acknowledged")
+        _running.add(self)
         try:
-            while not self._stopping:
+            while not self._stopping and not self._finishing:
+                sender.step()
+            if self._finishing:
+                sender.accumulator.start_flush()
+            while not self._stopping and sender.accumulator.used_bytes:
                 sender.step()
         except ClosedError:
             pass
         except BaseException as error:
             self.crash = error
+            end = FatalError(f"the sending thread ended: {error!r}")
             log.exception("the sending thread ended")
-            sender.fail_all(FatalError(f"the sending thread ended: {error!r}"))
         finally:
+            _running.discard(self)
+            sender.fail_all(end)
+            if self._finishing:
+                sender.cluster.close()  # nobody else has it
             sender.close()
 
-    def stop(self) -> None:
+    def finish(self) -> None:
+        """The thread sends what is left and ends. Called by the garbage collector, in any thread and whatever that
+        holds: so it takes no lock and does not wait."""
+        self._finishing = True
+        self._sender.interrupt()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread after the step that it is in."""
         self._stopping = True
         self._sender.interrupt()
         if threading.current_thread() is not self:
-            self.join(30)
+            self.join(timeout_s)
+
+
+_running: set[_SenderThread] = set()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """A program that ends without close() has its last records sent all the same, if that is quickly done."""
+    deadline = Deadline(EXIT_S)
+    threads = list(_running)
+    for thread in threads:
+        thread.finish()
+    for thread in threads:
+        thread.join(deadline.remaining_s())
+        if thread.is_alive():
+            log.warning("records were not acknowledged before the program ended; call close() of the producer")
 
 
 def _as_bytes(data: Any, what: str) -> bytes:

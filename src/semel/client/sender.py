@@ -113,7 +113,7 @@ class Sender:
         """Ends the wait of a step that is under way in another thread."""
         if self._asleep:
             self._asleep = False
-            with contextlib.suppress(BlockingIOError):  # it is full of wake-ups already
+            with contextlib.suppress(OSError):  # closed, or full of wake-ups already
                 os.write(self._wake_in, b"\0")
 
     def interrupt(self) -> None:
@@ -122,8 +122,10 @@ class Sender:
             os.write(self._wake_in, b"\0")
 
     def close(self) -> None:
-        os.close(self._wake_out)
-        os.close(self._wake_in)
+        pipe = self._wake_out, self._wake_in
+        self._wake_out = self._wake_in = -1  # a late wake-up must not be written to a file that got the number
+        for fd in pipe:
+            os.close(fd)
 
     # --- the loop ---
 
