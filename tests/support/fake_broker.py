@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from semel.client.connection import Connection
 from semel.client.settings import ClientSettings
@@ -83,3 +84,30 @@ def as_kafka(then: Behave) -> Behave:
         then(sock)
 
     return behave
+
+
+Answer = Callable[[Any, int], Any]  # request, version -> response
+
+
+@contextmanager
+def scripted(answers: Mapping[Api, Answer]) -> Iterator[str]:
+    """A broker whose response to each request is what a function returns. It has all versions of these APIs.
+
+    An exception in a function closes the connection, as a broker that fails does.
+    """
+    by_key = {api.key: (api, answer) for api, answer in answers.items()}
+    ranges = [(api, api.request.valid.low, api.request.valid.high) for api, _ in by_key.values()]
+    versions = versions_answer((API_VERSIONS, 0, 4), *ranges)
+    by_key[API_VERSIONS.key] = (API_VERSIONS, lambda request, version: versions)
+
+    def serve(sock: socket.socket) -> None:
+        while True:
+            frame = read_exactly(sock, int.from_bytes(read_exactly(sock, 4), "big"))
+            header = read_request_header(frame, FLEXIBLE_FROM)
+            api, answer = by_key[header.api_key]
+            request = api.request.decode(frame, header.version, header.body_at)
+            response = answer(request, header.version)
+            sock.sendall(b"".join(api.frame_response(response, header.version, header.correlation_id)))
+
+    with server(serve) as address:
+        yield address

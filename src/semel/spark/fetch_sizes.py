@@ -28,6 +28,7 @@ def needed(records: memoryview, position: int, end: int) -> Needed:
     first_offset = position
     for at, header in iter_headers(records):
         if header.base_offset >= end:
+            position = max(position, end)  # whatever was in between has been compacted away
             break
         first_offset = min(first_offset, header.base_offset)
         position = max(position, header.next_offset)

@@ -14,6 +14,7 @@ from typing import Any
 from semel.client.cluster import Cluster, Leader
 from semel.client.connection import Connection
 from semel.client.errors import KafkaError, error_of
+from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
@@ -29,6 +30,7 @@ FETCH_BYTES = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
 NEWEST_WITH_NAMES = 12  # later versions of Fetch name topics by id
 STALLED_S = 60.0  # a range that brings nothing for so long is an error, not a wait
+EMPTY_RESPONSES = 3  # in a row, from a log that reaches beyond the range: there is nothing left in it
 
 _sizes = TopicSizes()  # for the next ranges of this worker
 
@@ -55,6 +57,7 @@ class RangeReader:
         self._read_committed = read_committed
         self._fail_on_data_loss = fail_on_data_loss
         self._position = wanted.start
+        self._progressed()
 
     def tables(self, *, headers: bool, views: bool = False) -> Iterator[Any]:
         """Tables of `offset`, `timestamp`, `timestamp_type`, `key`, `value` (and `headers`), in order of offset.
@@ -81,7 +84,6 @@ class RangeReader:
         """(offset asked for, answer, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: Connection | None = None
-        last_progress_s = time.monotonic()
         while self._position < self._range.end:
             try:
                 if waiting is None or connection is None:
@@ -92,24 +94,28 @@ class RangeReader:
                     data = self._answer(waiting)
             except KafkaError as error:
                 waiting = None
-                self._recover(error, last_progress_s)
+                self._recover(error)
                 continue
             found = needed(as_view(data.records), self._position, self._range.end)
             start, self._position, waiting = self._position, found.next_offset, None
-            if self._position > start:
-                _sizes.learn(self._range.topic, found)
-                last_progress_s = time.monotonic()
-                waiting = self._ask(connection) if self._position < self._range.end else None
-                yield start, data, found.records
-            elif time.monotonic() - last_progress_s > STALLED_S:
-                self._give_up(self._nothing_came())
+            if self._position == start:
+                self._nothing_came(data)
+                continue
+            _sizes.learn(self._range.topic, found)
+            self._progressed()
+            waiting = self._ask(connection) if self._position < self._range.end else None
+            yield start, data, found.records
+
+    def _progressed(self) -> None:
+        """What failed before is over. Time is counted from the next failure on: what the query does with the rows takes
+        as long as it takes."""
+        self._retries: tuple[Backoff, Deadline] | None = None
+        self._stall_deadline: Deadline | None = None
+        self._empty_responses = 0
 
     def _connect(self) -> Connection:
-        r, deadline = self._range, self._cluster.deadline()
-        target = Leader(r.topic, r.partition)
-        return self._cluster.patiently(
-            lambda: self._cluster.connect(target, deadline), f"reading {r.topic}-{r.partition}", deadline, target
-        )
+        """One attempt: `_recover` decides about others."""
+        return self._cluster.connect(Leader(self._range.topic, self._range.partition), self._cluster.deadline())
 
     def _ask(self, connection: Connection) -> Pending:
         r = self._range
@@ -130,34 +136,45 @@ class RangeReader:
         r = self._range
         if answer.error_code:
             raise error_of(answer.error_code, f"reading {r.topic}-{r.partition}")
+        if not answer.responses:  # throttled: Kafka then leaves out the partitions
+            time.sleep(min(answer.throttle_time_ms, FETCH_WAIT_MS) / 1000)
+            return PartitionData(high_watermark=-1)
         data: PartitionData = answer.responses[0].partitions[0]
         if data.error_code:
             raise error_of(data.error_code, f"reading {r.topic}-{r.partition} at offset {self._position}")
         return data
 
-    def _recover(self, error: KafkaError, last_progress_s: float) -> None:
-        """Returns if the range should be asked for again; raises what happened otherwise."""
-        r = self._range
-        if error.code in (ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+    def _recover(self, error: KafkaError) -> None:
+        """Returns, after a pause, if the range should be asked for again; raises what happened otherwise."""
+        if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._skip_lost(error)
             return
-        if error.recovery is not Recovery.RETRY or time.monotonic() - last_progress_s > STALLED_S:
+        if error.recovery is not Recovery.RETRY:
             raise error
-        self._cluster.forget(Leader(r.topic, r.partition))
+        self._cluster.forget(Leader(self._range.topic, self._range.partition))
+        self._retries = self._retries or (self._cluster.backoff(), self._cluster.deadline())
+        if self._cluster.pause(*self._retries):
+            return
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise error
+        self._give_up(self._unreadable(error), error)
 
     def _skip_lost(self, error: KafkaError) -> None:
         """Records of the range are gone: goes on behind them if that is allowed."""
         r = self._range
-        if not self._fail_on_data_loss and error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        if not self._fail_on_data_loss:
             first = earliest_offset(self._cluster, r.topic, r.partition)
             if first > self._position:
                 self._position = min(first, r.end)
                 return
-        self._give_up(
+        self._give_up(self._unreadable(error), error)
+
+    def _unreadable(self, error: KafkaError) -> str:
+        r = self._range
+        return (
             f"{r.topic}-{r.partition}: offset {self._position} of the range {r.start} to {r.end} cannot be read: "
             f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
-            "failOnDataLoss=false to go on without them",
-            error,
+            "failOnDataLoss=false to go on without them"
         )
 
     def _give_up(self, what: str, cause: KafkaError | None = None) -> None:
@@ -174,12 +191,21 @@ class RangeReader:
             return table
         return table.slice(0, int(offsets.to_numpy().searchsorted(self._range.end)))
 
-    def _nothing_came(self) -> str:
-        r = self._range
-        return (
-            f"{r.topic}-{r.partition}: no record came from offset {self._position} on for {STALLED_S:.0f} s, but the "
-            f"range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or it was truncated"
-        )
+    def _nothing_came(self, data: PartitionData) -> None:
+        """A response without a record. Where the log reaches beyond the range all the same, its last records have been
+        compacted away; Kafka may return nothing for once although there is something, so several responses count."""
+        reaches_to = data.last_stable_offset if self._read_committed else data.high_watermark
+        self._empty_responses = self._empty_responses + 1 if reaches_to >= self._range.end else 0
+        self._stall_deadline = self._stall_deadline or Deadline(STALLED_S)
+        if self._empty_responses == EMPTY_RESPONSES:
+            self._position = self._range.end
+        elif self._stall_deadline.expired:
+            r = self._range
+            self._give_up(
+                f"{r.topic}-{r.partition}: no record came from offset {self._position} on for {STALLED_S:.0f} s, but "
+                f"the range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or the log was "
+                "truncated"
+            )
 
 
 def as_view(records: Any) -> memoryview:

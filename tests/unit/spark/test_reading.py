@@ -1,0 +1,203 @@
+"""A task reads its range to the end, however the log looks and whatever one response says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from semel.client.cluster import Cluster
+from semel.client.settings import ClientSettings
+from semel.protocol.batch import patch_offset
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.fetch import FETCH, FetchableTopicResponse, FetchResponse, PartitionData
+from semel.protocol.messages.list_offsets import (
+    LIST_OFFSETS,
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from semel.protocol.messages.metadata import (
+    METADATA,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from semel.protocol.rows import Record, encode_batch
+from semel.spark import reading
+from semel.spark.planning import Range
+from semel.spark.reading import DataLossError, RangeReader
+from tests.support.fake_broker import scripted
+
+TOPIC = "t"
+FIRST_ID, SECOND_ID = bytes([1] * 16), bytes([2] * 16)
+
+
+class Log:
+    """A partition behind a scripted broker: batches at any offsets, and faults for the next fetches."""
+
+    def __init__(self, *batches: tuple[int, int], end: int, start: int = 0) -> None:
+        self.batches = [batch_at(first, count) for first, count in batches]
+        self.start, self.end = start, end
+        self.topic_id = FIRST_ID
+        self.exists = True
+        self.faults: list[Callable[[], FetchResponse]] = []
+        self.fetches = 0
+        self.address = ""
+
+    @contextmanager
+    def served(self) -> Iterator[Cluster]:
+        answers = {METADATA: self.metadata, FETCH: self.fetch, LIST_OFFSETS: self.list_offsets}
+        with scripted(answers) as self.address:
+            limits = {"retry.backoff.ms": 1, "request.timeout.ms": 2000, "default.api.timeout.ms": 2000}
+            settings = ClientSettings.of({"bootstrap.servers": self.address, **limits})
+            with Cluster(settings) as cluster:
+                yield cluster
+
+    def metadata(self, request: Any, version: int) -> MetadataResponse:
+        host, port = self.address.split(":")
+        topic = MetadataResponseTopic(name=TOPIC, topic_id=self.topic_id)
+        if self.exists:
+            topic.partitions = [MetadataResponsePartition(leader_epoch=0, replica_nodes=[0], isr_nodes=[0])]
+        else:
+            topic.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return MetadataResponse(brokers=[MetadataResponseBroker(0, host, int(port))], controller_id=0, topics=[topic])
+
+    def fetch(self, request: Any, version: int) -> FetchResponse:
+        self.fetches += 1
+        if self.faults:
+            return self.faults.pop(0)()
+        asked = request.topics[0].partitions[0].fetch_offset
+        if not self.exists:
+            return failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if version >= 13 and request.topics[0].topic_id != self.topic_id:
+            return failed(ErrorCode.UNKNOWN_TOPIC_ID)
+        if not self.start <= asked <= self.end:
+            return failed(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return self.found(b"".join(data for last, data in self.batches if last >= asked))
+
+    def found(self, records: bytes) -> FetchResponse:
+        return fetched(PartitionData(high_watermark=self.end, last_stable_offset=self.end, records=records))
+
+    def list_offsets(self, request: Any, version: int) -> ListOffsetsResponse:
+        asked = request.topics[0].partitions[0].timestamp
+        found = ListOffsetsPartitionResponse(offset=self.start if asked == -2 else self.end)
+        return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=TOPIC, partitions=[found])])
+
+
+def batch_at(first: int, count: int) -> tuple[int, bytes]:
+    batch = bytearray(encode_batch([Record(i, 0, None, b"v%d" % (first + i)) for i in range(count)]))
+    patch_offset(batch, first, 0)
+    return first + count - 1, bytes(batch)
+
+
+def fetched(data: PartitionData) -> FetchResponse:
+    return FetchResponse(responses=[FetchableTopicResponse(topic=TOPIC, topic_id=FIRST_ID, partitions=[data])])
+
+
+def failed(code: ErrorCode) -> FetchResponse:
+    return fetched(PartitionData(error_code=code, high_watermark=-1, records=b""))
+
+
+def read(cluster: Cluster, start: int, end: int, *, fail_on_data_loss: bool = True) -> list[int]:
+    """The offsets of the records that a range brings."""
+    wanted = Range(TOPIC, 0, start, end)
+    reader = RangeReader(cluster, wanted, read_committed=True, fail_on_data_loss=fail_on_data_loss)
+    return [offset for table in reader.tables(headers=False) for offset in table.column("offset").to_pylist()]
+
+
+@pytest.fixture(autouse=True)
+def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the usual limits: no test depends on them."""
+    monkeypatch.setattr(reading, "STALLED_S", 2.0)
+    monkeypatch.setattr(reading, "FETCH_WAIT_MS", 10)
+
+
+# --- compaction ---
+
+
+def test_a_range_that_ends_inside_a_compaction_gap_is_read_to_its_end() -> None:
+    log = Log((0, 10), (50, 10), end=60)
+    with log.served() as cluster:
+        assert read(cluster, 0, 30) == list(range(10))
+        assert read(cluster, 20, 30) == []  # the whole range lies in the gap
+        assert read(cluster, 30, 60) == list(range(50, 60))
+
+
+def test_a_range_that_ends_in_a_gap_at_the_end_of_the_log_is_read_to_its_end() -> None:
+    log = Log((0, 10), end=40)  # the last records of a closed segment were compacted away
+    with log.served() as cluster:
+        assert read(cluster, 0, 40) == list(range(10))
+        assert read(cluster, 0, 30) == list(range(10))
+
+
+def test_one_empty_response_is_no_gap() -> None:
+    log = Log((0, 10), end=10)
+    log.faults = [lambda: log.found(b"")]
+    with log.served() as cluster:
+        assert read(cluster, 0, 10) == list(range(10))
+    assert not log.faults
+
+
+def test_a_log_that_ends_before_the_range_does_is_a_loss_not_a_gap() -> None:
+    log = Log((0, 10), end=20)
+    with log.served() as cluster:
+        with pytest.raises(DataLossError, match="range ends at 30"):
+            read(cluster, 0, 30)
+        assert read(cluster, 0, 30, fail_on_data_loss=False) == list(range(10))
+
+
+def test_time_that_the_query_spends_on_rows_is_not_taken_for_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "STALLED_S", 0.5)
+    log = Log((0, 10), (10, 10), end=20)
+    log.faults = [lambda: log.found(log.batches[0][1]), lambda: log.found(b"")]
+    with log.served() as cluster:
+        reader = RangeReader(cluster, Range(TOPIC, 0, 0, 20), read_committed=True, fail_on_data_loss=True)
+        rows = 0
+        for table in reader.tables(headers=False):
+            rows += table.num_rows
+            time.sleep(1.0)  # longer than the limit
+    assert rows == 20
+    assert not log.faults
+
+
+# --- responses that pass ---
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_a_retriable_error_code_loses_nothing_of_the_range(code: ErrorCode, fail_on_data_loss: bool) -> None:
+    log = Log((0, 10), (10, 10), end=20)
+    log.faults = [lambda: failed(code), lambda: log.found(log.batches[0][1]), lambda: failed(code)]
+    with log.served() as cluster:
+        assert read(cluster, 0, 20, fail_on_data_loss=fail_on_data_loss) == list(range(20))
+    assert not log.faults
+
+
+def test_a_throttled_response_without_partitions_is_asked_for_again() -> None:
+    log = Log((0, 10), end=10)
+    log.faults = [lambda: FetchResponse(throttle_time_ms=1)]
+    with log.served() as cluster:
+        assert read(cluster, 0, 10) == list(range(10))
+    assert not log.faults
+
+
+def test_retries_pause_between_each_other() -> None:
+    log = Log((0, 10), end=10)
+    log.exists = False
+    with log.served() as cluster, pytest.raises(DataLossError):
+        read(cluster, 0, 10)
+    assert log.fetches < 300
+
+
+def test_a_topic_that_stays_away_is_a_loss() -> None:
+    log = Log((0, 10), end=10)
+    log.exists = False
+    with log.served() as cluster:
+        with pytest.raises(DataLossError, match="failOnDataLoss=false"):
+            read(cluster, 0, 10)
+        assert read(cluster, 0, 10, fail_on_data_loss=False) == []
