@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from semel.client.consumer_commits import Callback
 from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions
 from semel.client.consumer_errors import CommitFailedError, RebalanceError
+from semel.client.consumer_iteration import Iteration, Run
 from semel.client.consumer_positions import PartitionState, ResetTo
 from semel.client.consumer_rebalance import RebalanceListener
 from semel.client.consumer_settings import ConsumerSettings
@@ -53,7 +54,12 @@ if TYPE_CHECKING:
 Positions = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
 
 CLOSE_TIMEOUT_S = 5.0
+ITERATION_POLL_MS = 1000.0
 _GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+class _Woken(Exception):
+    """wakeup() was called: the poll that meets it returns at once."""
 
 
 class Consumer:
@@ -67,6 +73,7 @@ class Consumer:
         self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False
+        self._iteration: Iteration | None = None
         self._postponed: KafkaError | None = None  # met after records were taken, which come first
 
     # -- what to read --------------------------------------------------------------------------------------------------
@@ -118,8 +125,9 @@ class Consumer:
         if limit < 1:
             raise ConfigError(f"max_records is {limit}; it must be at least 1")
         found: list[ConsumerRecord] = []
-        for part in self._poll(timeout_ms, ROWS, max_records=limit):
-            found += rows(*part)
+        with contextlib.suppress(_Woken):
+            for part in self._poll(timeout_ms, ROWS, max_records=limit):
+                found += rows(*part)
         return found
 
     def poll_table(
@@ -140,18 +148,33 @@ class Consumer:
         from semel.client.consumer_decode import Form, joined
 
         form = Form(headers, views)
-        return joined(self._poll(timeout_ms, form, max_records, max_bytes), form)
+        try:
+            parts = self._poll(timeout_ms, form, max_records, max_bytes)
+        except _Woken:
+            parts = []
+        return joined(parts, form)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """All records from here on, waiting for more; ends when the consumer is closed or woken."""
+        """All records from here on, waiting for more; ends when the consumer is closed or woken.
+
+        A record counts as processed when the next one is asked for: automatic commits leave out the record at which
+        an exception or `break` left the loop, and all that were not yielded. The next poll returns the latter.
+        """
+        from semel.client.consumer_decode import ROWS, rows
+
         while not self._core.closed:
-            records = self.poll()
-            if not records and self._woken:
+            try:
+                parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+            except _Woken:
                 return
-            yield from records
+            states = [self._core.positions.of(partition) for partition, _ in parts]
+            runs = [Run(state, state.version, rows(*part)) for state, part in zip(states, parts, strict=True)]
+            self._iteration = iteration = Iteration(runs)
+            yield from iteration
 
     def wakeup(self) -> None:
-        """Makes a poll() that waits return at once, empty. May be called from another thread or a signal handler."""
+        """Makes the poll() that waits, or else the next one, return at once, empty. May be called from another thread
+        or a signal handler."""
         self._woken = True
         self._core.wake()
 
@@ -162,7 +185,7 @@ class Consumer:
         core.check_usable()
         if core.member is None and not len(core.positions):
             raise IllegalStateError("nothing to read: call subscribe() or assign() before poll()")
-        self._woken = False
+        self._end_iteration()
         if self._postponed is not None:
             error, self._postponed = self._postponed, None
             raise error
@@ -170,7 +193,8 @@ class Consumer:
         deadline = Deadline(timeout_ms / 1000)
         while core.run_until(self._has_records, deadline):
             if self._woken:
-                return []
+                self._woken = False
+                raise _Woken
             if max_records is None and max_bytes is None:
                 core.fetching.send(deadline, draining=True)  # the next answer comes while this one is decoded
                 self._decode_all(form)
@@ -179,6 +203,12 @@ class Consumer:
                 self._ask_for_more(deadline)
                 return parts
         return []
+
+    def _end_iteration(self) -> None:
+        """A poll from outside the loop, or the loop's own next one: what the loop yielded has been processed."""
+        iteration, self._iteration = self._iteration, None
+        if iteration is not None:
+            iteration.give_back()
 
     def _ask_for_more(self, deadline: Deadline) -> None:
         """Before the program gets to work on what it is given."""
@@ -262,7 +292,8 @@ class Consumer:
             raise TimedOutError(
                 f"the position of {state.topic_partition} was not known within {deadline.total_s:.3g} s"
             )
-        return state.position
+        unread = self._iteration.unread() if self._iteration is not None else {}
+        return unread.get(state.topic_partition, state.position)
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Goes on at this offset."""
@@ -288,7 +319,10 @@ class Consumer:
 
     def pause(self, *partitions: tuple[str, int]) -> None:
         """poll() returns nothing of these until resume(); the place in the group is kept."""
-        for state in self._states(partitions):
+        states = self._states(partitions)
+        if self._iteration is not None:
+            self._iteration.give_back({state.topic_partition for state in states})
+        for state in states:
             state.paused = True
 
     def resume(self, *partitions: tuple[str, int]) -> None:
@@ -414,10 +448,18 @@ class Consumer:
         return self._core.member.identity() if self._core.member is not None else GroupMetadata(group_id)
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions after the records that poll() returned: what a commit without arguments commits."""
+        """The offsets after the records that poll() returned or an iteration yielded: what a commit without arguments
+        commits."""
+        return self._offsets_before(self._iteration.unread() if self._iteration is not None else {})
+
+    def _processed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What an automatic commit may cover."""
+        return self._offsets_before(self._iteration.unprocessed() if self._iteration is not None else {})
+
+    def _offsets_before(self, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
-            partition: OffsetAndMetadata(offset, "", epoch)
-            for partition, (offset, epoch) in self._core.positions.consumed().items()
+            partition: OffsetAndMetadata(unread[partition]) if partition in unread else OffsetAndMetadata(at, "", epoch)
+            for partition, (at, epoch) in self._core.positions.consumed().items()
         }
 
     def _to_commit(self, offsets: Positions | None) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -455,13 +497,13 @@ class Consumer:
                 self.commit_async()
 
     def _commit_before_revoke(self) -> None:
-        if not self.settings.enable_auto_commit or not self.consumed():
+        if not self.settings.enable_auto_commit or not self._processed():
             return
         from semel.client.consumer_core import log
 
         try:
             deadline = Deadline(CLOSE_TIMEOUT_S)
-            identity, wanted = self.group_metadata(), self.consumed()
+            identity, wanted = self.group_metadata(), self._processed()
             self._core.cluster.patiently(
                 lambda: commit_offsets(self._core.cluster, identity, wanted, deadline), "committing positions", deadline
             )

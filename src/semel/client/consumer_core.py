@@ -221,6 +221,7 @@ class ConsumerCore:
         if self.closed:
             return
         self.closed = True
+        self.positions.assign([])  # an iteration that is under way ends
         if os.getpid() == self._owner_pid:
             self.cluster.close()
         self._close_pipe()
