@@ -111,11 +111,7 @@ class Sink(BaseSink):
                 return
             except (SinkError, Cancelled):
                 raise
-            except FencedError as error:
-                self._fenced(error)
-                if self._is_written(batch):
-                    return
-            except Exception as error:
+            except Exception as error:  # also a FencedError: only InitProducerId knows who owns the id
                 if is_final(error):
                     self._abort()
                     raise
@@ -125,9 +121,6 @@ class Sink(BaseSink):
                 if attempt == self.options.max_attempts:
                     raise
                 log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
-        raise SinkError(
-            f"batch {batch.batch_id} was not written in {self.options.max_attempts} attempts; see the log above"
-        )
 
     def _attempt(self, df: Any, batch: Batch, attempt: int) -> None:
         started_s = self._began_s = time.monotonic()
@@ -216,7 +209,11 @@ class Sink(BaseSink):
         return self._is_written(batch)
 
     def _fenced(self, error: FencedError) -> None:
-        """Another owner, an id that expired, or our own transaction that took too long: told apart for the user."""
+        """Another owner, an id that expired, or our own transaction that took too long: told apart for the user.
+
+        The error must be InitProducerId's. Other requests return INVALID_PRODUCER_ID_MAPPING also where another owner
+        got a new producer id, after 32,766 epochs: who took the id then would take it from that owner.
+        """
         if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             self._own()
             self._last = last_entry(self._owner.cluster, self.options.application_id)

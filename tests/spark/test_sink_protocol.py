@@ -1,0 +1,121 @@
+"""The sink's protocol without Spark: a job is a function of the test that writes into the transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import semel
+from semel.client.batches import Identity
+from semel.client.errors import FencedError
+from semel.protocol.errors import ErrorCode
+from semel.spark.ledger import Batch
+from semel.spark.sink import FencedSinkError, Sink
+from semel.spark.sink_options import SinkOptions
+from semel.spark.write_job import Report
+from tests.support.broker import Cluster
+from tests.support.load import read_all
+
+SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+BOTH = pytest.mark.parametrize(
+    "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
+)
+
+
+class Run:
+    """What a sink wants to know about the run that it belongs to."""
+
+    run_id = "run"
+
+    def __init__(self, stateful: bool = False) -> None:
+        self._stateful = stateful
+
+    def is_stateful(self) -> bool:
+        return self._stateful
+
+
+class Frame:
+    """A DataFrame: rows for one partition, and nothing else."""
+
+    def __init__(self, *values: str) -> None:
+        self.values = values
+
+
+class Application:
+    """One application id, whose sinks read topic `source` and write topic `output`, of one partition each."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.bootstrap = cluster.bootstrap
+        self.id, self.source, self.output = (cluster.unique(f"sink-{stem}") for stem in ("app", "in", "out"))
+        self.sinks: list[Sink] = []
+        self.admin = semel.Admin({"bootstrap.servers": self.bootstrap})
+        self.admin.create_topic(self.source, 1)
+        self.admin.create_topic(self.output, 1)
+
+    def sink(self, stateful: bool = False, **options: Any) -> Sink:
+        made = Sink(SinkOptions(self.bootstrap, self.id, topic=self.output, **options))
+        made._run = Run(stateful)  # type: ignore[assignment]
+        made.job = write
+        self.sinks.append(made)
+        return made
+
+    def batch(self, number: int, start: int, end: int, query: str = "q") -> Batch:
+        starts, ends = ([json.dumps({self.source: {"0": at}}, separators=(",", ":"))] for at in (start, end))
+        return Batch(query, number, list(starts), list(ends))
+
+    def values(self) -> list[str]:
+        return [(value or b"").decode() for _, _, value in read_all(self.bootstrap, self.output, 1)]
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+        self.admin.close()
+
+
+def write(df: Any, options: Any, targets: Any, batch: Batch, handle: Any) -> list[Report]:
+    rows = pa.table({"value": pa.array([value.encode() for value in df.values], pa.binary())})
+    with handle.writer() as writer:
+        writer.write(*targets.place(0), rows)
+        return [
+            Report(0, w.record_count, 0, w.first_offset, w.last_offset, w.last_sequence, 0) for w in writer.finish()
+        ]
+
+
+@pytest.fixture
+def app(cluster: Cluster) -> Iterator[Application]:
+    made = Application(cluster)
+    yield made
+    made.close()
+
+
+@BOTH
+def test_zombie_does_not_take_the_id_back_from_an_owner_whose_producer_id_was_rotated(app: Application) -> None:
+    zombie = app.sink()
+    zombie._batch(Frame("a"), app.batch(0, 0, 1))
+    owner = app.sink()
+    owner._batch(Frame("b"), app.batch(1, 1, 2))
+
+    # After 32,766 epochs the owner gets another producer id; to the coordinator the zombie's is any other one then.
+    assert owner._owner.identity is not None
+    zombie._owner.identity = Identity(owner._owner.identity.producer_id + 1_000, 5)
+    zombie._owner._epoch_used = False
+    zombie._last = owner._last
+    refused: list[ErrorCode | None] = []
+
+    def fails(*args: Any) -> list[Report]:
+        try:
+            return write(*args)
+        except FencedError as error:
+            refused.append(error.code)
+            raise
+
+    zombie.job = fails
+    with pytest.raises(FencedSinkError, match="taken over by another driver"):
+        zombie._batch(Frame("c"), app.batch(2, 2, 3))
+    assert refused == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+    owner._batch(Frame("d"), app.batch(2, 2, 3))
+    assert app.values() == ["a", "b", "d"]
