@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
     from semel.patterns.process import Output as Output
+    from semel.patterns.process import RecordError as RecordError
     from semel.patterns.process import process as process
     from semel.spark.api import sink as sink
     from semel.spark.batch_writer import route as route
@@ -26,6 +27,7 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",
+    "RecordError": "semel.patterns.process",
     "process": "semel.patterns.process",
     "route": "semel.spark.batch_writer",
     "sink": "semel.spark.api",

@@ -190,7 +190,7 @@ def test_error_in_the_function_aborts_and_is_raised(cluster: Cluster, topics) ->
             raise ValueError("no good")
         return record
 
-    with pytest.raises(ValueError, match="no good"):
+    with pytest.raises(semel.RecordError, match=f"{source}-[0-2] at offset [0-9]+.*no good"):
         semel.process(source, sink, fail, **settings)
     assert b"250" not in values(cluster, sink)
     semel.process(source, sink, lambda record: record, **settings)

@@ -13,6 +13,8 @@ Ctrl-C finish the current transaction, leave the group and return.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 import signal
 import threading
@@ -32,10 +34,10 @@ from semel.client.producer import Producer
 from semel.client.timing import Backoff
 from semel.patterns.process_end import EndOffsets, IdleClock, find_source
 from semel.patterns.process_modes import MODES, Mode
-from semel.patterns.process_output import Emitter, Output, RowFunction, TableFunction
+from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
 from semel.protocol.errors import ErrorCode, Recovery
 
-__all__ = ["Output", "Processor", "Stats", "process"]
+__all__ = ["Output", "Processor", "RecordError", "Stats", "process"]
 
 log = logging.getLogger("semel.process")
 
@@ -45,12 +47,14 @@ TIME_OUTS_BORNE = 3
 
 
 class Stats(msgspec.Struct):
-    """What a run did. Records that were read or sent again after an abort count again."""
+    """What a run did. Records that were read or sent again after an abort count again. Dead letters are not among
+    `records_out`."""
 
     records_in: int = 0
     records_out: int = 0
     commits: int = 0
     aborts: int = 0
+    dead_letters: int = 0
 
 
 def process(
@@ -62,7 +66,7 @@ def process(
     guarantee: str = "exactly_once",
     **options: Any,
 ) -> Stats:
-    """Runs until SIGTERM or Ctrl-C; see `Processor` for the options."""
+    """Reads, processes and writes until SIGTERM or Ctrl-C; returns what was done."""
     return Processor(source, sink, function, application_id=application_id, guarantee=guarantee, **options).run()
 
 
@@ -75,6 +79,7 @@ class Processor:
                         with tables=True an Arrow table in, and out: None, a table, or {topic: table}
     application_id      the consumer group, shared by all instances
     guarantee           exactly_once, at_least_once or at_most_once
+    bootstrap_servers   the brokers, as host:port
     instance            a name for this instance that is the same after a restart: what a killed one left open is then
                         aborted at once, not after transaction_timeout_ms; two running ones must not share it
     tables              whether the function takes Arrow tables
@@ -84,9 +89,17 @@ class Processor:
                         instances that run beside it do so for their own partitions
     idle_stop_ms        return when all was read and nothing more came for so long; None: never. For "caught up", use
                         stop_at_end, which does not depend on a clock
+    dead_letter_topic   where records go for which the function raises, in the same transaction: as they were, with
+                        headers that say why and where they were read. Without it, the loop ends with a `RecordError`
+                        that names topic, partition and offset
+    on_error            called as on_error(record, error) when the function raises (with tables=True: a table of one
+                        row); returns what the function might, such as None to skip the record, or raises: then it is a
+                        dead letter
     transaction_timeout_ms  after so long the broker aborts what a dead instance left open; must exceed
                         commit_interval_ms and the time that the function takes for max_records
-    consumer, producer  more options for them
+    consumer            more options for the consumer, by Kafka's names
+    producer            more options for the producer
+    on_settled          called with the `Stats` so far when a unit of work has ended
     """
 
     def __init__(
@@ -107,8 +120,12 @@ class Processor:
         transaction_timeout_ms: int = 10_000,
         consumer: Mapping[str, Any] | None = None,
         producer: Mapping[str, Any] | None = None,
+        dead_letter_topic: str | None = None,
+        on_error: OnError | None = None,
         on_settled: Callable[[Stats], None] | None = None,
+        **unknown: Any,
     ) -> None:
+        _refuse_unknown(unknown)
         if guarantee not in MODES:
             raise ConfigError(f"guarantee is {guarantee!r}; it must be one of {', '.join(MODES)}")
         if not application_id:
@@ -122,6 +139,10 @@ class Processor:
             )
         self.stats = Stats()
         self._topics = [source] if isinstance(source, str) else list(source)
+        if dead_letter_topic in self._topics:
+            raise ConfigError(f"dead_letter_topic {dead_letter_topic!r} is a source too: they would be read for ever")
+        if on_error is not None and not callable(on_error):
+            raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
         self._tables = tables
         self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
@@ -132,7 +153,7 @@ class Processor:
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
         self._owns_name = instance is None  # a name that nobody else can have: being fenced means a time-out
-        self._emitter = Emitter(function, sink, tables)
+        self._emitter = Emitter(function, sink, tables, dead_letter_topic=dead_letter_topic, on_error=on_error)
         self._mode_type = MODES[guarantee]
         self._stopping = threading.Event()
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
@@ -236,6 +257,7 @@ class Processor:
     def _count(self, mode: Mode) -> None:
         stats = self.stats
         stats.records_out, stats.commits, stats.aborts = mode.records_out, mode.commits, mode.aborts
+        stats.dead_letters = mode.dead_letters
         if self._on_settled is not None:
             self._on_settled(stats)
 
@@ -384,3 +406,22 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
 
 def _underscored(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name.replace(".", "_"): value for name, value in (options or {}).items()}
+
+
+def _options() -> dict[str, inspect.Parameter]:
+    """The parameters of `Processor`, which are those of `process`."""
+    parameters = inspect.signature(Processor).parameters
+    return {name: parameter for name, parameter in parameters.items() if name != "unknown"}
+
+
+def _refuse_unknown(unknown: Iterable[str]) -> None:
+    for name in unknown:
+        known = list(_options())
+        near = difflib.get_close_matches(name.replace(".", "_").lower(), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known[3:])}"
+        raise ConfigError(f"process has no option {name!r}; {hint}")
+
+
+# `help(semel.process)` and editors show every option.
+process.__dict__["__signature__"] = inspect.Signature(list(_options().values()), return_annotation="Stats")
+process.__doc__ = f"{process.__doc__}\n\n{(Processor.__doc__ or '').partition(chr(10) + chr(10))[2]}"

@@ -37,6 +37,7 @@ class Mode:
         self.begun: dict[TopicPartition, int] = {}
         self.failed: BaseException | None = None
         self.records_out = 0
+        self.dead_letters = 0
         self.commits = 0
         self.aborts = 0
 
@@ -84,9 +85,10 @@ class Mode:
         return {partition: consumed[partition] for partition in self.begun if partition in consumed}
 
     def _emit(self, batch: Any) -> Deliveries:
-        count, deliveries = self.emitter.send(self.producer, self.emitter.outputs(batch))
-        self.records_out += count
-        return deliveries
+        sent = self.emitter.send(self.producer, self.emitter.outputs(batch))
+        self.records_out += sent.records
+        self.dead_letters += sent.dead_letters
+        return sent.deliveries
 
     def _rewind(self) -> None:
         """Back to what the group has committed; where that is nothing, to where the unit of work began."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from semel.client.consumer_types import ConsumerRecord
-from semel.client.errors import ConfigError
+from semel.client.dead_letters import SOURCE_HEADER, reason_headers
+from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
+from semel.protocol.errors import ErrorCode
 
 # Columns of an input table that name its place there, not in the sink.
 PLACE_COLUMNS = ("topic", "partition", "offset")
@@ -27,37 +29,147 @@ class Output(NamedTuple):
 
 RowFunction = Callable[[ConsumerRecord], Any]
 TableFunction = Callable[[Any], Any]
+OnError = Callable[[Any, Exception], Any]
 Deliveries = list[Any]
 
 
-class Emitter:
-    """Applies the function to a batch and sends what it returns."""
+class Made(NamedTuple):
+    """What the function made of a batch: `Output` or tables; and the records that it could not take."""
 
-    def __init__(self, function: RowFunction | TableFunction, sink: str | None, tables: bool) -> None:
+    outputs: list[Any]
+    dead_letters: list[Output]
+
+
+class Sent(NamedTuple):
+    records: int
+    dead_letters: int
+    deliveries: Deliveries
+
+
+class RecordError(FatalError):
+    """The function raised for a record (or a table, named by its first record); its own error is the cause."""
+
+    def __init__(
+        self, message: str, code: ErrorCode | None = None, topic: str = "", partition: int = -1, offset: int = -1
+    ) -> None:
+        super().__init__(message, code)
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code, self.topic, self.partition, self.offset)
+
+
+class Emitter:
+    """Applies the function to a batch and sends what it returns.
+
+    What the function raises for a record goes to `on_error(record, error)`, which returns what to write instead (None:
+    nothing), or raises; then the record is a dead letter; without a topic for these it is the end of the loop. Of a
+    table, the rows that it fails with are found by halving. Errors of a Kafka client are not about a record: they are
+    raised as they are."""
+
+    def __init__(
+        self,
+        function: RowFunction | TableFunction,
+        sink: str | None,
+        tables: bool,
+        *,
+        dead_letter_topic: str | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
         self._function = function
         self._sink = sink
         self._tables = tables
+        self._dead_letter_topic = dead_letter_topic
+        self._on_error = on_error
 
-    def outputs(self, batch: Any) -> list[Any]:
+    # -- making --------------------------------------------------------------------------------------------------------
+    def outputs(self, batch: Any) -> Made:
         """Everything that the function returns for a batch. Nothing is sent yet, so an error in it sends nothing."""
+        made = Made([], [])
         if self._tables:
-            returned = self._function(batch)
-            return [] if returned is None else [returned]
-        made: list[Output] = []
+            self._add_table(batch, made)
+            return made
+        outputs = made.outputs
         for record in batch:
-            made += rows_of(self._function(record), record)
+            try:
+                outputs += rows_of(self._function(record), record)
+            except KafkaError:
+                raise
+            except Exception as error:
+                self._add_bad_row(record, error, made)
         return made
 
-    def send(self, producer: Producer, outputs: list[Any]) -> tuple[int, Deliveries]:
-        """(how many records, their deliveries)."""
+    def _add_bad_row(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
+        if self._on_error is not None:
+            try:
+                made.outputs.extend(rows_of(self._on_error(record, error), record))
+                return
+            except KafkaError:
+                raise
+            except Exception as failure:
+                error = failure
+        self._add_dead_letter(record, error, made)
+
+    def _add_table(self, table: Any, made: Made) -> None:
+        try:
+            returned = self._function(table)
+        except KafkaError:
+            raise
+        except Exception as error:
+            self._add_bad_table(table, error, made)
+        else:
+            if returned is not None:
+                made.outputs.append(returned)
+
+    def _add_bad_table(self, table: Any, error: Exception, made: Made) -> None:
+        if self._on_error is None and self._dead_letter_topic is None:
+            raise _record_error(_range_text(table), error, _first_record(table)) from error
+        if table.num_rows > 1:
+            half = table.num_rows // 2
+            self._add_table(table.slice(0, half), made)
+            self._add_table(table.slice(half), made)
+            return
+        if self._on_error is not None:
+            try:
+                returned = self._on_error(table, error)
+            except KafkaError:
+                raise
+            except Exception as failure:
+                error = failure
+            else:
+                made.outputs.extend([] if returned is None else [returned])
+                return
+        self._add_dead_letter(_first_record(table), error, made)
+
+    def _add_dead_letter(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
+        place = f"{record.topic}-{record.partition}"
+        if self._dead_letter_topic is None:
+            raise _record_error(f"{place} at offset {record.offset}", error, record) from error
+        headers = [
+            *(record.headers or ()),
+            *reason_headers(f"{type(error).__name__}: {error}", self._sink),
+            (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
+        ]
+        letter = Output(record.value, record.key, self._dead_letter_topic, None, record.timestamp, headers)
+        made.dead_letters.append(letter)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+    def send(self, producer: Producer, made: Made) -> Sent:
+        dead = self._send_rows(producer, made.dead_letters)
         if self._tables:
-            return self._send_tables(producer, outputs)
+            count, deliveries = self._send_tables(producer, made.outputs)
+        else:
+            deliveries = self._send_rows(producer, made.outputs)
+            count = len(deliveries)
+        return Sent(count, len(dead), deliveries + dead if dead else deliveries)
+
+    def _send_rows(self, producer: Producer, outputs: list[Output]) -> Deliveries:
         deliveries: Deliveries = []
         for output in outputs:
             value, key, topic, partition, timestamp, headers = output
             target = topic or self._target()
             deliveries.append(producer.send(target, value, key, partition, timestamp, headers or None))
-        return len(deliveries), deliveries
+        return deliveries
 
     def _send_tables(self, producer: Producer, outputs: list[Any]) -> tuple[int, Deliveries]:
         count, deliveries = 0, []
@@ -104,3 +216,41 @@ def sendable(table: Any) -> Any:
     if TARGET_COLUMN in table.column_names:
         return chosen.append_column("partition", table.column(TARGET_COLUMN))
     return chosen
+
+
+# -- bad records -------------------------------------------------------------------------------------------------------
+def _record_error(where: str, error: Exception, record: ConsumerRecord) -> RecordError:
+    return RecordError(
+        f"{where}: the function raised {type(error).__name__}: {error}. Correct it, or say what happens to such "
+        "records with dead_letter_topic= or on_error=",
+        None,
+        record.topic,
+        record.partition,
+        record.offset,
+    )
+
+
+def _first_record(table: Any) -> ConsumerRecord:
+    """The first row of an input table."""
+    row = table.slice(0, 1).to_pylist()[0] if table.num_rows else {}
+    headers = tuple((entry["key"], entry["value"]) for entry in row.get("headers") or ())
+    return ConsumerRecord(
+        row.get("topic", ""),
+        row.get("partition", -1),
+        row.get("offset", -1),
+        row.get("timestamp"),
+        row.get("key"),
+        row.get("value"),
+        headers,
+    )
+
+
+def _range_text(table: Any) -> str:
+    """The offsets of an input table, by partition."""
+    ranges = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
+    words = []
+    for row in ranges.sort_by([("topic", "ascending"), ("partition", "ascending")]).to_pylist():
+        low, high = row["offset_min"], row["offset_max"]
+        offsets = f"offset {low}" if low == high else f"offsets {low} to {high}"
+        words.append(f"{row['topic']}-{row['partition']} {offsets}")
+    return ", ".join(words)

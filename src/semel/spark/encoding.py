@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from semel.client.dead_letters import reason_headers
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
 from semel.spark.targets import Targets
 
 COLLECT_BYTES = 16 * 1024 * 1024
 BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
-REASON_HEADER = "semel.dead-letter.reason"
-TOPIC_HEADER = "semel.dead-letter.topic"
 
 MURMUR2, SPREAD = "murmur2", "none"
 
@@ -242,10 +241,7 @@ class Encoder:
 
 
 def _reason_headers(reason: str, topic: str | None) -> list[dict[str, Any]]:
-    return [
-        {"key": REASON_HEADER, "value": reason.encode()},
-        {"key": TOPIC_HEADER, "value": (topic or "").encode()},
-    ]
+    return [{"key": name, "value": value} for name, value in reason_headers(reason, topic)]
 
 
 def in_parts(batches: Iterator[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from semel.client.consumer_types import ConsumerRecord
 from semel.client.errors import ConfigError
-from semel.patterns.process_output import Emitter, Output, rows_of, sendable
+from semel.patterns.process_output import Emitter, Output, RecordError, rows_of, sendable
 
 RECORD = ConsumerRecord("in", 1, 5, 1000, b"key", b"value", (("h", b"1"),))
 
@@ -74,21 +74,21 @@ def test_function_runs_on_the_whole_batch_before_anything_is_sent() -> None:
         return b"ok"
 
     emitter = Emitter(fail_on_second, "sink", tables=False)
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(RecordError, match="no"):
         emitter.outputs([RECORD, RECORD._replace(offset=6)])
 
 
 def test_rows_and_tables_go_to_the_sink_or_to_the_topic_they_name() -> None:
     recorder = Recorder()
     emitter = Emitter(lambda record: [b"a", Output(b"b", topic="other")], "sink", tables=False)
-    assert emitter.send(recorder, emitter.outputs([RECORD])) == (2, ["delivery"] * 2)  # type: ignore[arg-type]
+    assert emitter.send(recorder, emitter.outputs([RECORD])) == (2, 0, ["delivery"] * 2)  # type: ignore[arg-type]
     assert [arguments[0] for arguments in recorder.sent] == ["sink", "other"]
     table = pa.table({"value": [b"x", b"y"]})
     tables = Emitter(lambda given: {"one": given, "two": given.slice(0, 0)}, None, tables=True)
     recorder = Recorder()
-    assert tables.send(recorder, tables.outputs(table)) == (2, ["delivery"])  # type: ignore[arg-type]
+    assert tables.send(recorder, tables.outputs(table)) == (2, 0, ["delivery"])  # type: ignore[arg-type]
     assert recorder.sent == [("one", 2)]
-    assert Emitter(lambda _: None, None, tables=True).outputs(table) == []
+    assert Emitter(lambda _: None, None, tables=True).outputs(table) == ([], [])
 
 
 def test_missing_sink_is_said() -> None:

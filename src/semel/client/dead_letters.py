@@ -1,0 +1,15 @@
+"""How a dead letter looks: the record as it was, with headers that say why it is one and where it was going."""
+
+from __future__ import annotations
+
+REASON_HEADER = "semel.dead-letter.reason"
+TOPIC_HEADER = "semel.dead-letter.topic"  # where it was going
+SOURCE_HEADER = "semel.dead-letter.source"  # where it was read: topic, partition and offset, as in orders-3@17
+REASON_CHARACTERS = 2_000  # an error may quote all of its input
+
+
+def reason_headers(reason: str, topic: str | None) -> list[tuple[str, bytes]]:
+    return [
+        (REASON_HEADER, reason[:REASON_CHARACTERS].encode(errors="replace")),
+        (TOPIC_HEADER, (topic or "").encode()),
+    ]

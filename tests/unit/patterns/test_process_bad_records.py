@@ -1,0 +1,234 @@
+"""Records that the function cannot take: named in the error, skipped, replaced, or dead letters of the same
+transaction."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import threading
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import semel
+from semel.client.admin import Admin
+from semel.client.errors import ConfigError, RetriableError
+from semel.client.producer import Producer
+from semel.patterns.process import Processor
+from semel.patterns.process_output import Emitter, Output, RecordError
+from semel.protocol.messages.end_txn import END_TXN
+from tests.support.broker import SemelBroker
+from tests.support.proxy import Proxy, cut_before
+from tests.support.reading import Seen, read_topic
+from tests.unit.patterns.test_process_end import COUNT, Pipe
+from tests.unit.patterns.test_process_output import RECORD
+
+BAD = {b"7", b"8", b"31"}
+GOOD = Counter(value for value in (b"%d" % number for number in range(COUNT)) if value not in BAD)
+
+
+@pytest.fixture
+def pipe(shared_semel_broker: SemelBroker) -> Pipe:
+    made = Pipe(shared_semel_broker)
+    with Admin(bootstrap_servers=made.bootstrap) as admin:
+        admin.create_topic(f"{made.source}.dead", partitions=1)
+    return made
+
+
+def picky(record: Any) -> Any:
+    if record.value in BAD:
+        raise ValueError(f"cannot read {record.value!r}")
+    return record
+
+
+def picky_table(table: pa.Table) -> pa.Table:
+    if set(table.column("value").to_pylist()) & BAD:
+        raise ValueError("cannot read some of it")
+    return table
+
+
+def dead(pipe: Pipe) -> list[Seen]:
+    return read_topic(pipe.bootstrap, f"{pipe.source}.dead")
+
+
+# --- the error names the record ---
+
+
+@pytest.mark.parametrize(
+    "function", [picky, lambda record: (picky(record) for _ in range(1))], ids=["row", "generator"]
+)
+def test_error_names_topic_partition_and_offset(function: Any) -> None:
+    emitter = Emitter(function, "out", tables=False)
+    with pytest.raises(
+        RecordError, match=r"in-1 at offset 5.*ValueError: cannot read b'7'.*dead_letter_topic"
+    ) as raised:
+        emitter.outputs([RECORD._replace(offset=4), RECORD._replace(value=b"7")])
+    error = raised.value
+    assert (error.topic, error.partition, error.offset) == ("in", 1, 5)
+    assert isinstance(error.__cause__, ValueError)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.topic, again.partition, again.offset) == (str(error), "in", 1, 5)
+
+
+def test_error_on_a_table_names_the_offsets_of_the_table() -> None:
+    table = pa.table({"topic": ["in"] * 3, "partition": [1, 1, 2], "offset": [5, 9, 4], "value": [b"1", b"7", b"2"]})
+    with pytest.raises(RecordError, match=r"in-1 offsets 5 to 9, in-2 offset 4") as raised:
+        Emitter(picky_table, "out", tables=True).outputs(table)
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("in", 1, 5)
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_errors_of_the_cluster_and_of_the_program_are_not_the_records_fault(tables: bool) -> None:
+    def fail(_: Any) -> Any:
+        raise RetriableError("another cluster is busy")
+
+    emitter = Emitter(fail, "out", tables, dead_letter_topic="dead", on_error=lambda given, error: None)
+    batch = pa.table({"value": [b"x"]}) if tables else [RECORD]
+    with pytest.raises(RetriableError):
+        emitter.outputs(batch)
+    if not tables:
+        with pytest.raises(ConfigError, match="the function returned int"):
+            Emitter(lambda record: 5, "out", tables, dead_letter_topic="dead").outputs([RECORD])
+
+
+# --- dead letters ---
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+@pytest.mark.parametrize("tables", [False, True], ids=["rows", "tables"])
+def test_bad_records_go_to_the_dead_letter_topic_as_they_were(pipe: Pipe, guarantee: str, tables: bool) -> None:
+    with Producer(bootstrap_servers=pipe.bootstrap) as producer:
+        producer.send(pipe.source, b"7", b"key", 0, 1_700_000_000_000, [("h", b"1")])
+    options = pipe.options(
+        stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", guarantee=guarantee, tables=tables
+    )
+    stats = semel.process(pipe.source, pipe.sink, picky_table if tables else picky, **options)
+    assert (stats.records_in, stats.records_out, stats.dead_letters) == (COUNT + 1, COUNT - 3, 4)
+    assert pipe.written() == GOOD
+    letters = dead(pipe)
+    assert Counter(letter.value for letter in letters) == Counter([*BAD, b"7"])
+    (letter,) = (letter for letter in letters if letter.key == b"key")
+    assert letter.timestamp == 1_700_000_000_000
+    reason = b"ValueError: cannot read some of it" if tables else b"ValueError: cannot read b'7'"
+    assert letter.headers == [
+        ("h", b"1"),
+        ("semel.dead-letter.reason", reason),
+        ("semel.dead-letter.topic", pipe.sink.encode()),
+        ("semel.dead-letter.source", f"{pipe.source}-0@{COUNT // 3}".encode()),
+    ]
+
+
+def test_dead_letters_and_output_of_a_lost_transaction_are_written_once(pipe: Pipe) -> None:
+    with Proxy(pipe.bootstrap) as proxy:
+        lost = proxy.add(cut_before(END_TXN, times=2))
+        options = pipe.options(bootstrap_servers=proxy.bootstrap, stop_at_end=True, max_records=20)
+        semel.process(pipe.source, pipe.sink, picky, **options, dead_letter_topic=f"{pipe.source}.dead")
+        lost.assert_fired(2)
+    assert pipe.written() == GOOD
+    assert Counter(letter.value for letter in dead(pipe)) == Counter(BAD)
+
+
+def test_dead_letters_are_invisible_until_the_transaction_commits(pipe: Pipe) -> None:
+    """An error after a dead letter, in the same transaction, takes the dead letter with it."""
+    seen = threading.Event()
+
+    def fail_later(record: Any) -> Any:
+        if record.value == b"59":
+            seen.set()
+            raise KeyboardInterrupt
+        return picky(record)
+
+    options = pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", max_records=1_000)
+    with pytest.raises(KeyboardInterrupt):
+        semel.process(pipe.source, pipe.sink, fail_later, **options)
+    assert seen.is_set()
+    assert dead(pipe) == []
+    assert pipe.written() == Counter()
+
+
+# --- on_error ---
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["rows", "tables"])
+def test_on_error_skips_replaces_or_hands_on(pipe: Pipe, tables: bool) -> None:
+    def value_of(given: Any) -> bytes:
+        found = given.column("value")[0].as_py() if tables else given.value
+        assert isinstance(found, bytes)
+        return found
+
+    def decide(given: Any, error: Exception) -> Any:
+        assert isinstance(error, ValueError)
+        if value_of(given) == b"7":
+            return None
+        if value_of(given) == b"8":
+            return pa.table({"value": [b"eight"]}) if tables else Output(b"eight")
+        raise error
+
+    options = pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", on_error=decide, tables=tables)
+    stats = semel.process(pipe.source, pipe.sink, picky_table if tables else picky, **options)
+    assert pipe.written() == GOOD + Counter([b"eight"])
+    assert [letter.value for letter in dead(pipe)] == [b"31"]
+    assert stats.dead_letters == 1
+
+
+def test_error_of_on_error_is_named_where_there_is_no_dead_letter_topic() -> None:
+    def hand_on(record: Any, error: Exception) -> Any:
+        raise RuntimeError("on_error is broken, too") from error
+
+    with pytest.raises(RecordError, match="RuntimeError: on_error is broken"):
+        Emitter(picky, "out", tables=False, on_error=hand_on).outputs([RECORD._replace(value=b"7")])
+
+
+def test_table_is_halved_only_as_far_as_it_is_bad() -> None:
+    sizes: list[int] = []
+
+    def count(table: pa.Table) -> pa.Table:
+        sizes.append(table.num_rows)
+        return picky_table(table)
+
+    values = [b"x"] * 1_000
+    values[700] = b"7"
+    numbers = pa.array(range(1_000))
+    table = pa.table({"topic": ["in"] * 1_000, "partition": [0] * 1_000, "offset": numbers, "value": values})
+    made = Emitter(count, "out", tables=True, dead_letter_topic="dead").outputs(table)
+    assert [letter.value for letter in made.dead_letters] == [b"7"]
+    assert sum(part.num_rows for part in made.outputs) == 999
+    assert len(sizes) <= 21
+    offsets = pa.concat_tables(made.outputs).column("offset")
+    assert offsets.to_pylist() == [number for number in range(1_000) if number != 700], "in their order"
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("dead_letters_topic", "did you mean 'dead_letter_topic'?"),
+        ("bootstrap.servers", "did you mean 'bootstrap_servers'?"),
+        ("idle_stop", "did you mean 'idle_stop_ms'?"),
+        ("xyzzy", "the options are "),
+    ],
+)
+def test_wrong_option_gets_the_nearest_name(option: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        semel.process("in", "out", picky, application_id="app", **{option: 1})
+    assert repr(option) in str(raised.value)
+    assert hint in str(raised.value)
+
+
+def test_help_lists_every_option() -> None:
+    signature = inspect.signature(semel.process)
+    options = [name for name in inspect.signature(Processor).parameters if name != "unknown"]
+    assert list(signature.parameters) == options
+    documented = inspect.getdoc(semel.process) or ""
+    assert [name for name in options if f"\n{name} " not in documented] == []
+
+
+def test_dead_letters_cannot_go_back_to_the_source() -> None:
+    with pytest.raises(ConfigError, match="source"):
+        Processor(["a", "b"], "out", picky, application_id="app", dead_letter_topic="b")
+    with pytest.raises(ConfigError, match="on_error"):
+        Processor("a", "out", picky, application_id="app", on_error="skip")  # type: ignore[arg-type]
