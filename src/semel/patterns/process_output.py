@@ -150,7 +150,8 @@ class Emitter:
             *reason_headers(f"{type(error).__name__}: {error}", self._sink),
             (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
         ]
-        letter = Output(record.value, record.key, self._dead_letter_topic, None, record.timestamp, headers)
+        timestamp = record.timestamp if record.timestamp >= 0 else None
+        letter = Output(record.value, record.key, self._dead_letter_topic, None, timestamp, headers)
         made.dead_letters.append(letter)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def _first_record(table: Any) -> ConsumerRecord:
         row.get("topic", ""),
         row.get("partition", -1),
         row.get("offset", -1),
-        row.get("timestamp"),
+        row.get("timestamp", -1),
         row.get("key"),
         row.get("value"),
         headers,
