@@ -11,14 +11,19 @@ import pytest
 
 import semel
 from semel.client.batches import Identity
-from semel.client.errors import FencedError
+from semel.client.cluster import Cluster as ClientCluster
+from semel.client.errors import FencedError, KafkaError, error_of
+from semel.client.settings import ClientSettings
 from semel.protocol.errors import ErrorCode
-from semel.spark.ledger import Batch
+from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
+from semel.spark.ledger import Batch, LostLedgerError, topic_of
+from semel.spark.ledger_topic import create, last_entry
 from semel.spark.sink import FencedSinkError, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.write_job import Report
 from tests.support.broker import Cluster
 from tests.support.load import read_all
+from tests.support.waiting import until
 
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 BOTH = pytest.mark.parametrize(
@@ -67,6 +72,14 @@ class Application:
         starts, ends = ([json.dumps({self.source: {"0": at}}, separators=(",", ":"))] for at in (start, end))
         return Batch(query, number, list(starts), list(ends))
 
+    @property
+    def ledger(self) -> str:
+        return topic_of(self.id)
+
+    def delete_ledger(self) -> None:
+        self.admin.delete_topics([self.ledger])
+        until(lambda: self.ledger not in self.admin.list_topics(), "the ledger topic stayed")
+
     def values(self) -> list[str]:
         return [(value or b"").decode() for _, _, value in read_all(self.bootstrap, self.output, 1)]
 
@@ -90,6 +103,12 @@ def app(cluster: Cluster) -> Iterator[Application]:
     made = Application(cluster)
     yield made
     made.close()
+
+
+@pytest.fixture
+def client(app: Application) -> Iterator[ClientCluster]:
+    with ClientCluster(ClientSettings.of(bootstrap_servers=app.bootstrap, allow_auto_create_topics=False)) as made:
+        yield made
 
 
 @BOTH
@@ -119,3 +138,79 @@ def test_zombie_does_not_take_the_id_back_from_an_owner_whose_producer_id_was_ro
     assert refused == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
     owner._batch(Frame("d"), app.batch(2, 2, 3))
     assert app.values() == ["a", "b", "d"]
+
+
+@BOTH
+def test_ledger_that_was_lost_is_not_taken_for_a_new_one(app: Application, client: ClientCluster) -> None:
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    app.delete_ledger()
+    with pytest.raises(LostLedgerError, match="committed offsets"):
+        last_entry(client, app.id)  # what startingOffsets=committed reads
+    for _ in range(2):  # the first one creates the topic anew
+        with pytest.raises(LostLedgerError, match="committed offsets") as refused:
+            app.sink()
+    assert json.dumps({app.source: {"0": 1}}) in str(refused.value)
+    app.sink(adopt_checkpoint=True)._batch(Frame("b"), app.batch(1, 1, 2))
+    app.sink()._batch(Frame("c"), app.batch(2, 2, 3))
+    assert app.values() == ["a", "b", "c"]
+
+
+@SEMEL
+def test_ledger_whose_entries_were_deleted_is_not_taken_for_a_new_one(app: Application) -> None:
+    app.sink(source_cluster_is_other=True)._batch(Frame("a"), app.batch(0, 0, 1))
+    assert not app.admin.group_offsets(app.id)
+    app.admin.alter_configs({"cleanup.policy": "delete"}, topic=app.ledger)
+    app.admin.delete_records({(app.ledger, 0): -1})
+    app.admin.alter_configs({"cleanup.policy": "compact"}, topic=app.ledger)
+    with pytest.raises(LostLedgerError, match="log starts at offset 2"):
+        app.sink(source_cluster_is_other=True)
+
+
+@SEMEL
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_ledger_that_would_be_deleted_by_retention_is_refused(app: Application, policy: str) -> None:
+    app.admin.create_topic(app.ledger, 1, configs={"cleanup.policy": policy})
+    with pytest.raises(LostLedgerError, match=f"cleanup.policy={policy}"):
+        app.sink()
+    app.admin.alter_configs({"cleanup.policy": "compact"}, topic=app.ledger)
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    assert app.values() == ["a"]
+
+
+@SEMEL
+def test_one_unknown_topic_response_is_not_an_empty_ledger(
+    app: Application, client: ClientCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.sink(source_cluster_is_other=True)._batch(Frame("a"), app.batch(0, 0, 1))
+    real, unknown = client.topic, [2]
+
+    def topic(name: str, *args: Any, **named: Any) -> Any:
+        if unknown[0]:
+            unknown[0] -= 1
+            raise error_of(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"looking up topic {name!r}")
+        return real(name, *args, **named)
+
+    monkeypatch.setattr(client, "topic", topic)
+    found = last_entry(client, app.id)
+    assert unknown == [0]
+    assert found is not None
+    assert found.batch_id == 0
+
+
+@SEMEL
+def test_ledger_made_beforehand_needs_no_right_to_create_it(
+    app: Application, client: ClientCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = client.call
+
+    def call(target: Any, api: Any, request: Any, **named: Any) -> Any:
+        if api is not CREATE_TOPICS:
+            return real(target, api, request, **named)
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED.value
+        return CreateTopicsResponse(topics=[CreatableTopicResult(name=app.ledger, error_code=code)])
+
+    monkeypatch.setattr(client, "call", call)
+    with pytest.raises(KafkaError, match="CREATE on topic"):
+        create(client, app.id)
+    app.admin.create_topic(app.ledger, 1, configs={"cleanup.policy": "compact"})
+    create(client, app.id)

@@ -68,6 +68,10 @@ class LedgerError(RuntimeError):
     """An entry that this version cannot read."""
 
 
+class LostLedgerError(LedgerError):
+    """A ledger that cannot be trusted to hold what was written: going on could write everything again."""
+
+
 def decode(value: bytes) -> Entry:
     entry = msgspec.json.decode(value, type=Entry)
     if entry.format != FORMAT:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 
-from semel.client.cluster import Cluster, Controller
+from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
+from semel.client.group_offsets import fetch_committed, patient
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import (
     CREATE_TOPICS,
@@ -13,19 +16,37 @@ from semel.protocol.messages.create_topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from semel.spark.ledger import Entry, decode, topic_of
+from semel.protocol.messages.describe_configs import (
+    DESCRIBE_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from semel.spark.ledger import Entry, LostLedgerError, decode, topic_of
+from semel.spark.offsets import Offsets, to_json
 from semel.spark.planning import Range
 from semel.spark.positions import list_offsets
 from semel.spark.reading import RangeReader
 
 EARLIEST, LATEST = -2, -1
 MARKERS_S = 5.0
+ABSENT_S = 5.0  # a topic that no broker knows for so long is not there
 LOOK_AGAIN_S = 0.01
-CONFIG = {"cleanup.policy": "compact", "retention.ms": "-1", "retention.bytes": "-1"}
+POLICY = "cleanup.policy"
+CONFIG = {POLICY: "compact", "retention.ms": "-1", "retention.bytes": "-1"}
+TOPIC_RESOURCE = 2
+NOT_ALLOWED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+_WAYS_OUT = (
+    "Restore the ledger topic; or choose another application id, if the offsets are another program's or everything "
+    "may be written again; or, if you know that the output holds everything up to these offsets, continue there: with "
+    "the same checkpoint and adopt_checkpoint=True, or with a new one, adopt_checkpoint=True and startingOffsets set "
+    "to these offsets"
+)
+
+log = logging.getLogger("semel.spark")
 
 
 def create(cluster: Cluster, application_id: str, replication_factor: int = -1) -> None:
-    """Makes sure that the ledger is there, with one partition."""
+    """Makes sure that the ledger is there, with one partition, and that nothing deletes its entries."""
     name = topic_of(application_id)
     topic = CreatableTopic(
         name=name,
@@ -37,7 +58,9 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
         Controller(), CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=30_000), errors=None
     )
     code = ErrorCode.of(answer.topics[0].error_code)
-    if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+    if code in NOT_ALLOWED and not _exists(cluster, name):
+        raise error_of(code, f"creating the ledger topic {name!r}", f"{_rights(name)}. {_made_by_hand(name)}")
+    if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, *NOT_ALLOWED):
         raise error_of(code, f"creating the ledger topic {name!r}", answer.topics[0].error_message)
     partitions = cluster.partitions(name)
     if len(partitions) != 1:
@@ -45,20 +68,122 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
             f"topic {name!r} has {len(partitions)} partitions, a ledger has 1: another program made it. Choose another "
             "application id"
         )
+    if code is not ErrorCode.NONE:
+        _check_policy(cluster, name)
 
 
-def last_entry(cluster: Cluster, application_id: str) -> Entry | None:
-    """The newest committed entry, or None if nothing was ever written (or there is no ledger)."""
-    name = topic_of(application_id)
+def _rights(name: str) -> str:
+    return f"the user needs CREATE on topic {name!r} (or on the cluster)"
+
+
+def _made_by_hand(name: str) -> str:
+    return f"Or make it beforehand: `semel topic create {name} --partitions 1 --config {POLICY}=compact`"
+
+
+def _check_policy(cluster: Cluster, name: str) -> None:
+    """A topic that somebody else made may lose its entries by retention: then an application would write all again."""
+    request = DescribeConfigsRequest([DescribeConfigsResource(TOPIC_RESOURCE, name, [POLICY])])
     try:
-        cluster.topic(name)
+        answer = cluster.call(
+            AnyNode(), DESCRIBE_CONFIGS, request, errors=lambda answer: (r.error_code for r in answer.results)
+        )
+    except KafkaError as error:
+        if error.code not in NOT_ALLOWED:
+            raise
+        log.warning(
+            "the configuration of the ledger topic %r cannot be read (%s); give the user DESCRIBE_CONFIGS on it, and "
+            "see to it that its cleanup.policy is compact",
+            name,
+            error,
+        )
+        return
+    policy = next((entry.value or "" for entry in answer.results[0].configs if entry.name == POLICY), "")
+    if policy != CONFIG[POLICY]:
+        raise LostLedgerError(
+            f"the ledger topic {name!r} has {POLICY}={policy}, so its entries are deleted after a time, and the "
+            f"application would write everything again. Set it to compact: `semel topic alter {name} --config "
+            f"{POLICY}=compact`"
+        )
+
+
+def _exists(cluster: Cluster, name: str) -> bool:
+    """Asked for a while: a broker that has just started, or that has not heard of a new topic, does not know it."""
+    try:
+        cluster.partitions(name, ABSENT_S)
     except KafkaError as error:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return None
+            return False
         raise
+    return True
+
+
+def last_entry(
+    cluster: Cluster, application_id: str, *, must_exist: bool = False, accept_empty: bool = False
+) -> Entry | None:
+    """The newest committed entry, or None if nothing was ever written.
+
+    must_exist    the topic was created before: without it, the ledger was deleted
+    accept_empty  the user says that an empty ledger is meant, whatever else speaks against it
+    """
+    name = topic_of(application_id)
+    if not _exists(cluster, name):
+        if must_exist:
+            raise LostLedgerError(f"the ledger {name!r} was deleted while it was in use. {_WAYS_OUT}")
+        if not accept_empty:
+            refuse_lost(cluster, application_id, 0)
+        return None
+    start, found = _read_last(cluster, name)
+    if found is None and not accept_empty and why_lost(cluster, application_id, start):
+        wait_for_markers(cluster, application_id)  # the group may have the first batch's offsets before the ledger
+        start, found = _read_last(cluster, name)
+        if found is None:
+            refuse_lost(cluster, application_id, start)
+    return found
+
+
+def _read_last(cluster: Cluster, name: str) -> tuple[int, Entry | None]:
+    """(where the log starts, the newest committed entry)"""
     end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
     start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
-    return _newest(cluster, name, start, end)
+    return start, _newest(cluster, name, start, end)
+
+
+def refuse_lost(cluster: Cluster, application_id: str, start: int) -> None:
+    """Raises if a ledger without entries is not a new one."""
+    why = why_lost(cluster, application_id, start)
+    if why:
+        raise LostLedgerError(
+            f"the ledger {topic_of(application_id)!r} is empty, but {why}. What was written is not known any more, and "
+            f"the application could write it again. {_WAYS_OUT}"
+        )
+
+
+def why_lost(cluster: Cluster, application_id: str, start: int) -> str:
+    """What says that an empty ledger, whose log starts at an offset, had entries once; "" if nothing does."""
+    if start > 0:
+        return f"its log starts at offset {start}: its entries were deleted"
+    offsets = _group_offsets(cluster, application_id)
+    if not offsets:
+        return ""
+    by_topic: Offsets = {}
+    for (topic, partition), offset in offsets.items():
+        by_topic.setdefault(topic, {})[partition] = offset
+    return f"the group {application_id!r} has committed offsets: {json.dumps(to_json(by_topic))}"
+
+
+def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int]:
+    try:
+        found = patient(
+            cluster,
+            lambda deadline: fetch_committed(cluster, group_id, None, False, deadline),
+            f"reading the offsets of group {group_id!r}",
+        )
+    except KafkaError as error:
+        if error.code is not ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            raise
+        log.warning("whether the ledger was lost cannot be checked: %s", error)
+        return {}
+    return {tuple(place): at.offset for place, at in found.items()}
 
 
 def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = MARKERS_S) -> None:
@@ -79,7 +204,10 @@ def all_entries(cluster: Cluster, application_id: str) -> list[Entry]:
     name = topic_of(application_id)
     end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
     start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
-    return entries(cluster, name, start, end)
+    found = entries(cluster, name, start, end)
+    if not found:
+        refuse_lost(cluster, application_id, start)
+    return found
 
 
 def _newest(cluster: Cluster, name: str, start: int, end: int) -> Entry | None:

@@ -63,7 +63,7 @@ class Sink(BaseSink):
             ) from error
         self._own()
         self._targets = Targets.of(self._owner.cluster, self.options.topics())
-        self._last = last_entry(self._owner.cluster, self.options.application_id)
+        self._last = self._read_ledger()
 
     def _own(self) -> None:
         try:
@@ -75,6 +75,12 @@ class Sink(BaseSink):
                 f"transaction_timeout_ms is {self.options.transaction_timeout_ms}, more than the broker allows; lower "
                 "it, or raise the broker's transaction.max.timeout.ms"
             ) from error
+
+    def _read_ledger(self) -> Entry | None:
+        options = self.options
+        return last_entry(
+            self._owner.cluster, options.application_id, must_exist=True, accept_empty=options.adopt_checkpoint
+        )
 
     def close(self) -> None:
         self._owner.close()
@@ -192,7 +198,7 @@ class Sink(BaseSink):
             self._owner.end(commit=True)
         except EndUnknownError:
             self._owner.renew()
-            self._last = last_entry(self._owner.cluster, self.options.application_id)
+            self._last = self._read_ledger()
             if self._last is None or self._last.sequence != entry.sequence:
                 raise
         self._last = entry
@@ -205,7 +211,7 @@ class Sink(BaseSink):
             self._owner.renew()
         except FencedError as error:
             self._fenced(error)
-        self._last = last_entry(self._owner.cluster, self.options.application_id)
+        self._last = self._read_ledger()
         return self._is_written(batch)
 
     def _fenced(self, error: FencedError) -> None:
@@ -216,7 +222,7 @@ class Sink(BaseSink):
         """
         if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             self._own()
-            self._last = last_entry(self._owner.cluster, self.options.application_id)
+            self._last = self._read_ledger()
             return
         self._raise_if_too_long(error)
         raise FencedSinkError(

@@ -161,7 +161,7 @@ def _decided(
 
 
 def _asked(owner: TransactionOwner, options: SinkOptions, batch: Batch) -> tuple[Entry | None, Decision]:
-    last = last_entry(owner.cluster, options.application_id)
+    last = last_entry(owner.cluster, options.application_id, must_exist=True, accept_empty=options.adopt_checkpoint)
     return last, decide(last, batch, adopt=options.adopt_checkpoint)
 
 
@@ -244,7 +244,7 @@ def _end(owner: TransactionOwner, options: SinkOptions, entry: Entry) -> None:
         owner.end(commit=True)
     except EndUnknownError:
         owner.renew()
-        last = last_entry(owner.cluster, options.application_id)
+        last = last_entry(owner.cluster, options.application_id, must_exist=True, accept_empty=True)
         if last is None or last.sequence != entry.sequence:
             raise
 
