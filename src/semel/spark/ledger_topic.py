@@ -183,7 +183,7 @@ def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int
             raise
         log.warning("whether the ledger was lost cannot be checked: %s", error)
         return {}
-    return {tuple(place): at.offset for place, at in found.items()}
+    return {(place.topic, place.partition): at.offset for place, at in found.items()}
 
 
 def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = MARKERS_S) -> None:
