@@ -133,8 +133,8 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer."""
-        return len(self._wire.pending)
+        """Requests that are not done: without an answer, or (acks=0) not written."""
+        return self._wire.in_flight
 
     @property
     def wants_write(self) -> bool:
@@ -251,10 +251,9 @@ class Connection:
         return self.take_unreported()
 
     def _close_if_late(self) -> None:
-        pending = self._wire.pending
-        if not pending or pending[0].deadline_s > time.monotonic():
+        late = self._wire.oldest
+        if late is None or late.deadline_s > time.monotonic():
             return
-        late = pending[0]
         self._fail_all(
             RequestTimedOutError(
                 f"{self.address} did not answer {late.api.name} within its time-out; "
@@ -265,7 +264,8 @@ class Connection:
 
     def next_deadline_s(self) -> float:
         """On time.monotonic(): when `check_deadlines` has something to do."""
-        return self._wire.pending[0].deadline_s if self._wire.pending else float("inf")
+        oldest = self._wire.oldest
+        return float("inf") if oldest is None else oldest.deadline_s
 
     def close(self) -> None:
         """Closes the socket and fails what was pending. May be called twice."""
@@ -277,10 +277,11 @@ class Connection:
         try:
             while wire.outgoing and not self.closed:
                 if self._tls:
-                    wire.written(self._socket.send(wire.outgoing[0]))
+                    count = self._socket.send(wire.outgoing[0])
                 else:
                     buffers = [wire.outgoing[i] for i in range(min(len(wire.outgoing), MAX_BUFFERS_PER_WRITE))]
-                    wire.written(self._socket.sendmsg(buffers, (), self._flags))
+                    count = self._socket.sendmsg(buffers, (), self._flags)
+                self._unreported += wire.written(count)
             self._tls_wants_write = False
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
@@ -334,10 +335,8 @@ class Connection:
     def _fail_all(self, error: KafkaError) -> None:
         self.closed = True
         log.debug("%s", error)
-        failed = list(self._wire.pending)
+        failed = self._wire.clear()
         self._unreported += failed
-        self._wire.pending.clear()
-        self._wire.outgoing.clear()
         for pending in failed:
             pending.error = _copied(error)
         if self._end_ahead is not None:

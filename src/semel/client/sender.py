@@ -144,8 +144,14 @@ class Sender:
             done += connection.check_deadlines()
             if connection.closed:
                 self._used.discard(connection)
+                if self.settings.acks_number == 0:  # the only way in which a broker can say that it is not the leader
+                    self._forget_leaders()
         self._settle(done)
         self._run_callbacks()
+
+    def _forget_leaders(self) -> None:
+        for queue in list(self.accumulator.queues.values()):
+            self.cluster.forget(Leader(queue.topic, queue.partition))
 
     def _wait_s(self, connections: list[Connection], blocked_until_s: float, seen: int) -> float:
         """How long nothing can happen but answers and wake-ups."""
@@ -339,10 +345,6 @@ class Sender:
         if connection.closed:  # with it, everything that was on its way there
             failed = connection.take_unreported()
             self._settle(failed if pending in failed else [*failed, pending])
-        elif self.settings.acks_number == 0:
-            with self.accumulator.changed:
-                for queue, batch in sendings:
-                    self._ack(queue, batch, -1, -1)
 
     # --- answers ---
 
@@ -353,6 +355,9 @@ class Sender:
             answers, failure = _answers(pending)
             with self.accumulator.changed:
                 for queue, batch in pending.context:
+                    if pending.written:  # acks=0: this is all that will ever be known
+                        self._ack(queue, batch, -1, -1)
+                        continue
                     answer = answers.get((queue.topic, queue.partition))
                     if answer is not None and answer.error_code in (
                         ErrorCode.NONE,
@@ -423,6 +428,8 @@ def _answers(pending: Pending) -> tuple[dict[Place, PartitionProduceResponse], K
     """What a produce answer says per partition; nothing and the failure if there is none that can be read."""
     try:
         response = pending.result()
+        if response is None:
+            return {}, None
     except DecodeError as error:
         return {}, ConnectionFailedError(f"a Produce answer makes no sense: {error}", ErrorCode.NETWORK_EXCEPTION, True)
     except KafkaError as error:

@@ -20,9 +20,11 @@ _SIZE = struct.Struct(">i")
 
 
 class Pending:
-    """A request on its way: `done` once there is an answer or an error; `result()` returns or raises it."""
+    """A request on its way: `done` once there is an answer or an error; `result()` returns or raises it.
 
-    __slots__ = ("_answer", "api", "context", "correlation_id", "deadline_s", "error", "frame", "version")
+    A request without an answer (acks=0) is done when its last byte is written, and its result is None."""
+
+    __slots__ = ("_answer", "api", "context", "correlation_id", "deadline_s", "error", "frame", "version", "written")
 
     def __init__(
         self, api: Api[Any, Any], version: int, correlation_id: int, deadline_s: float, context: Any = None
@@ -34,17 +36,18 @@ class Pending:
         self.context = context
         self.frame: Buffer | None = None
         self.error: KafkaError | None = None
+        self.written = False  # and no answer will come
         self._answer: Any = None
 
     @property
     def done(self) -> bool:
-        return self.frame is not None or self.error is not None
+        return self.frame is not None or self.error is not None or self.written
 
     def result(self) -> Any:
         """The answer, decoded when first asked for."""
         if self.error is not None:
             raise self.error
-        if self._answer is None:
+        if self._answer is None and not self.written:
             if self.frame is None:
                 raise RuntimeError(f"{self.api.name} has no answer yet")
             _, self._answer = self.api.read_response(self.frame, self.version)
@@ -58,7 +61,28 @@ class Wire:
         self.client_id = client_id
         self.outgoing: deque[memoryview] = deque()
         self.pending: deque[Pending] = deque()
+        self.unanswered: deque[tuple[int, Pending]] = deque()  # not written yet: where each ends among all bytes
+        self._queued_bytes = 0  # put into `outgoing` so far
+        self._written_bytes = 0
         self._correlation_id = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.pending) + len(self.unanswered)
+
+    @property
+    def oldest(self) -> Pending | None:
+        if self.pending:
+            return self.pending[0]
+        return self.unanswered[0][1] if self.unanswered else None
+
+    def clear(self) -> list[Pending]:
+        """Takes back all that is not done."""
+        left = [*self.pending, *(pending for _, pending in self.unanswered)]
+        self.pending.clear()
+        self.unanswered.clear()
+        self.outgoing.clear()
+        return left
 
     # --- out ---
 
@@ -71,25 +95,36 @@ class Wire:
         context: Any = None,
         answer: bool = True,
     ) -> Pending:
-        """Puts a request behind those that wait; without `answer` (acks=0) it is done at once."""
+        """Puts a request behind those that wait; without `answer` (acks=0) it is done when it is written."""
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         parts = api.frame_request(request, version, self._correlation_id, self.client_id)
         pending = Pending(api, version, self._correlation_id, deadline_s, context)
-        self.outgoing.extend(memoryview(part) for part in _merged(parts))
+        for part in _merged(parts):
+            self.outgoing.append(memoryview(part))
+            self._queued_bytes += len(part)
         if answer:
             self.pending.append(pending)
+        else:
+            self.unanswered.append((self._queued_bytes, pending))
         return pending
 
-    def written(self, count: int) -> None:
-        """That many bytes of `outgoing` are on their way."""
+    def written(self, count: int) -> list[Pending]:
+        """That many bytes of `outgoing` are on their way; the requests that are done with that."""
+        self._written_bytes += count
         outgoing = self.outgoing
         while count:
             first = outgoing[0]
             if count < len(first):
                 outgoing[0] = first[count:]
-                return
+                break
             count -= len(first)
             outgoing.popleft()
+        done = []
+        while self.unanswered and self.unanswered[0][0] <= self._written_bytes:
+            _, pending = self.unanswered.popleft()
+            pending.written = True
+            done.append(pending)
+        return done
 
     # --- in ---
 
