@@ -136,10 +136,18 @@ class Broker:
         return dict(self.store.get(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED) or {})
 
     def reserve_producer_ids(self, count: int) -> range:
-        """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again."""
+        """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again.
+
+        StorageError if the store cannot be written, with the code that Kafka has for it.
+        """
         first: int = self.store.get(NEXT_PRODUCER_ID) or 0
         self.store.put(NEXT_PRODUCER_ID, first + count)
-        self.store.commit()
+        try:
+            self.store.commit()
+        except OSError as error:
+            self.store.forget_changes()
+            message = f"no producer ids can be reserved, the data folder cannot be written: {error}"
+            raise StorageError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message) from error
         return range(first, first + count)
 
     def _on_topic_deleted(self, topic: Topic) -> None:

@@ -73,8 +73,8 @@ class Store:
             if self._fsync:
                 self._files.sync_file(self._fd, self._path)
         except OSError:
-            self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
             self._changes = changes
+            self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
             raise
         self._end += len(changes)
 

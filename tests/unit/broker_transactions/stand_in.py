@@ -22,7 +22,11 @@ _HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
 
 
 class MemoryJournal:
-    """Keeps what was written. `gate` holds writes back from being durable; `failures` makes the next ones fail."""
+    """Keeps what was written. `gate` holds writes back from being durable.
+
+    With `fail_sync` a write fails, and as with a real log nothing can be read or written until the disk is sound again;
+    then what was not durable is cut off.
+    """
 
     topic = "__transaction_state"
     partition_count = 4
@@ -34,6 +38,8 @@ class MemoryJournal:
         self.gate.set()
         self.refuse: ErrorCode | None = None
         self.fail_sync = False
+        self.failed_syncs = 0
+        self._offline: set[int] = set()
 
     def partition_for(self, key: str) -> int:
         return coordinator_partition(key, self.partition_count)
@@ -44,6 +50,7 @@ class MemoryJournal:
     def append(self, partition: int, records: list[tuple[bytes | None, bytes | None]]) -> Awaitable[int]:
         if self.refuse is not None:
             raise StorageError(self.refuse, "refused by the test")
+        self._heal(partition)
         base = len(self.records[partition])
         self.records[partition] += records
         return self._durable(partition, base, base + len(records))
@@ -51,11 +58,21 @@ class MemoryJournal:
     async def _durable(self, partition: int, base: int, end: int) -> int:
         await self.gate.wait()
         if self.fail_sync:
-            raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the test is broken")
+            self.failed_syncs += 1
+            self._offline.add(partition)
+            raise _broken()
         self.durable[partition] = max(self.durable[partition], end)
         return base
 
+    def _heal(self, partition: int) -> None:
+        if partition in self._offline:
+            if self.fail_sync:
+                raise _broken()
+            self._offline.remove(partition)
+            del self.records[partition][self.durable[partition] :]
+
     def replay(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
+        self._heal(partition)
         for offset, (key, value) in enumerate(self.records[partition]):
             yield _HEADER, [Record(offset, 0, key, value)]
 
@@ -72,6 +89,10 @@ class MemoryJournal:
             for key, value in self.records[partition][: self.durable[partition]]
             if key is not None and decode_key(key) == transactional_id
         ]
+
+
+def _broken() -> StorageError:
+    return StorageError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the test is broken")
 
 
 class StandInBroker:

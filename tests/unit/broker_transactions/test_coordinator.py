@@ -315,16 +315,111 @@ async def test_a_refused_journal_write_leaves_the_id_as_it_was():
 
 
 @in_loop
-async def test_after_a_failed_fsync_the_id_does_not_move_until_a_restart():
+async def test_after_a_failed_fsync_the_id_does_not_move_while_the_log_cannot_be_read():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
         broker.journal.fail_sync = True
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NOT_COORDINATOR
-        broker.journal.fail_sync = False
+        assert broker.journal.failed_syncs == 1, "the fault did not fire"
         owner = await coordinator.end(ID, pid, epoch, commit=False, is_v2=False)
         assert owner.error is E.CONCURRENT_TRANSACTIONS
         assert not broker.markers
+
+
+@pytest.mark.parametrize("step", ["init", "add", "commit", "abort", "timeout"])
+def test_after_a_failed_fsync_the_id_can_be_used_as_soon_as_the_log_is_sound(step: str, monkeypatch):
+    monkeypatch.setattr("semel.broker.transactions.coordinator.RETRY_S", 0.01)
+
+    @in_loop
+    async def run():
+        broker = StandInBroker()
+        async with running(broker) as coordinator:
+            pid, epoch = await begun(coordinator)
+            steps = {
+                "init": lambda: coordinator.init("new", TIMEOUT_MS, None),
+                "add": lambda: coordinator.add(ID, pid, epoch, (B,)),
+                "commit": lambda: coordinator.end(ID, pid, epoch, commit=True, is_v2=True),
+                "abort": lambda: coordinator.end(ID, pid, epoch, commit=False, is_v2=True),
+                "timeout": coordinator.abort_timed_out,
+            }
+            if step == "timeout":
+                broker.clock.advance_ms(TIMEOUT_MS + 1)
+            before = coordinator.ids.find(ID)
+            broker.journal.fail_sync = True
+            await steps[step]()
+            assert broker.journal.failed_syncs == 1, "the fault did not fire"
+            assert not broker.markers
+            broker.journal.fail_sync = False
+            await idle(coordinator)
+            assert coordinator.ids.find(ID) == before
+            assert coordinator.ids.find("new") is None
+            result = await steps[step]()
+            assert getattr(result, "error", result) in (E.NONE, 1)
+            await idle(coordinator)
+            if step in ("commit", "abort", "timeout"):
+                assert [commit for _, _, _, commit in broker.markers] == [step == "commit"]
+
+    run()
+
+
+@in_loop
+async def test_a_tombstone_whose_fsync_failed_leaves_its_id_as_it_was():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        owner = await coordinator.init(ID, TIMEOUT_MS, None)
+        broker.clock.advance_ms(broker.settings["transactional.id.expiration.ms"] + 1)
+        broker.journal.fail_sync = True
+        assert await coordinator.forget_unused() == 0
+        assert broker.journal.failed_syncs == 1, "the fault did not fire"
+        assert (await coordinator.end(ID, owner.producer_id, owner.epoch, commit=True, is_v2=False)).error is (
+            E.CONCURRENT_TRANSACTIONS
+        )
+        broker.journal.fail_sync = False
+        await idle(coordinator)
+        assert await coordinator.forget_unused() == 1
+        assert coordinator.ids.find(ID) is None
+
+
+@in_loop
+async def test_an_unexpected_error_does_not_keep_a_decision_from_its_markers():
+    broker = StandInBroker()
+    real, failures = broker.write_markers, []
+
+    async def broken_once(*args: object):
+        if not failures:
+            failures.append(1)
+            raise RuntimeError("a bug of the test")
+        return await real(*args)  # type: ignore[arg-type]
+
+    broker.write_markers = broken_once  # type: ignore[method-assign,assignment]
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
+        await idle(coordinator)
+        assert failures, "the fault did not fire"
+        assert [commit for _, _, _, commit in broker.markers] == [True]
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        assert txn.state is State.COMPLETE_COMMIT
+
+
+@in_loop
+async def test_an_unexpected_error_in_a_transition_does_not_block_its_id():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        pid, epoch = await begun(coordinator)
+        real = broker.journal.append
+
+        def broken(*_: object) -> Awaitable[int]:
+            broker.journal.append = real  # type: ignore[method-assign]
+            raise RuntimeError("a bug of the test")
+
+        broker.journal.append = broken  # type: ignore[method-assign]
+        owner = await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)
+        assert owner.error is E.UNKNOWN_SERVER_ERROR
+        await idle(coordinator)
+        assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
 
 
 @in_loop

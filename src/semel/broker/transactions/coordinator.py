@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SETTLE_LIMIT_S = 0.1  # how long a request waits for the id's pending transition before it gets CONCURRENT_TRANSACTIONS
-MARKER_RETRY_S = 1.0
+RETRY_S = 1.0  # between two tries to write a marker or to read the journal
+REPLAY_STEP = 1000  # batches; between two steps requests get their turn
 EXPIRY_CHUNK = 2000  # ids that one batch of tombstones forgets
 _ANSWERS_EARLY = "answer_before_journal" in mutants.ACTIVE
 
@@ -83,6 +84,7 @@ class TransactionCoordinator:
         self._ledger = Ledger()
         self._ids = ProducerIds(broker.reserve_producer_ids)
         self._partition_of = lru_cache(maxsize=4096)(journal.partition_for)
+        self._unknown: dict[int, list[Entry]] = {}  # partition of the journal: ids whose last write may be lost
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -138,8 +140,13 @@ class TransactionCoordinator:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_ended)
         return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the transaction coordinator ended with an error", exc_info=error)
 
     # --- requests -----------------------------------------------------------------------------------------------------
     def new_producer_id(self) -> int:
@@ -264,19 +271,21 @@ class TransactionCoordinator:
             by_partition.setdefault(self._partition_of(entry.id), []).append(entry)
         if faults.armed:
             await faults.reach("expire.before_journal")
+        forgotten = 0
         for partition, members in by_partition.items():
             try:
                 await self._journal.append(partition, [(encode_key(entry.id), None) for entry in members])
             except StorageError:
                 log.exception("cannot forget unused transactional ids; it is tried again")
                 for entry in members:
-                    self._ledger.settle(entry)
+                    self._reread_later(entry)
                 continue
             for entry in members:
                 self._ledger.forget(entry)
+            forgotten += len(members)
         if faults.armed:
             await faults.reach("expire.after_journal")
-        return len(entries)
+        return forgotten
 
     # --- decide, journal, apply, complete -----------------------------------------------------------------------------
     def _now_ms(self) -> int:
@@ -299,7 +308,11 @@ class TransactionCoordinator:
 
     def _decide(self, entry: Entry, event: Event, ask: Ask) -> Decision:
         if entry.txn.exhausted:
-            ask = ask._replace(fresh_producer_id=self._ids.peek())
+            try:
+                ask = ask._replace(fresh_producer_id=self._ids.peek())
+            except StorageError as error:
+                log.error("no producer id", extra={"transactional_id": entry.id, "error": str(error)})
+                return Decision(error.code)
         decision = decide(entry.txn, event, ask, is_pending=entry.is_pending)
         if decision.takes_producer_id:
             self._ids.take()
@@ -320,17 +333,26 @@ class TransactionCoordinator:
 
     async def _transition(self, entry: Entry, to: Transaction) -> ErrorCode | None:
         """One step of an id that is held. Afterwards it is settled, or its markers are on their way."""
-        failure = await self._write(entry, to)
+        try:
+            failure = await self._write(entry, to)
+        except Exception:
+            log.exception("a transition failed", extra={"transactional_id": entry.id})
+            self._reread_later(entry)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
         if failure is None:
-            entry.txn = to
-            if to.state in PREPARED:
-                self._spawn(self._finish(entry))
-            else:
-                self._ledger.settle(entry)
+            self._go_on_from(entry, to)
         return failure
 
+    def _go_on_from(self, entry: Entry, txn: Transaction) -> None:
+        """What the journal says of an id that is held: its markers are due, or the transition is over."""
+        entry.txn = txn
+        if txn.state in PREPARED:
+            self._spawn(self._finish(entry))
+        else:
+            self._ledger.settle(entry)
+
     async def _write(self, entry: Entry, to: Transaction) -> ErrorCode | None:
-        """Makes a value durable. An error: it is not, and the id is settled as it was or stays blocked."""
+        """Makes a value durable. An error: the id is settled as it was, now or when the journal was read again."""
         point = _FAULT_POINTS[to.state]
         if faults.armed:
             await faults.reach(f"{point}.before_journal")
@@ -346,8 +368,8 @@ class TransactionCoordinator:
             else:
                 await durable
         except StorageError as error:
-            # Nobody knows whether it is on the disk. Until a restart reads it again, the id must not move.
-            log.critical("fsync of the transaction log failed; the id is blocked", extra={"transactional_id": entry.id})
+            log.error("fsync of the transaction log failed", extra={"transactional_id": entry.id, "error": str(error)})
+            self._reread_later(entry)
             return journal_error(error.code)
         if faults.armed:
             await faults.reach(f"{point}.after_journal")
@@ -361,14 +383,63 @@ class TransactionCoordinator:
         else:
             self._ledger.settle(entry)
 
+    def _reread_later(self, entry: Entry) -> None:
+        """After a failed fsync nobody knows whether a record is on the disk: the id must not move until that is known.
+
+        The log cuts off what was not synced when it is used again; then the journal says what the id's value is.
+        """
+        if entry.txn.state in PREPARED:
+            return  # decided, with markers written: the completion stays due and is tried again
+        partition = self._partition_of(entry.id)
+        waiting = self._unknown.setdefault(partition, [])
+        waiting.append(entry)
+        if len(waiting) == 1:
+            self._spawn(self._reread(partition))
+
+    async def _reread(self, partition: int) -> None:
+        waiting = self._unknown.pop(partition)
+        while True:
+            try:
+                values = await self._values_of({entry.id for entry in waiting}, partition)
+                break
+            except Exception as error:
+                log.error("the transaction log cannot be read yet; trying again", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S)
+        for entry in waiting:
+            txn = values.get(entry.id)
+            if txn is None:
+                self._ledger.forget(entry)
+            else:
+                self._go_on_from(entry, txn)
+        log.info("the transaction log was read again", extra={"transactional_ids": len(waiting)})
+
+    async def _values_of(self, ids: set[str], partition: int) -> dict[str, Transaction | None]:
+        """The last value in the journal of each id that has one. The ids are held: nobody writes them meanwhile."""
+        values: dict[str, Transaction | None] = {}
+        for number, (header, records) in enumerate(self._journal.replay(partition), 1):
+            if not header.is_control:
+                for record in records:
+                    id_ = decode_key(record.key) if record.key is not None else None
+                    if id_ in ids:
+                        values[id_] = decode_value(record.value) if record.value is not None else None
+            if number % REPLAY_STEP == 0:
+                await asyncio.sleep(0)
+        return values
+
     async def _finish(self, entry: Entry, *, recovered: bool = False) -> None:
-        """From a durable decision to its end: a marker in every partition, then the Complete record."""
+        """From a durable decision to its end, whatever happens: nothing else ends the transaction."""
         if recovered and faults.armed:
             await faults.reach("recovery.before_markers")
-        await self._write_markers(entry)
-        to = _completed(entry.txn, self._now_ms())
-        while await self._write(entry, to) is not None:
-            await asyncio.sleep(MARKER_RETRY_S)
+        while True:
+            try:
+                await self._write_markers(entry)
+                to = _completed(entry.txn, self._now_ms())
+                while await self._write(entry, to) is not None:
+                    await asyncio.sleep(RETRY_S)
+                break
+            except Exception:
+                log.exception("a transaction cannot be finished; trying again", extra={"transactional_id": entry.id})
+            await asyncio.sleep(RETRY_S)
         entry.txn = to
         self._ledger.settle(entry)
 
@@ -384,7 +455,7 @@ class TransactionCoordinator:
             missing = [partition for partition, code in results.items() if code not in _MARKER_NEEDED_NO_MORE]
             if missing:
                 log.error("markers cannot be written; trying again", extra={"transactional_id": entry.id})
-                await asyncio.sleep(MARKER_RETRY_S)
+                await asyncio.sleep(RETRY_S)
         if faults.armed:
             await faults.reach("markers.durable")
 

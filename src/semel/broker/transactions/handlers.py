@@ -46,6 +46,7 @@ from semel.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -72,13 +73,16 @@ async def init_producer_id(
         return InitProducerIdResponse(
             error_code=ErrorCode.INVALID_REQUEST, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
         )
-    if request.transactional_id is None:
-        return InitProducerIdResponse(producer_id=_coordinator(broker).new_producer_id(), producer_epoch=0)
-    owner = await _coordinator(broker).init(
-        request.transactional_id,
-        request.transaction_timeout_ms,
-        (request.producer_id, request.producer_epoch) if has_id else None,
-    )
+    try:
+        if request.transactional_id is None:
+            return InitProducerIdResponse(producer_id=_coordinator(broker).new_producer_id(), producer_epoch=0)
+        owner = await _coordinator(broker).init(
+            request.transactional_id,
+            request.transaction_timeout_ms,
+            (request.producer_id, request.producer_epoch) if has_id else None,
+        )
+    except StorageError as failure:  # no producer id can be reserved
+        return InitProducerIdResponse(error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
     error = for_version(owner.error, ctx.version, knows_fenced_from=4)
     return InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 

@@ -1,0 +1,148 @@
+"""A failed fsync of the transaction log, on real files: the log heals itself, and so do the ids that it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from semel.broker.broker import Broker
+from semel.broker.context import RequestContext
+from semel.broker.settings import Settings
+from semel.broker.transactions.coordinator import TransactionCoordinator
+from semel.broker.transactions.handlers import init_producer_id
+from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages.init_producer_id import InitProducerIdRequest
+from semel.protocol.rows import Record, encode_batch
+from semel.storage.files import Files
+from tests.support.waiting import PATIENCE_S
+
+ID = "orders"
+
+
+class FailingDisk(Files):
+    """Fails the next syncs of files below a folder."""
+
+    def __init__(self) -> None:
+        self.failures_due = 0
+        self.failed: list[str] = []
+
+    def sync_file(self, fd: int, path: str) -> None:
+        if self.failures_due and "/__transaction_state-" in path:
+            self.failures_due -= 1
+            self.failed.append(path)
+            raise OSError(5, "Input/output error")
+        super().sync_file(fd, path)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    made = FailingDisk()
+    monkeypatch.setattr("semel.storage.data_dir.files_for", lambda _: made)
+    monkeypatch.setattr("semel.broker.transactions.coordinator.RETRY_S", 0.05)
+    return made
+
+
+def with_broker(folder: Path, body: Callable[[Broker, TransactionCoordinator], Awaitable[None]]) -> None:
+    async def run() -> None:
+        broker = Broker(Settings({"transaction.state.log.num.partitions": "1"}), folder)
+        await broker.start()
+        try:
+            await body(broker, broker.transactions)  # type: ignore[arg-type]
+        finally:
+            await broker.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 4 * PATIENCE_S))
+
+
+async def until(ask: Callable[[], Awaitable[E]], expected: E) -> None:
+    """What a client does: it sends the request again while the error is retriable."""
+    while (error := await ask()) is not expected:
+        assert error in (E.CONCURRENT_TRANSACTIONS, E.NOT_COORDINATOR), error
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_whose_fsync_failed_can_be_sent_again(
+    tmp_path: Path, disk: FailingDisk, failures: int, commit: bool
+) -> None:
+    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        log = broker.topics.create("t", 1).partitions[0].log
+        owner = await coordinator.init(ID, 60_000, None)
+        who = (owner.producer_id, owner.epoch)
+        assert await coordinator.add(ID, *who, [("t", 0)]) is E.NONE
+        guard = log.start_verification(*who, 0, supports_epoch_bump=False)
+        record = [Record(0, 1, None, b"v")]
+        data = encode_batch(record, producer_id=who[0], producer_epoch=who[1], base_sequence=0, transactional=True)
+        log.append(data, now_ms=broker.clock.now_ms(), guard=guard)
+        disk.failures_due = failures
+
+        async def end() -> E:
+            return (await coordinator.end(ID, *who, commit=commit, is_v2=True)).error
+
+        assert await end() is E.NOT_COORDINATOR
+        assert disk.failed, "the fault did not fire"
+        await until(end, E.NONE)
+        assert len(disk.failed) == failures
+        while log.last_stable_offset < 2:
+            await asyncio.sleep(0.01)
+        assert len(log.aborted_in(0, 2)) == (not commit)
+
+    with_broker(tmp_path, body)
+
+    async def after_restart(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        owner = await coordinator.init(ID, 60_000, None)
+        assert owner.error is E.NONE
+
+    with_broker(tmp_path, after_restart)
+
+
+def test_many_ids_whose_fsync_failed_together_are_all_usable_again(tmp_path: Path, disk: FailingDisk) -> None:
+    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        broker.topics.create("t", 1)
+        await coordinator.init("first", 60_000, None)
+        disk.failures_due = 1
+        ids = [f"id{number}" for number in range(50)]
+        owners = await asyncio.gather(*(coordinator.init(id_, 60_000, None) for id_ in ids))
+        assert disk.failed, "the fault did not fire"
+        assert {owner.error for owner in owners} == {E.NOT_COORDINATOR}
+        assert (await coordinator.init("first", 60_000, None)).error is E.NONE
+        for id_ in ids:
+
+            async def init(id_: str = id_) -> E:
+                return (await coordinator.init(id_, 60_000, None)).error
+
+            await until(init, E.NONE)
+
+    with_broker(tmp_path, body)
+
+
+def test_a_store_that_cannot_be_written_refuses_producer_ids_until_it_can(
+    tmp_path: Path, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        fired = []
+
+        def full(*_: object) -> None:
+            fired.append(1)
+            raise OSError(28, "No space left on device")
+
+        context = RequestContext(22, 5, "c", "localhost", None)
+
+        async def ask(transactional_id: str | None) -> tuple[E, int]:
+            request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
+            answer = await init_producer_id(broker, context, request)
+            return E(answer.error_code), answer.producer_id
+
+        with monkeypatch.context() as patch:
+            patch.setattr("semel.broker.store.write_fully", full)
+            assert await ask(None) == (E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+            assert await ask(ID) == (E.COORDINATOR_LOAD_IN_PROGRESS, -1)
+        assert len(fired) == 2, "the fault did not fire"
+        assert await ask(None) == (E.NONE, 0)
+        assert await ask(ID) == (E.NONE, 1)
+
+    with_broker(tmp_path, body)
