@@ -12,6 +12,7 @@ from semel.prove import inputs
 from semel.prove.checker import (
     CheckerError,
     Kind,
+    Seen,
     Verdict,
     Violation,
     Watcher,
@@ -24,7 +25,7 @@ from semel.prove.checker import (
 from semel.prove.inflict import Inflictor
 from semel.prove.schedule import Fault, Round, Scene, Schedule
 from semel.prove.stage import Stage, StageError
-from semel.prove.workloads import WORKLOADS, Workload
+from semel.prove.workloads import PRODUCER, WORKLOADS, Workload
 
 TICK_S = 0.02
 WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that works
@@ -32,6 +33,8 @@ LOOK_EVERY_S = 0.3
 QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
 QUIET_WITHOUT_GROUP_S = 60.0  # nobody knows where it stands: it may be waiting for a session to expire
 FEED_PATIENCE_S = 120.0
+QUICK_ENDS = 3  # so often a process may end with an error before the pipeline has written anything
+PROGRESS_EVERY_S = 10.0
 FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
 
 # What a guarantee does not promise: counted, and not a violation.
@@ -55,6 +58,7 @@ class RoundResult(msgspec.Struct):
     took_s: float
     violations: list[Violation]
     allowed: dict[str, int]  # kinds that the guarantee does not rule out
+    ends: list[str] = []  # processes that ended by themselves with an error: exit code and last output
 
     @property
     def ok(self) -> bool:
@@ -89,6 +93,7 @@ class CampaignResult(msgspec.Struct):
 
 
 Tell = Callable[[RoundResult], None]
+Say = Callable[[str], None]
 
 
 def run(
@@ -97,13 +102,16 @@ def run(
     prefix: str,
     tell: Tell,
     *,
+    say: Say = lambda _: None,
     into: CampaignResult | None = None,
     stop_at_violation: bool = False,
 ) -> CampaignResult:
-    """Plays all scenes. StageError or CheckerError if that is not possible; `into` has what was done by then."""
+    """Plays all scenes. StageError or CheckerError if that is not possible; `into` has what was done by then.
+
+    `tell` gets each round's result, `say` gets lines about the progress."""
     result = into or CampaignResult()
     for number, scene in enumerate(schedule.scenes):
-        play = ScenePlay(stage, scene, f"{prefix}.{number}")
+        play = ScenePlay(stage, scene, f"{prefix}.{number}", say)
         try:
             play.begin()
             for round_number, round_ in enumerate(scene.rounds):
@@ -124,11 +132,12 @@ def run(
 class ScenePlay:
     """One workload on topics of its own."""
 
-    def __init__(self, stage: Stage, scene: Scene, prefix: str) -> None:
+    def __init__(self, stage: Stage, scene: Scene, prefix: str, say: Say) -> None:
         self._stage = stage
         self._scene = scene
         self._workload: Workload = WORKLOADS[scene.workload](stage, prefix, scene.guarantee, scene.options)
         self._prefix = prefix
+        self._say = say
         self._watcher: Watcher | None = None
         self._transactions = 0
         self._patience_s = float(scene.options.get("patience_s", self._workload.patience_s))
@@ -143,10 +152,33 @@ class ScenePlay:
         topics = self._workload.topics()
         create_topics(self._stage.direct, topics)
         self._watcher = Watcher(self._stage.direct, topics).start()
+        began_s = time.monotonic()
+        self._say(f"{self._scene.workload}: starting; {WARM_UP_TRANSACTIONS} transactions without faults come first")
         self._workload.start()
+        self._warm_up()
+        self._say(f"{self._scene.workload}: works after {time.monotonic() - began_s:.1f} s; the faults begin")
+
+    def _warm_up(self) -> None:
+        """A pipeline that does not work without faults says nothing about the guarantee, and why it does not is in its
+        output. One that runs, and has written something else than expected, is left to the checker."""
         self._transactions = WARM_UP_TRANSACTIONS
-        if stuck := self._work(Inflictor([], self._stage)):
+        if stuck := self._work(Inflictor([], self._stage), "before the first round", self._check_start):
             raise StageError(f"the pipeline does not work even without faults: {stuck[0].detail}")
+        is_broken = any(actor.ends for name, actor in self._stage.actors.items() if name != PRODUCER)
+        if is_broken and not self._workload.complete(self._outputs(), self._transactions):
+            raise self._not_up()
+
+    def _check_start(self) -> None:
+        if any(len(actor.ends) >= QUICK_ENDS for actor in self._stage.actors.values()) and not self._outputs():
+            raise self._not_up()
+
+    def _not_up(self) -> StageError:
+        words = "\n".join(self._stage.last_words())
+        return StageError(f"the pipeline does not work even without faults.\n{words}")
+
+    def _outputs(self) -> list[Seen]:
+        records = list(self._require_watcher().observation.records)
+        return [record for record in records if record.topic in self._workload.outputs]
 
     def end(self) -> None:
         self._stage.clear()
@@ -160,8 +192,9 @@ class ScenePlay:
         carried = [msgspec.structs.replace(fault, at_ms=0) for fault in self.unfired]
         inflictor = Inflictor([*carried, *round_.faults], self._stage, self._workload.checkpoint)
         self._transactions += round_.transactions
+        ended_before = {name: len(actor.ends) for name, actor in self._stage.actors.items()}
         try:
-            stuck = self._work(inflictor)
+            stuck = self._work(inflictor, f"round {number + 1}")
         finally:
             inflictor.disarm()
         self.unfired = [running.fault for running in inflictor.running if not running.fired]
@@ -180,18 +213,29 @@ class ScenePlay:
             time.monotonic() - began_s,
             [*stuck, *(v for v in verdict.violations if v.kind not in allowed)],
             dict(counted),
+            [
+                end
+                for name, actor in self._stage.actors.items()
+                for end in actor.ends[ended_before.get(name, 0) if name != PRODUCER else 0 :]
+            ],
         )
 
-    def _work(self, inflictor: Inflictor) -> list[Violation]:
-        """Until everything that was fed in has come out, or it is certain that it will not."""
+    def _work(self, inflictor: Inflictor, when: str, check: Callable[[], None] = lambda: None) -> list[Violation]:
+        """Until everything that was fed in has come out, or it is certain that it will not. `check` may raise."""
         producer = self._workload.feed(self._transactions)
         progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions, self._patience_s)
         fed_s = done_s = 0.0
-        deadline_s = time.monotonic() + FEED_PATIENCE_S
+        began_s = said_s = time.monotonic()
+        deadline_s = began_s + FEED_PATIENCE_S
         while True:
             inflictor.poll()
             self._stage.supervise()
+            check()
             now_s = time.monotonic()
+            if now_s - said_s >= PROGRESS_EVERY_S:
+                said_s = now_s
+                doing = progress.state() if fed_s else "feeding in"
+                self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing}")
             if not fed_s and not producer.wanted:
                 fed_s, deadline_s = now_s, now_s + self._patience_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
@@ -205,7 +249,7 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
-        words = "\n".join(actor.ends[-1] for actor in self._stage.actors.values() if actor.ends)
+        words = "\n".join(self._stage.last_words())
         return Violation(Kind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip())
 
     def _recover(self) -> None:
@@ -255,6 +299,10 @@ class _Progress:
             self._behind = str(error)  # the broker is coming back
             return False
 
+    def state(self) -> str:
+        """Why it is not done."""
+        return self._behind
+
     def describe(self) -> str:
         return f"not caught up in time: {self._behind}"
 
@@ -266,7 +314,8 @@ class _Progress:
         groups = self._workload.groups()
         if not groups:
             self._behind = f"{len(outputs)} records in the output"
-            return complete or now_s - max(last_s, self._began_s) >= self._quiet_s
+            # Before its first record it may still be starting.
+            return complete or (bool(outputs) and now_s - max(last_s, self._began_s) >= self._quiet_s)
         if not self._at_the_end(groups):
             return False
         self._behind = f"the groups are at the end, but only {len(outputs)} records are in the output"

@@ -81,7 +81,8 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     try:
         stage = Stage(wish.brokers, schedule.mutant, tuple(schedule.settings))
         others = _topics(stage.direct, prefix)
-        play(stage, schedule, prefix, told.round, into=result, stop_at_violation=bool(schedule.mutant))
+        stops = bool(schedule.mutant)
+        play(stage, schedule, prefix, told.round, say=told.say, into=result, stop_at_violation=stops)
         return _code(result)
     except (StageError, CheckerError) as error:
         result.error = str(error)
@@ -225,6 +226,9 @@ class Teller:
             self.say(f"       {violation}")
         if len(result.violations) > SHOWN_VIOLATIONS:
             self.say(f"       and {len(result.violations) - SHOWN_VIOLATIONS} more")
+        if result.violations and result.ends:
+            self.say(f"       {len(result.ends)} times a process ended by itself with an error; the last time:")
+            self.say(result.ends[-1])
 
     def end(self, result: CampaignResult, code: int, path: Path) -> None:
         kinds = Counter(

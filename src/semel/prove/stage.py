@@ -39,12 +39,14 @@ class Actor:
         self.wanted = False
         self.frozen_until_s = 0.0
         self.starts = 0
-        self.ends: list[str] = []  # last words of those that ended by themselves
+        self.ends: list[str] = []  # exit code and last output of those that ended by themselves with an error
+        self.has_finished = False  # it ended by itself, without an error
         self._old: list[Process] = []  # replaced while frozen; they wake up as zombies
         self._started_s = 0.0
 
     def start(self) -> None:
         self.wanted = True
+        self.has_finished = False
         self.process = self._make()
         self.starts += 1
         self._started_s = time.monotonic()
@@ -59,12 +61,12 @@ class Actor:
         code = process.returncode
         process.kill()  # what it left of its group
         if code == 0:
-            self.wanted = False
+            self.wanted, self.has_finished = False, True
             return
         if code is not None and code > 0:
-            self.ends.append(f"{self.name} ended with {code}: {process.output[-1500:]}")
+            self.ends.append(f"{self.name} ended with exit code {code}; its last output:\n{process.output[-3000:]}")
         if len(self.ends) > RESTARTS_BORNE:
-            raise StageError(f"{self.name} keeps ending by itself; its last words:\n{self.ends[-1]}")
+            raise StageError(f"{self.name} keeps ending by itself. {self.ends[-1]}")
         self.start()
 
     def kill(self) -> None:
@@ -227,6 +229,19 @@ class Stage:
             self.own.supervise()
         for actor in list(self.actors.values()):
             actor.supervise()
+
+    def last_words(self) -> list[str]:
+        """How each process ended by itself, if it did, and its last output otherwise."""
+        words = []
+        for name, actor in self.actors.items():
+            output = actor.process.output[-3000:] if actor.process is not None else ""
+            if actor.ends:
+                words.append(actor.ends[-1])
+            elif actor.has_finished:
+                words.append(f"{name} ended with exit code 0; its last output:\n{output}")
+            else:
+                words.append(f"{name} is running; its last output:\n{output}")
+        return words
 
     def clear(self) -> None:
         """Ends the processes of a scene."""

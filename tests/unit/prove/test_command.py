@@ -49,6 +49,50 @@ def test_own_pipeline_that_forgets_a_record_is_found_out(tmp_path: Path) -> None
     assert {violation["record"] for violation in proof.violations} >= {"also 0000000"}
 
 
+@pytest.mark.timeout(120)
+def test_own_pipeline_whose_function_raises_never_came_up_and_shows_its_error(tmp_path: Path) -> None:
+    """What it did not write is not lost by a broken guarantee."""
+    text = example() + "\n\ndef broken(**_):\n    raise ValueError('no such column: amount')\n"
+    (tmp_path / "mypipeline.py").write_text(text)
+    proof = prove(tmp_path, "--app", "mypipeline:broken", "--rounds", "1", "--patience", "30")
+    assert (proof.code, proof.violations) == (4, []), proof.told
+    assert "ended with exit code 1" in proof.told
+    assert "ValueError: no such column: amount" in proof.told
+    assert "ValueError: no such column: amount" in proof.result["error"]
+
+
+@pytest.mark.timeout(120)
+def test_own_pipeline_that_writes_nothing_never_came_up(tmp_path: Path) -> None:
+    text = (
+        example() + "\n\ndef idle(**_):\n    print('nothing to do', flush=True)\n    import time\n    time.sleep(600)\n"
+    )
+    (tmp_path / "mypipeline.py").write_text(text)
+    proof = prove(tmp_path, "--app", "mypipeline:idle", "--rounds", "1", "--patience", "6")
+    assert (proof.code, proof.violations) == (4, []), proof.told
+    assert "nothing to do" in proof.told
+
+
+@pytest.mark.timeout(120)
+def test_own_pipeline_that_breaks_under_faults_is_shown_with_its_error(tmp_path: Path) -> None:
+    """It works at first, and cannot take a record of the first round."""
+    text = example().replace('b"seen " + record.value,', "check(record.value),")
+    text += """
+
+def check(value):
+    if value == b"0000070":
+        raise ValueError("seventy")
+    return b"seen " + value
+"""
+    (tmp_path / "mypipeline.py").write_text(text)
+    kill = Fault("kill", "app", at_ms=300)
+    Schedule(1, [Scene("app", "exactly_once", [Round([kill], 4)], _names("expected"))]).save(tmp_path / "s.json")
+    proof = prove(tmp_path, "--replay", "s.json")
+    assert proof.code == 1, proof.told
+    assert "ended with exit code 1" in proof.told
+    assert "ValueError: seventy" in proof.told
+    assert "starting" in proof.told, "progress"
+
+
 def _names(expected: str) -> dict[str, str]:
     return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "8"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semel.prove.workloads.app import AppWorkload
-from semel.prove.workloads.base import Workload
+from semel.prove.workloads.base import PRODUCER, Workload
 from semel.prove.workloads.loop import ChainWorkload, LoopWorkload
 from semel.prove.workloads.spark import AnyOrderWorkload, ExecutorsWorkload, SparkWorkload, StatefulWorkload
 
@@ -20,4 +20,4 @@ WORKLOADS: dict[str, type[Workload]] = {
     )
 }
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["PRODUCER", "WORKLOADS", "Workload"]

@@ -16,6 +16,7 @@ from semel.prove.schedule import Fault
 from semel.prove.stage import Actor, Stage
 
 PARTITIONS = 4
+PRODUCER = "producer"  # the actor that fills the source; it ends when it is done
 FEED_PACE_MS = 60
 SESSION_TIMEOUT_MS = {True: 2_000, False: 6_000}  # with a broker of one's own; the least that Kafka allows by default
 PRODUCER_APIS = ("InitProducerId", "Produce", "EndTxn")
@@ -110,7 +111,7 @@ class Workload(ABC):
     def feed(self, transactions: int) -> Actor:
         """Starts the producer that fills the source up to so many transactions, and then ends."""
         return self.run(
-            "producer",
+            PRODUCER,
             "producer",
             {
                 "brokers": self.stage.proxy.bootstrap,
