@@ -188,21 +188,21 @@ class Encoder:
                 size += lengths.to_numpy().astype(np.int64)
         return size > self._routing.max_record_bytes
 
-    def _mark(self, reasons: Any, rows: Any, reason: str) -> Any:
+    def _mark(self, reasons: Any, rows: Any, reason: Any) -> Any:
+        """The reasons, with another one for rows that have none yet: one text, or an array with a text for each row."""
         if not rows.any():
             return reasons
         if reasons is None:
             reasons = self._np.full(len(rows), None, object)
-        reasons[rows & (reasons == None)] = reason  # noqa: E711 (an array)
+        new = rows & (reasons == None)  # noqa: E711 (an array)
+        reasons[new] = reason if isinstance(reason, str) else reason[new]
         return reasons
 
     def _marked_bad(self, reasons: Any, column: Any) -> Any:
-        """A column that says so: true, or a text that says why."""
+        """A column that says so: true, or a text that says why. One step for all rows, however many texts there are."""
         values = column.to_numpy(zero_copy_only=False)
-        for reason in {v for v in values.tolist() if v}:
-            text = "marked as bad" if reason is True else str(reason)
-            reasons = self._mark(reasons, values == reason, text)
-        return reasons
+        reason = "marked as bad" if self._pa.types.is_boolean(column.type) else values
+        return self._mark(reasons, values.astype(bool), reason)
 
     def _to_dead_letters(self, table: Any, targets: Any, reasons: Any) -> Any:
         bad = reasons != None  # noqa: E711 (an array)
