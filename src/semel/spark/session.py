@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 LAUNCHER = Path(__file__).with_name("python.sh")
 # Who has set one of these may have another Spark, or a cluster.
 ELSEWHERE = ("SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "PYSPARK_GATEWAY_PORT", "MASTER", "SPARK_REMOTE")
+
+UNKNOWN = "unknown"  # a master that this program cannot know
 
 # Only what exactly-once on Python sources needs, and what costs nothing; each can be overridden.
 SETTINGS = {
@@ -40,17 +43,49 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
 
     semel works with a session made in another way, too: PYSPARK_PYTHON must then be the Python that has semel.
     """
-    _choose_python(master)
+    named = {name.replace("__", "."): str(value) for name, value in settings.items()}
+    wanted = UNKNOWN if "spark.remote" in named else _effective_master(named.get("spark.master", master))
+    _choose_python(wanted)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    for name, value in {**SETTINGS, **(LOCAL_SETTINGS if stays_here(master) else {})}.items():
+    for name, value in {**SETTINGS, **(LOCAL_SETTINGS if stays_here(wanted) else {}), **named}.items():
         builder = builder.config(name, value)
-    for name, value in settings.items():
-        builder = builder.config(name.replace("__", "."), str(value))
     return builder.getOrCreate()
+
+
+def _effective_master(named: str | None) -> str:
+    """The master that the session will have, as Spark decides: a context that runs already, what the caller names, the
+    arguments of spark-submit; else this machine. UNKNOWN where it cannot be known here."""
+    from pyspark import SparkContext
+
+    running = SparkContext._active_spark_context
+    if running is not None:
+        return str(running.master)
+    return named or _submitted_master(os.environ.get("PYSPARK_SUBMIT_ARGS", "")) or "local[*]"
+
+
+def _submitted_master(arguments: str) -> str | None:
+    """The master that spark-submit is given, or None. Its own option comes before a setting."""
+    try:
+        words = iter(shlex.split(arguments))
+    except ValueError:
+        return None  # Spark will say what is wrong with them
+    by_option = by_setting = None
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in ("--remote", "--properties-file"):
+            return UNKNOWN
+        if option not in ("--master", "--conf", "-c"):
+            continue
+        value = value if equals else next(words, "")
+        if option == "--master":
+            by_option = value
+        elif value.startswith("spark.master="):
+            by_setting = value.partition("=")[2]
+    return by_option or by_setting
 
 
 def _choose_python(master: str | None) -> None:

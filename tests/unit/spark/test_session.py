@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 
 from semel.spark import session
 
@@ -16,9 +18,10 @@ HERE = [None, "local", "local[2]", "local[2,4]"]
 
 @pytest.fixture(autouse=True)
 def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYSPARK_PYTHON", "SEMEL_PYTHON", *session.ELSEWHERE):
+    for name in ("PYSPARK_PYTHON", "SEMEL_PYTHON", "PYSPARK_SUBMIT_ARGS", *session.ELSEWHERE):
         monkeypatch.setenv(name, "")  # so that it is put back afterwards, whatever the function sets
         monkeypatch.delenv(name)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)  # another test of this process may have one
 
 
 @pytest.mark.parametrize("master", HERE)
@@ -85,3 +88,54 @@ def test_small_packets_to_and_from_workers_wait_for_nobody(made: Callable[..., d
 def test_checkpoints_of_a_cluster_are_written_as_spark_does(made: Callable[..., dict[str, str]]) -> None:
     assert session.LOCAL_SETTINGS.items() <= made(master="local[2]").items()
     assert not session.LOCAL_SETTINGS.keys() & made(master="spark://host:7077").keys()
+
+
+SUBMITTED = [
+    "--master spark://host:7077 pyspark-shell",
+    "--name 'two words' --master=yarn pyspark-shell",
+    "--conf spark.master=k8s://https://host pyspark-shell",
+    "--conf=spark.master=local[2] --master yarn pyspark-shell",
+    "--remote sc://host pyspark-shell",
+    "--properties-file my.conf pyspark-shell",
+]
+
+
+@pytest.mark.parametrize("arguments", SUBMITTED)
+def test_a_cluster_in_the_arguments_of_spark_submit_is_respected(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]], arguments: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    assert not session.LOCAL_SETTINGS.keys() & made().keys()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--master local[4] pyspark-shell", "--driver-memory 2g pyspark-shell", "pyspark-shell", "--name 'x"]
+)
+def test_arguments_of_spark_submit_that_name_no_cluster_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]], arguments: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    assert session.LOCAL_SETTINGS.items() <= made().items()
+    assert os.environ["PYSPARK_PYTHON"] == str(session.LAUNCHER)
+
+
+def test_a_master_among_the_settings_is_respected(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]]
+) -> None:
+    """What the caller names comes before the arguments of spark-submit, as in Spark."""
+    assert not session.LOCAL_SETTINGS.keys() & made(spark__master="spark://host:7077").keys()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert not session.LOCAL_SETTINGS.keys() & made(master="local[2]", spark__master="yarn").keys()
+    assert not session.LOCAL_SETTINGS.keys() & made(spark__remote="sc://host").keys()
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
+    assert session.LOCAL_SETTINGS.items() <= made(spark__master="local[2]").items()
+
+
+def test_a_context_that_runs_already_says_where_tasks_run(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]]
+) -> None:
+    """Spark returns its session, with our settings added to it."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(master="spark://host:7077"))
+    assert not session.LOCAL_SETTINGS.keys() & made(master="local[2]").keys()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
