@@ -34,9 +34,15 @@ from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import check_routed, write_rows
 from semel.spark.writing import task_identity
 
+JOB_PREFIX, UNNAMED_JOB = "job:", "batch"  # in place of a query's id in the ledger
+
 
 class AlreadyDoneError(RuntimeError):
     """The job was run before."""
+
+
+class QueryIdError(RuntimeError):
+    """The application id belongs to a streaming query."""
 
 
 @dataclass
@@ -58,11 +64,23 @@ class BatchWriter(DataSourceArrowWriter):
         check_routed(types, self.options)
         with TransactionOwner(self.options.producer_settings()) as owner:
             create(owner.cluster, self.options.application_id)
+            self._refuse_queries(owner.cluster)  # before it is fenced
             owner.own()
             self._refuse_if_done(owner.cluster)
             self.targets = Targets.of(owner.cluster, self.options.topics())
             ledger = (topic_of(self.options.application_id), 0)
             self.handle: TransactionHandle = owner.begin([*self.targets.places(), ledger])
+
+    def _refuse_queries(self, cluster: Cluster) -> None:
+        """A job would fence a query with this id, and its entry would follow the query's: the query could not go on."""
+        found = all_entries(cluster, self.options.application_id)
+        query = max((entry for entry in found if not _is_job(entry)), key=lambda entry: entry.sequence, default=None)
+        if query is not None:
+            raise QueryIdError(
+                f"application id {self.options.application_id!r} belongs to the streaming query {query.query_id} (its "
+                f"last entry in the ledger is batch {query.batch_id}); a batch job under it would stop the query. "
+                "Nothing was written. Give the job another applicationId"
+            )
 
     def _refuse_if_done(self, cluster: Cluster) -> None:
         found = all_entries(cluster, self.options.application_id)
@@ -77,7 +95,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @property
     def job_name(self) -> str:
-        return f"job:{self.job_id}"
+        return f"{JOB_PREFIX}{self.job_id}"
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return Done(write_rows(iterator, self.options, self.targets, 0, self.handle))
@@ -113,7 +131,7 @@ class BatchWriter(DataSourceArrowWriter):
     def _entry(self, reports: list[Report]) -> Entry:
         return Entry(
             sequence=self.sequence,
-            query_id=self.job_name if self.job_id is not None else "batch",
+            query_id=self.job_name if self.job_id is not None else UNNAMED_JOB,
             run_id="",
             batch_id=0,
             starts=[],
@@ -123,6 +141,10 @@ class BatchWriter(DataSourceArrowWriter):
             dead_letters=sum(r.dead for r in reports),
             committed_at_ms=int(time.time() * 1000),
         )
+
+
+def _is_job(entry: Entry) -> bool:
+    return entry.query_id == UNNAMED_JOB or entry.query_id.startswith(JOB_PREFIX)
 
 
 def route(

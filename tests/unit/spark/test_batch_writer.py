@@ -1,0 +1,77 @@
+"""A batch job and a query do not share an application id: the job is refused before it takes anything over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+import semel
+from semel.client.errors import FencedError
+from semel.client.handle import TransactionOwner
+from semel.spark.batch_writer import AlreadyDoneError, BatchWriter, QueryIdError
+from semel.spark.committing import write_entry
+from semel.spark.ledger import Entry, topic_of
+from semel.spark.ledger_topic import create
+from semel.spark.sink_options import SinkOptions
+from tests.support.broker import Cluster
+
+pytestmark = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+SCHEMA = StructType([StructField("value", BinaryType())])
+QUERY = "0c5ef1c8-6e0d-4d2f-8a55-fd4d3c3f3f5a"
+
+
+@pytest.fixture
+def options(cluster: Cluster) -> SinkOptions:
+    found = SinkOptions(cluster.bootstrap, cluster.unique("nightly"), topic=cluster.unique("nightly-out"))
+    with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
+        admin.create_topic(str(found.topic), 1)
+    return found
+
+
+@pytest.fixture
+def owner(options: SinkOptions) -> Iterator[TransactionOwner]:
+    """A query that owns the id."""
+    with TransactionOwner(options.producer_settings()) as made:
+        create(made.cluster, options.application_id)
+        made.own()
+        yield made
+
+
+def commit_entry(owner: TransactionOwner, application_id: str, sequence: int, query_id: str) -> None:
+    handle = owner.begin([(topic_of(application_id), 0)])
+    write_entry(handle, application_id, Entry(sequence, query_id, "run", sequence, [None], ["{}"]))
+    owner.end(commit=True)
+
+
+def job_of(options: SinkOptions, **more: str) -> BatchWriter:
+    given = {"kafka.bootstrap.servers": options.bootstrap_servers, "applicationId": options.application_id}
+    return BatchWriter({**given, "topic": str(options.topic), **more}, SCHEMA)
+
+
+def test_a_job_under_the_id_of_a_query_is_refused_and_the_query_goes_on(
+    options: SinkOptions, owner: TransactionOwner
+) -> None:
+    commit_entry(owner, options.application_id, 0, QUERY)
+    with pytest.raises(QueryIdError, match=f"(?s){QUERY}.*batch 0.*another applicationId"):
+        job_of(options)
+    commit_entry(owner, options.application_id, 1, QUERY)  # nobody has fenced it
+
+
+def test_a_job_that_came_before_the_query_does_not_hide_it(options: SinkOptions, owner: TransactionOwner) -> None:
+    for sequence, query_id in enumerate(["job:first", QUERY, "batch"]):
+        commit_entry(owner, options.application_id, sequence, query_id)
+    with pytest.raises(QueryIdError, match=QUERY):
+        job_of(options)
+
+
+def test_jobs_under_one_id_follow_each_other(options: SinkOptions, owner: TransactionOwner) -> None:
+    commit_entry(owner, options.application_id, 0, "job:first")
+    with pytest.raises(AlreadyDoneError):
+        job_of(options, jobId="first")
+    second = job_of(options, jobId="second")
+    assert second.sequence == 1
+    second.abort([])
+    with pytest.raises(FencedError):  # the fault of the first test: a job takes the id from whoever has it
+        owner.renew()
