@@ -63,9 +63,11 @@ def test_without_a_partitioner_nothing_is_shuffled_and_keys_do_not_matter(sessio
     assert sides[0] != sides[1]
 
 
-@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("partitioner", ["murmur2", "hash"])
+@pytest.mark.parametrize(
+    "partitioner",
+    [pytest.param("murmur2", marks=pytest.mark.full), pytest.param("hash", marks=pytest.mark.full), "none"],
+)
 @SEMEL
 def test_rows_with_and_without_keys_and_with_a_partition_of_their_own(
     session: Any, query: Query, partitioner: str
@@ -73,12 +75,13 @@ def test_rows_with_and_without_keys_and_with_a_partition_of_their_own(
     select = (
         f"if({NUMBER} % 2 = 0, key, NULL) AS key",
         "value",
-        f"if({NUMBER} % 10 = 5, 3, NULL) AS partition",
+        f"if({NUMBER} % 10 IN (5, 8), 3, NULL) AS partition",  # of either task
     )
     found = written(session, query, *select, partitioner=partitioner)
-    assert {found[str(n)] for n in range(5, ROWS, 10)} == {3}
+    assert {found[str(n)] for n in range(ROWS) if n % 10 in (5, 8)} == {3}
     if partitioner == "murmur2":
-        assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in range(0, ROWS, 2))
+        by_key = [n for n in range(0, ROWS, 2) if n % 10 != 8]
+        assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in by_key)
 
 
 @pytest.mark.timeout(300)
@@ -97,3 +100,22 @@ def test_routing_for_writers_puts_rows_where_the_sink_would(session: Any, query:
     if partitioner == "hash":
         wanted = rows.selectExpr("value", f"pmod(xxhash64(cast(key AS BINARY)), {WIDE}) AS p").collect()
         assert found == {row.value: row.p for row in wanted}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "partitioner",
+    [pytest.param("murmur2", marks=pytest.mark.full), pytest.param("hash", marks=pytest.mark.full), "none"],
+)
+@SEMEL
+def test_routing_for_writers_keeps_the_partition_that_a_row_has(session: Any, query: Query, partitioner: str) -> None:
+    given = "if(id % 4 = 1, 3, NULL) AS partition"
+    rows = session.range(0, ROWS, 1, 3).selectExpr("concat('key-', id) AS key", "cast(id AS STRING) AS value", given)
+    semel.route(rows, query.bootstrap, topic=query.output, partitioner=partitioner).write.format("semel").options(
+        **{"kafka.bootstrap.servers": query.bootstrap, "topic": query.output, "partitioner": partitioner}
+    ).option("applicationId", query.application_id).mode("append").save()
+    found = {(v or b"").decode(): p for p, _, v in read_all(query.bootstrap, query.output, WIDE)}
+    assert set(found) == {str(n) for n in range(ROWS)}
+    assert {found[str(n)] for n in range(1, ROWS, 4)} == {3}
+    if partitioner == "murmur2":
+        assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in range(0, ROWS, 2))

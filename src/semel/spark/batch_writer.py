@@ -27,7 +27,6 @@ from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import MURMUR2, SPREAD
 from semel.spark.ledger import Entry, topic_of
 from semel.spark.ledger_topic import all_entries, create
-from semel.spark.sink_options import HASH
 from semel.spark.targets import Targets
 from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
@@ -153,30 +152,36 @@ def route(
     """The same rows with a column `partition`, each partition's rows in one task: what a transaction needs.
 
     murmur2 puts a key where any Kafka producer would, hash where Spark's own hash says (no Python needed). Rows without
-    a key are shared out; so are all with partitioner=none.
+    a key are shared out; so are all with partitioner=none. A row that has a partition keeps it.
     """
     settings = ClientSettings.of({"bootstrap.servers": brokers, "allow.auto.create.topics": False, **(client or {})})
     with Cluster(settings) as cluster:
         count = Targets.of(cluster, [topic]).count
-    if partitioner == SPREAD or not _has_key(df):
+    columns = _columns(df)
+    by_key = partitioner != SPREAD and "key" in columns
+    if not by_key and "partition" not in columns:
         return df.coalesce(count)
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
-    if partitioner == HASH:
-        chosen = f.expr(f"cast(pmod(coalesce({HASH_OF_KEY}, spark_partition_id()), {count}) AS INT)")
-    else:
+    if by_key and partitioner == MURMUR2:
         chosen = arrow_udf(_partition_of_key(count), IntegerType(), ArrowUDFType.SCALAR)("key")
+    else:
+        hashed = HASH_OF_KEY if by_key else "NULL"
+        chosen = f.expr(f"cast(pmod(coalesce({hashed}, spark_partition_id()), {count}) AS INT)")
+    if "partition" in columns:
+        chosen = f.coalesce(f.col("partition").cast("int"), chosen)
     return df.withColumn("partition", chosen).repartitionById(count, f.col("partition"))
 
 
-def _has_key(df: Any) -> bool:
-    """Declarative pipelines do not let a DataFrame be looked at; there a key is expected."""
+def _columns(df: Any) -> list[str]:
+    """Declarative pipelines do not let a DataFrame be looked at; there a key is expected, and no partition."""
     try:
-        return "key" in df.columns
+        found: list[str] = df.columns
+        return found
     except Exception as error:
         if "ATTEMPT_ANALYSIS" in str(error):
-            return True
+            return ["key"]
         raise
 
 

@@ -167,8 +167,8 @@ def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: 
 
 
 def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:
-    """Without keys and given partitions any task may have any partition, so each keeps one to itself."""
-    return options.partitioner == SPREAD or not {"key", "partition"} & set(rows.columns)
+    """Where neither keys nor given partitions count, any task may have any partition, so each keeps one to itself."""
+    return "partition" not in rows.columns and (options.partitioner == SPREAD or "key" not in rows.columns)
 
 
 def write_tasks(rows: Any, targets: Targets) -> int:
