@@ -29,7 +29,6 @@ from semel.client.cluster import Cluster
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
 from semel.client.coordinator import TransactionCoordinator
 from semel.client.errors import (
-    AbortableError,
     ClosedError,
     ConfigError,
     FatalError,
@@ -199,8 +198,9 @@ class Producer:
 
     def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
-        self._transactional().begin(self._block_s(None))
+        gate = self._transactional()
         self._start()
+        gate.begin(self._block_s(None))
 
     def send_offsets_to_transaction(
         self,
@@ -226,7 +226,8 @@ class Producer:
         self._transactional().abort(Deadline(self._block_s(timeout)))
 
     def transaction(self) -> Transaction:
-        """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises."""
+        """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
+        not be sent in time."""
         self._transactional()
         return Transaction(self)
 
@@ -341,21 +342,24 @@ class Transaction:
         self.send_offsets = producer.send_offsets_to_transaction
 
     def __enter__(self) -> Transaction:
+        if self._producer._transactional().state is State.ABORTING:  # the last block's abort timed out
+            self._producer.abort_transaction()
         self._producer.begin_transaction()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None:
-            try:
-                self._producer.commit_transaction()
-                return
-            except AbortableError:
-                self._abort()
-                raise
-        self._abort()
+        if error is not None:
+            self._abort()
+            return
+        try:
+            self._producer.commit_transaction()
+        except BaseException:  # not in time, failed, Ctrl-C: nobody else will end this transaction
+            self._abort()
+            raise
 
     def _abort(self) -> None:
-        """As far as possible: the error that led here is the one to see."""
+        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
+        is; its `CommitUncertainError` says how to settle it."""
         gate = self._producer._transactional()
         if gate.state in (State.IN_TRANSACTION, State.ABORTABLE, State.ABORTING):
             try:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from semel.client.accumulator import Place
 from semel.client.batches import Batch, Identity
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
-from semel.client.coordinator import VERSIONS, EndUnknownError, TransactionCoordinator
+from semel.client.coordinator import VERSIONS, EndAnswer, EndUnknownError, TransactionCoordinator
 from semel.client.errors import (
     AbortableError,
     CommitUncertainError,
@@ -121,17 +121,20 @@ class TransactionalGate:
 
     def init(self, timeout_s: float) -> None:
         """Owns the transactional id: earlier owners are fenced, what they left open is finished."""
-        self._move(Event.INIT)
         deadline = Deadline(timeout_s)
         try:
+            self._move(Event.INIT)
             self.generation = self.coordinator.generation(deadline.remaining_s())
             identity = self.coordinator.init(deadline.remaining_s())
-        except KafkaError as error:
-            self._move(Event.INIT_FAILED if error.recovery is not Recovery.FENCED else Event.FENCED)
+            with self._lock:
+                self._identity = identity
+                self.state = after(self.state, Event.INITIALIZED)
+        except IllegalStateError:
             raise
-        with self._lock:
-            self._identity = identity
-            self.state = after(self.state, Event.INITIALIZED)
+        except BaseException as error:  # Ctrl-C too: the next call starts over
+            fenced = isinstance(error, KafkaError) and error.recovery is Recovery.FENCED
+            self._move_if_allowed(Event.FENCED if fenced else Event.INIT_FAILED)
+            raise
 
     def begin(self, timeout_s: float) -> None:
         self._raise_if_failed()
@@ -188,7 +191,7 @@ class TransactionalGate:
             return
         assert self._identity is not None
         try:
-            answer = self.coordinator.end(self._identity, True, self.generation, deadline, self._end_maybe_sent)
+            answer = self._end(self._identity, True, deadline)
         except EndUnknownError as error:
             raise self._commit_unknown(error, deadline) from error
         except KafkaError as error:
@@ -197,7 +200,24 @@ class TransactionalGate:
         self._needs_epoch = self._needs_epoch or (self.generation == 1 and answer.was_repeated)
         self._ended(Event.COMMITTED, answer.identity)
 
+    def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
+        try:
+            return self.coordinator.end(identity, commit, self.generation, deadline, self._end_maybe_sent)
+        except Exception:
+            raise  # it says what may have been sent
+        except BaseException:  # Ctrl-C
+            self._end_maybe_sent = True
+            raise
+
     def _deliver_all(self, deadline: Deadline) -> None:
+        try:
+            self._flush_and_seal(deadline)
+        except BaseException:  # Ctrl-C too: nothing was committed, so an abort is possible again
+            self._sealed = False
+            self._move_if_allowed(Event.COMMIT_NOT_SENT)
+            raise
+
+    def _flush_and_seal(self, deadline: Deadline) -> None:
         accumulator = self.sender.accumulator
         delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
         if delivered:
@@ -205,8 +225,6 @@ class TransactionalGate:
             delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
         self._raise_if_failed()
         if not delivered:
-            self._sealed = False
-            self._move(Event.COMMIT_NOT_SENT)
             raise TimedOutError(
                 f"the transaction's records were not all acknowledged within {deadline.total_s:.3g} s, so nothing was "
                 "committed; call commit_transaction() again, or abort_transaction()"
@@ -282,7 +300,7 @@ class TransactionalGate:
         assert self._identity is not None
         identity, self._needs_epoch = self._identity, True
         try:
-            answer = self.coordinator.end(self._identity, False, self.generation, deadline, self._end_maybe_sent)
+            answer = self._end(self._identity, False, deadline)
             identity, self._needs_epoch = answer.identity, self.generation == 1
         except EndUnknownError as error:
             self._end_maybe_sent = self._end_maybe_sent or error.maybe_sent
@@ -305,6 +323,11 @@ class TransactionalGate:
     def _move(self, event: Event) -> None:
         with self._lock:
             self.state = after(self.state, event)
+
+    def _move_if_allowed(self, event: Event) -> None:
+        with self._lock:
+            if allows(self.state, event):
+                self.state = after(self.state, event)
 
     def _raise_if_failed(self) -> None:
         if self.state is State.FENCED:
