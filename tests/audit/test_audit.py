@@ -189,6 +189,17 @@ def test_a_batch_job_in_between_is_no_gap_and_new_partitions_may_begin_anywhere(
     assert app.audit().clean
 
 
+def test_a_topic_that_was_created_anew_may_begin_anywhere(app: Application) -> None:
+    def at(offset: int, topic_id: str) -> list[str]:
+        return [json.dumps({app.source: {"0": offset}, "$ids": {app.source: topic_id}})]
+
+    app.batch(0, 40, starts=at(0, "A"), ends=at(40, "A"))
+    app.batch(0, 40, starts=at(0, "B"), ends=at(40, "B"))
+    assert app.audit().clean
+    app.batch(0, 40, starts=at(0, "B"), ends=at(40, "B"))
+    assert kinds(app.audit()) == [Kind.OVERLAP]
+
+
 def test_sources_that_are_not_kafka_are_compared_as_they_are(app: Application) -> None:
     app.batch(0, 10, starts=[None], ends=["file-7"])
     app.batch(10, 20, starts=["file-7"], ends=["file-9"])

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 import semel
 from semel.spark.compat import HAS_ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows
+from semel.spark.ledger import Entry, topic_of
 from semel.spark.options import OptionError
 from semel.spark.positions import UnknownTopicError
 from semel.spark.reading import DataLossError
@@ -97,6 +98,10 @@ def rows_of(reader: Any, tasks: list[Any]) -> list[Any]:
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
+def topics_of(offset: dict[str, Any]) -> set[str]:
+    return {name for name in offset if not name.startswith("$")}
+
+
 def names(first: int, last: int) -> list[str]:
     return [f"v{n}" for n in range(first, last)]
 
@@ -138,10 +143,10 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic_and_finds_topics_ma
     one, _other = topics.make(f"{stem}-a"), topics.make(f"x{stem}-a")
     stream = topics.stream(subscribePattern=f"({stem}-.*|__.*)", startingOffsets="earliest")
     assert stream.values() == names(0, ROWS)
-    assert set(stream.start) - {"$start"} == {one}
+    assert topics_of(stream.start) == {one}
     two = topics.make(f"{stem}-b", rows=5)
     assert stream.values() == names(0, 5)
-    assert set(stream.start) == {one, two}
+    assert topics_of(stream.start) == {one, two}
 
 
 def test_assign_reads_the_named_partitions_only(topics: Topics) -> None:
@@ -245,6 +250,27 @@ def test_committed_without_an_application_id_or_a_ledger(topics: Topics) -> None
     assert topics.stream(subscribe=name, startingOffsets="committed", applicationId=nobody).values() == names(0, ROWS)
 
 
+def test_committed_offsets_of_a_topic_created_anew_are_refused_or_its_start_is_taken(topics: Topics) -> None:
+    name, application = topics.make(), topics.unique("app")
+    ends = {name: {str(p): 5 for p in range(PARTITIONS)}, "$ids": {name: "00000000-0000-0000-0000-000000000001"}}
+    write_ledger(topics, application, ends)
+    options = {"subscribe": name, "startingOffsets": "committed", "applicationId": application}
+    with pytest.raises(DataLossError, match="created anew"):
+        topics.stream(**options)
+    assert topics.stream(**options, failOnDataLoss="false").values() == names(0, ROWS)
+    write_ledger(topics, application, {name: ends[name]}, sequence=1)  # of a version that did not store ids
+    assert topics.stream(**options).values() == names(15, ROWS)
+
+
+def write_ledger(topics: Topics, application: str, ends: dict[str, Any], sequence: int = 0) -> None:
+    entry = Entry(sequence=sequence, query_id="q", run_id="r", batch_id=0, starts=[None], ends=[json.dumps(ends)])
+    if topic_of(application) not in topics.admin.list_topics():
+        topics.admin.create_topic(topic_of(application), 1)
+    producer = Producer({"bootstrap.servers": topics.bootstrap, "log_level": 0})
+    producer.produce(topic_of(application), entry.encode(), key=entry.key)
+    assert producer.flush(30) == 0
+
+
 # --- how much at a time ---
 
 
@@ -330,23 +356,72 @@ def test_truncated_records_fail_the_query_or_are_left_out(topics: Topics) -> Non
     assert {p: sum(row["partition"] == p for row in found) for p in range(PARTITIONS)} == {0: 6, 1: 0, 2: 10}
 
 
-def test_a_topic_created_anew_fails_the_query_or_is_never_read_twice(topics: Topics) -> None:
+def recreate(topics: Topics, name: str, rows: int) -> None:
+    topics.admin.delete_topics([name])
+    eventually(topics.admin.list_topics, lambda found: name not in found)
+    topics.admin.create_topic(name, PARTITIONS)
+    topics.fill(name, rows, first=1000)
+
+
+@pytest.mark.parametrize("rows", [9, ROWS, 2 * ROWS], ids=["shorter", "as long", "longer"])
+def test_a_topic_created_anew_fails_the_query_or_is_read_from_its_start(topics: Topics, rows: int) -> None:
     name = topics.make()
     both = [
         topics.stream(subscribe=name, startingOffsets="earliest", failOnDataLoss=flag) for flag in ("true", "false")
     ]
     strict, lenient = both
     assert [len(stream.run()) for stream in both] == [ROWS, ROWS]
+    recreate(topics, name, rows)
+    with pytest.raises(DataLossError, match=rf"{name}.*created anew.*failOnDataLoss=false.*new checkpoint"):
+        strict.run()
+    before = lenient.start
+    assert lenient.values() == names(1000, 1000 + rows)
+    replayed = StreamReader(lenient.options)  # a crash: Spark plans nothing anew, and reads what the offset log has
+    assert values(rows_of(replayed, replayed.partitions(before, lenient.start))) == names(1000, 1000 + rows)
+    assert lenient.plan() == lenient.start
+    topics.fill(name, 3, first=2000)
+    assert lenient.values() == names(2000, 2003)
+
+
+def test_a_topic_that_is_gone_for_a_while_is_still_known_when_it_is_created_anew(topics: Topics) -> None:
+    name, other = topics.make(), topics.make(rows=3)
+    stream = topics.stream(subscribe=f"{name},{other}", startingOffsets="earliest", failOnDataLoss="false")
+    assert len(stream.run()) == ROWS + 3
     topics.admin.delete_topics([name])
     eventually(topics.admin.list_topics, lambda found: name not in found)
-    assert lenient.run() == []  # gone, and that is allowed
+    topics.fill(other, 3, first=100)
+    assert stream.values() == names(100, 103)  # a batch without the topic
     topics.admin.create_topic(name, PARTITIONS)
-    topics.fill(name, 9)
+    topics.fill(name, 2 * ROWS, first=1000)
+    assert stream.values() == names(1000, 1000 + 2 * ROWS)
+
+
+def test_a_batch_that_was_planned_before_the_topic_was_created_anew_does_not_read_the_new_one(topics: Topics) -> None:
+    name = topics.make()
+    both = [
+        topics.stream(subscribe=name, startingOffsets="earliest", failOnDataLoss=flag) for flag in ("true", "false")
+    ]
+    planned = [stream.plan() for stream in both]  # in the offset log; then the driver dies
+    recreate(topics, name, 2 * ROWS)
+    strict, lenient = (StreamReader(stream.options) for stream in both)
     with pytest.raises(DataLossError, match="created anew"):
-        strict.run()
-    assert lenient.run() == []
-    topics.fill(name, ROWS, first=9)
-    assert len(lenient.run()) == 9  # what is behind the old positions
+        rows_of(strict, strict.partitions(both[0].start, planned[0]))
+    assert rows_of(lenient, lenient.partitions(both[1].start, planned[1])) == []
+    both[1].start = planned[1]
+    assert both[1].values() == names(1000, 1000 + 2 * ROWS)
+
+
+def test_a_checkpoint_without_topic_ids_goes_on_and_gets_them(topics: Topics) -> None:
+    name = topics.make()
+    stream = topics.stream(subscribe=name, startingOffsets="earliest")
+    stream.run()
+    stream.start = {topic: parts for topic, parts in stream.start.items() if not topic.startswith("$")}
+    assert stream.plan() == stream.start  # nothing new: no batch
+    topics.fill(name, 3, first=ROWS)
+    assert stream.values() == names(ROWS, ROWS + 3)
+    recreate(topics, name, 2 * ROWS)
+    with pytest.raises(DataLossError, match="created anew"):
+        stream.run()
 
 
 def test_a_range_that_ends_behind_the_log_is_given_up_where_loss_is_allowed(topics: Topics) -> None:

@@ -78,6 +78,16 @@ def positions(text: str | None) -> Positions | None:
     }
 
 
+def topic_ids(text: str | None) -> dict[str, str]:
+    """Which topics the offsets are of; nothing where the source does not say it."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return {}
+    found = value.get("$ids") if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def _are_positions(value: Any) -> bool:
     if not isinstance(value, dict):
         return False

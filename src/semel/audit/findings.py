@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
-from semel.audit.entries import Entry, Place, Positions, Written, positions
+from semel.audit.entries import Entry, Place, Positions, Written, positions, topic_ids
 
 
 class Kind(Enum):
@@ -58,10 +58,17 @@ def _between(before: Entry, entry: Entry) -> Iterator[Finding]:
     for number, (end, start) in enumerate(zip(before.ends, entry.starts, strict=True)):
         old, new = positions(end), positions(start)
         if old is not None and new is not None:
-            yield from _between_positions(before, entry, old, new)
+            yield from _between_positions(before, entry, _of_the_same_topics(old, end, start), new)
         elif end != start and start is not None:
             detail = f"starts at {start}, the batch before ended at {end}"
             yield Finding(Kind.GAP, entry.sequence, f"source {number}", detail)
+
+
+def _of_the_same_topics(ends: Positions, end: str | None, start: str | None) -> Positions:
+    """Without topics that were created anew since: those begin anywhere."""
+    before, now = topic_ids(end), topic_ids(start)
+    others = {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
+    return {place: at for place, at in ends.items() if place[0] not in others}
 
 
 def _between_positions(before: Entry, entry: Entry, old: Positions, new: Positions) -> Iterator[Finding]:

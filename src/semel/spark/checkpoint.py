@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.spark.ledger import Batch, plan_of
-from semel.spark.offsets import START, from_json, parse, to_json
+from semel.spark.offsets import START, Edge, parse, parse_edge, start_of, to_json
 
 KNOWN_VERSION = "v1"
 ABSENT = "-"
@@ -105,15 +105,22 @@ def parse_offset_log(text: str, batch_id: int) -> list[str | None]:
 def _start(index: int, end: str | None, before: list[str | None] | None) -> str | None:
     """Where a source starts: where the batch before ended, else what its first end carries, else unknown."""
     if before and index < len(before) and before[index] is not None:
-        return _canonical(before[index])
+        line = before[index]
+        if parse(line) is None or parse(end) is None:
+            return _canonical(line)
+        return _as_text(start_of(json.loads(end or ""), json.loads(line or "")))
     carried = json.loads(end).get(START) if end and end.startswith("{") and f'"{START}"' in end else None
-    return None if carried is None else json.dumps(to_json(from_json(carried)), separators=(",", ":"))
+    return None if carried is None else _canonical(json.dumps(carried))
 
 
 def _canonical(line: str | None) -> str | None:
-    """Positions in Kafka as sorted JSON without our additions, so that equal places are equal text."""
-    offsets = parse(line) if line else None
-    return line if offsets is None else json.dumps(to_json(offsets), separators=(",", ":"))
+    """Offsets in Kafka as sorted JSON with the ids of topics, without other additions: equal places are equal text."""
+    found = parse_edge(line)
+    return line if found is None else _as_text(found)
+
+
+def _as_text(edge: Edge) -> str:
+    return json.dumps(to_json(edge.offsets, edge.ids), separators=(",", ":"))
 
 
 def _refuse_asynchronous(session: Any, query: Any) -> None:

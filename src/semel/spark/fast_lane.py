@@ -22,7 +22,7 @@ from semel.client.settings import ClientSettings
 from semel.spark import faults
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
 from semel.spark.ledger import Batch
-from semel.spark.offsets import parse
+from semel.spark.offsets import Edge, parse_edge
 from semel.spark.options import OptionError, SourceOptions
 from semel.spark.planning import Range, ranges, split
 from semel.spark.reading import RangeReader
@@ -153,8 +153,9 @@ Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target o
 
 def planned(batch: Batch, source: SourceOptions) -> list[Range]:
     """What a batch reads, by the offset log."""
-    starts, ends = (parse(line or "") or {} for line in (batch.starts[0], batch.ends[0]))
-    return split(list(ranges(starts, ends)), source.min_partitions, source.max_records)
+    nothing = Edge({}, {})
+    start, end = (parse_edge(line) or nothing for line in (batch.starts[0], batch.ends[0]))
+    return split(list(ranges(start.offsets, end.offsets, end.ids)), source.min_partitions, source.max_records)
 
 
 def _tasks(session: Any, count: int) -> Any:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from semel import mutants
-from semel.spark.offsets import parse
+from semel.spark.offsets import parse_edge, recreated
 
 KEPT_BATCHES = 1_000
 FORMAT = 1
@@ -133,7 +133,7 @@ def _first(batch: Batch, adopt: bool) -> Decision:
 
 
 def _same_query(last: Entry, batch: Batch) -> Decision:
-    if last.batch_id == batch.batch_id and last.ends == batch.ends and _starts_agree(last.starts, batch.starts):
+    if last.batch_id == batch.batch_id and _agree(last.ends, batch.ends) and _agree(last.starts, batch.starts):
         return Decision(Verdict.ALREADY_WRITTEN) if _same_plan(last.plan, batch.plan) else _planned_again(last, batch)
     if batch.batch_id > last.batch_id and continues(last.ends, batch.starts):
         follows_directly = batch.batch_id == last.batch_id + 1
@@ -189,21 +189,38 @@ def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> 
 
 
 def continues(ends: list[str | None], starts: list[str | None]) -> bool:
-    """Whether reading goes on exactly where it ended. Partitions that are new since then may begin anywhere."""
+    """Whether reading goes on exactly where it ended. Partitions that are new since then, and topics that were created
+    anew, may begin anywhere."""
     return len(ends) == len(starts) and all(_follows(end, start) for end, start in zip(ends, starts, strict=True))
 
 
 def _follows(end: str | None, start: str | None) -> bool:
     if end == start:
         return True
-    old, new = parse(end or ""), parse(start or "")
+    old, new = parse_edge(end), parse_edge(start)
     if old is None or new is None:
         return False
-    return all(new.get(topic, {}).get(p) == offset for topic, parts in old.items() for p, offset in parts.items())
+    others = recreated(old.ids, new.ids)
+    return all(
+        topic in others or new.offsets.get(topic, {}).get(p) == offset
+        for topic, parts in old.offsets.items()
+        for p, offset in parts.items()
+    )
 
 
-def _starts_agree(ours: list[str | None], theirs: list[str | None]) -> bool:
-    return len(ours) == len(theirs) and all(a is None or b is None or a == b for a, b in zip(ours, theirs, strict=True))
+def _agree(ours: list[str | None], theirs: list[str | None]) -> bool:
+    """Whether these are the same places, as far as both are known."""
+    return len(ours) == len(theirs) and all(
+        a is None or b is None or a == b or _same_place(a, b) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_place(a: str, b: str) -> bool:
+    """Equal offsets of the same topics; an entry of an earlier version does not say of which."""
+    ours, theirs = parse_edge(a), parse_edge(b)
+    if ours is None or theirs is None:
+        return False
+    return ours.offsets == theirs.offsets and not recreated(ours.ids, theirs.ids)
 
 
 def describe(starts: list[str | None], ends: list[str | None]) -> str:

@@ -1,4 +1,7 @@
-"""Positions in topics, as Spark's checkpoint holds them: {"topic": {"0": 23}}.
+"""Offsets in topics, as Spark's checkpoint holds them: {"topic": {"0": 23}, "$ids": {"topic": "..."}}.
+
+The ids say which topic of that name is meant: one that is deleted and created anew has another, and offsets of the old
+one say nothing about it. Offsets without ids (of earlier versions, of Spark's own source) are taken as they are.
 
 The first end offset of a query carries the start that was resolved for it under "$start" (no topic can have that name).
 Spark does not log the start of batch 0 and asks for it again after a crash; "latest" would be another place by then.
@@ -8,17 +11,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 Offsets = dict[str, dict[int, int]]
 
+TopicIds = dict[str, str]
+
 START = "$start"
 INITIAL = "$initial"
+IDS = "$ids"
 
 
-def to_json(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
-    """Sorted, so that equal positions are equal text."""
-    return {topic: {str(p): offsets[topic][p] for p in sorted(offsets[topic])} for topic in sorted(offsets)}
+class Edge(NamedTuple):
+    """Offsets, and of which topics; a topic has no id where the broker does not say it."""
+
+    offsets: Offsets
+    ids: TopicIds
+
+
+def to_json(offsets: Mapping[str, Mapping[int, int]], ids: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Sorted, so that equal offsets are equal text."""
+    value = {topic: {str(p): offsets[topic][p] for p in sorted(offsets[topic])} for topic in sorted(offsets)}
+    known = {topic: ids[topic] for topic in value if topic in ids} if ids else {}
+    return {**value, IDS: known} if known else value
 
 
 def from_json(value: Mapping[str, Any]) -> Offsets:
@@ -26,13 +41,31 @@ def from_json(value: Mapping[str, Any]) -> Offsets:
     return {topic: {int(p): int(o) for p, o in parts.items()} for topic, parts in value.items() if topic[0] != "$"}
 
 
-def parse(text: str) -> Offsets | None:
-    """The positions in one line of an offset log, or None if it is not a line of a Kafka source."""
+def ids_of(value: Mapping[str, Any]) -> TopicIds:
+    found = value.get(IDS)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def recreated(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """Topics that have another id now: deleted and created anew."""
+    return {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
+
+
+def parse(text: str | None) -> Offsets | None:
+    """The offsets in one line of an offset log, or None if it is not a line of a Kafka source."""
+    found = parse_edge(text)
+    return None if found is None else found.offsets
+
+
+def parse_edge(text: str | None) -> Edge | None:
+    """The same with the ids of the topics."""
     try:
-        value = json.loads(text)
-        return from_json(value) if isinstance(value, dict) and _looks_like_offsets(value) else None
+        value = json.loads(text or "")
+        if isinstance(value, dict) and _looks_like_offsets(value):
+            return Edge(from_json(value), ids_of(value))
     except (ValueError, TypeError, AttributeError):
-        return None
+        pass
+    return None
 
 
 def _looks_like_offsets(value: Mapping[str, Any]) -> bool:
@@ -40,6 +73,13 @@ def _looks_like_offsets(value: Mapping[str, Any]) -> bool:
     return bool(topics) and all(isinstance(parts, dict) and all(p.isdecimal() for p in parts) for parts in topics)
 
 
-def start_of(end: Mapping[str, Any], start: Mapping[str, Any]) -> Offsets:
-    """Where a batch begins: where the batch before ended, or, for the first one, what its end says was resolved."""
-    return from_json(end[START]) if START in end and INITIAL in start else from_json(start)
+def start_of(end: Mapping[str, Any], start: Mapping[str, Any]) -> Edge:
+    """Where a batch begins: where the batch before ended, or, for the first one, what its end says was resolved.
+
+    A topic that was created anew in between is read from 0 on.
+    """
+    resolved = end[START] if START in end and INITIAL in start else start
+    begin, before, now = from_json(resolved), ids_of(resolved), ids_of(end)
+    for topic in recreated(before, now):
+        begin[topic] = dict.fromkeys(from_json(end).get(topic, {}), 0)
+    return Edge(begin, {**before, **now})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from semel.spark.offsets import Offsets
@@ -16,19 +16,21 @@ class Range(NamedTuple):
     partition: int
     start: int
     end: int
+    topic_id: str = ""  # of the topic that was planned; "" where nobody knows it
 
     @property
     def size(self) -> int:
         return self.end - self.start
 
 
-def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
+def ranges(start: Offsets, end: Offsets, ids: Mapping[str, str] | None = None) -> Iterator[Range]:
     """What lies between two positions. A partition that the start does not name begins at 0."""
+    ids = ids or {}
     for topic in sorted(end):
         for partition in sorted(end[topic]):
             first, last = start.get(topic, {}).get(partition, 0), end[topic][partition]
             if last > first:
-                yield Range(topic, partition, first, last)
+                yield Range(topic, partition, first, last, ids.get(topic, ""))
 
 
 def limited(start: Offsets, latest: Offsets, max_offsets: int) -> Offsets:
@@ -65,4 +67,4 @@ def _cut(r: Range, pieces: int) -> Iterator[Range]:
     for i in range(pieces):
         start, end = r.start + r.size * i // pieces, r.start + r.size * (i + 1) // pieces
         if end > start:
-            yield Range(r.topic, r.partition, start, end)
+            yield r._replace(start=start, end=end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from uuid import UUID
 
 from semel.client.cluster import Cluster, Node
 from semel.client.errors import KafkaError, error_of
@@ -17,7 +18,8 @@ from semel.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from semel.spark.offsets import Offsets
+from semel.protocol.schema import NO_UUID
+from semel.spark.offsets import Offsets, TopicIds
 from semel.spark.options import (
     COMMITTED,
     EARLIEST,
@@ -60,6 +62,12 @@ class Positions:
                 self._check_assigned(found)
             return [(t, p) for t in sorted(options.assigned) for p in sorted(options.assigned[t]) if p in found[t]]
         return [(topic, p) for topic in sorted(found) for p in found[topic]]
+
+    def ids(self, topics: Iterable[str]) -> TopicIds:
+        """The ids of topics that `partitions` has found; none where the broker is older than they are."""
+        known = self._cluster.metadata.topics
+        found = {name: known[name].topic_id for name in sorted(set(topics)) if name in known}
+        return {name: str(UUID(bytes=bytes(topic_id))) for name, topic_id in found.items() if topic_id != NO_UUID}
 
     def _refresh(self, topics: Iterable[str] | None) -> Metadata:
         """Asks anew: partitions are added and topics deleted while a query runs."""

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 from semel.client.cluster import Cluster, Leader
 from semel.client.connection import Connection
@@ -18,6 +19,7 @@ from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
+from semel.protocol.schema import NO_UUID
 from semel.spark.fetch_sizes import TopicSizes, needed
 from semel.spark.planning import Range
 from semel.spark.positions import earliest_offset
@@ -28,7 +30,11 @@ log = logging.getLogger("semel.spark")
 
 FETCH_BYTES = 4 * 1024 * 1024
 FETCH_WAIT_MS = 500
+ANY_VERSION = 0x7FFF
 NEWEST_WITH_NAMES = 12  # later versions of Fetch name topics by id
+NOT_THERE = frozenset(
+    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
+)
 STALLED_S = 60.0  # a range that brings nothing for so long is an error, not a wait
 EMPTY_RESPONSES = 3  # in a row, from a log that reaches beyond the range: there is nothing left in it
 
@@ -37,6 +43,14 @@ _sizes = TopicSizes()  # for the next ranges of this worker
 
 class DataLossError(RuntimeError):
     """Records that a query has not read yet are gone."""
+
+
+def created_anew(topic: str, read_up_to: str) -> str:
+    return (
+        f"topic {topic!r} was deleted and created anew: the query stands at {read_up_to}, which was of the old topic, "
+        "and what it had not read of that is gone. Set failOnDataLoss=false to go on from the start of the new topic, "
+        "or start with a new checkpoint"
+    )
 
 
 class RangeReader:
@@ -57,6 +71,7 @@ class RangeReader:
         self._read_committed = read_committed
         self._fail_on_data_loss = fail_on_data_loss
         self._position = wanted.start
+        self._topic_id = UUID(wanted.topic_id).bytes if wanted.topic_id else NO_UUID
         self._progressed()
 
     def tables(self, *, headers: bool, views: bool = False) -> Iterator[Any]:
@@ -126,9 +141,10 @@ class RangeReader:
             min_bytes=1,
             max_bytes=most_bytes,
             isolation_level=int(self._read_committed),
-            topics=[FetchTopic(topic=r.topic, partitions=[partition])],
+            topics=[FetchTopic(topic=r.topic, topic_id=self._topic_id, partitions=[partition])],
         )
-        version = connection.capabilities.version_of(FETCH, at_most=NEWEST_WITH_NAMES)
+        at_most = NEWEST_WITH_NAMES if self._topic_id == NO_UUID else ANY_VERSION
+        version = connection.capabilities.version_of(FETCH, at_most)
         return connection.send(FETCH, request, version=version)
 
     def _answer(self, pending: Pending) -> PartitionData:
@@ -152,12 +168,23 @@ class RangeReader:
         if error.recovery is not Recovery.RETRY:
             raise error
         self._cluster.forget(Leader(self._range.topic, self._range.partition))
+        if error.code in NOT_THERE and self._is_recreated():
+            self._give_up(created_anew(self._range.topic, f"its offset {self._position}"), error)
+            return
         self._retries = self._retries or (self._cluster.backoff(), self._cluster.deadline())
         if self._cluster.pause(*self._retries):
             return
-        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        if error.code not in NOT_THERE:
             raise error
         self._give_up(self._unreadable(error), error)
+
+    def _is_recreated(self) -> bool:
+        """Whether the cluster has another topic under this name by now. Ids never come back: no retry helps."""
+        try:
+            found = self._cluster.topic(self._range.topic).topic_id
+        except KafkaError:
+            return False
+        return NO_UUID not in (found, self._topic_id) and found != self._topic_id
 
     def _skip_lost(self, error: KafkaError) -> None:
         """Records of the range are gone: goes on behind them if that is allowed."""

@@ -33,11 +33,23 @@ from semel.spark.compat import (
     SupportsTriggerAvailableNow,
 )
 from semel.spark.ledger_topic import last_entry
-from semel.spark.offsets import INITIAL, START, Offsets, from_json, parse, start_of, to_json
+from semel.spark.offsets import (
+    INITIAL,
+    START,
+    Edge,
+    Offsets,
+    TopicIds,
+    from_json,
+    ids_of,
+    parse_edge,
+    recreated,
+    start_of,
+    to_json,
+)
 from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions, checked_columns
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
-from semel.spark.reading import DataLossError, RangeReader
+from semel.spark.reading import DataLossError, RangeReader, created_anew
 from semel.spark.source_columns import HEADERS, schema_of, spark_columns
 from semel.spark.workers import settle_worker, worker_cluster
 
@@ -101,16 +113,29 @@ class _Planner:
     def positions(self) -> Positions:
         return Positions(self.cluster, self.options)
 
-    def start(self) -> Offsets:
+    def start(self) -> Edge:
         """Where the options say to begin."""
+        found = self.positions.partitions()
+        ids = self.positions.ids(topic for topic, _ in found)
         committed = None
         if self.options.starting.word == COMMITTED:
-            committed = committed_ends(self.cluster, self.options.application_id)
-        return self.positions.resolve(self.options.starting, self.positions.partitions(), committed)
+            entry = committed_ends(self.cluster, self.options.application_id)
+            committed = self.of_these_topics(entry, ids)
+        return Edge(self.positions.resolve(self.options.starting, found, committed), ids)
 
-    def tasks(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        pieces = split(list(ranges(start, end)), self.options.min_partitions, self.options.max_records)
-        return [Task(piece) for piece in pieces]
+    def of_these_topics(self, known: Edge, now: TopicIds) -> Offsets:
+        """Offsets without those of topics that were created anew since: an error, unless records may be lost."""
+        others = recreated(known.ids, now)
+        for topic in sorted(others & set(known.offsets)):
+            what = created_anew(topic, f"offsets {known.offsets[topic]} (by partition)")
+            if self.options.fail_on_data_loss:
+                raise DataLossError(f"{what} (topic id {known.ids[topic]}, now {now[topic]})")
+            log.warning("topic %r was deleted and created anew; reading it from its start", topic)
+        return {topic: parts for topic, parts in known.offsets.items() if topic not in others}
+
+    def tasks(self, start: Offsets, end: Edge) -> list[InputPartition]:
+        wanted = list(ranges(start, end.offsets, end.ids))
+        return [Task(piece) for piece in split(wanted, self.options.min_partitions, self.options.max_records)]
 
     def read(self, task: InputPartition) -> Iterator[Any]:
         """Runs in a worker."""
@@ -131,7 +156,7 @@ class BatchReader(_Planner, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         start = self.start()
         end = self.positions.resolve(self.options.ending, self.positions.partitions())
-        return self.tasks(start, end)
+        return self.tasks(start.offsets, Edge(end, start.ids))
 
 
 class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -139,11 +164,11 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def __init__(self, raw: Mapping[str, str]) -> None:
         super().__init__(raw, streaming=True)
-        self._target: Offsets | None = None  # Trigger.AvailableNow: read up to here, then stop
+        self._target: Edge | None = None  # Trigger.AvailableNow: read up to here, then stop
         self._waiting_since_s = time.monotonic()
 
     def initialOffset(self) -> dict[str, Any]:
-        return {**to_json(self.start()), INITIAL: True}
+        return {**to_json(*self.start()), INITIAL: True}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self.options.max_offsets
@@ -153,27 +178,32 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target = self._latest()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return to_json(self._latest())
+        return to_json(self._latest().offsets)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         latest = self._target if self._target is not None else self._latest()
-        begin = self._with_new_partitions(from_json(start), latest)
-        end = self._end(begin, self._checked(begin, latest), limit)
+        known = Edge(from_json(start), ids_of(start))
+        begin = self._with_new_partitions(self.of_these_topics(known, latest.ids), latest.offsets)
+        end = self._end(begin, self._checked(begin, latest.offsets), limit)
+        ids = {**known.ids, **latest.ids}
         if INITIAL in start:
-            return {**to_json(end), START: to_json(begin)}
-        return start if end == from_json(start) else to_json(end)
+            return {**to_json(end, ids), START: to_json(begin, ids)}
+        if end == known.offsets and not recreated(known.ids, ids):
+            return start  # nothing new: the very same offset, so that Spark runs no batch
+        return to_json(end, ids)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return self.tasks(start_of(end, start), from_json(end))
+        return self.tasks(start_of(end, start).offsets, Edge(from_json(end), ids_of(end)))
 
     def stop(self) -> None:
         if "cluster" in self.__dict__:
             self.cluster.close()
 
-    def _latest(self) -> Offsets:
+    def _latest(self) -> Edge:
         """Where the topics end now. A topic that is gone is left out if records may be lost, else it is an error."""
         found = self.positions.partitions(must_exist=self.options.fail_on_data_loss)
-        return self.positions.edge(LATEST, found)
+        ids = self.positions.ids(topic for topic, _ in found)
+        return Edge(self.positions.edge(LATEST, found), ids)
 
     def _with_new_partitions(self, begin: Offsets, latest: Offsets) -> Offsets:
         """Partitions that appeared after the query started are read from their beginning."""
@@ -188,8 +218,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
     def _checked(self, begin: Offsets, latest: Offsets) -> Offsets:
         """The end of everything, never before `begin`. Where it would be, records are gone: an error, unless they may.
 
-        A topic that was deleted keeps its position, and one that was created anew brings nothing until it has grown
-        past it: nothing is ever read twice.
+        A topic that was deleted keeps its offset, until there is another topic of that name.
         """
         end = {topic: dict(parts) for topic, parts in latest.items()}
         for topic, parts in begin.items():
@@ -225,7 +254,7 @@ class StreamReader41(StreamReader):
     def __init__(self, raw: Mapping[str, str]) -> None:
         super().__init__(raw)
         self._seen: dict[str, Any] | None = None
-        self._initial: Offsets | None = None
+        self._initial: Edge | None = None
         if self.options.max_offsets or self.options.min_offsets:
             log.warning(
                 "PySpark 4.1 gives Python sources no limit per batch: maxOffsetsPerTrigger and minOffsetsPerTrigger "
@@ -233,17 +262,17 @@ class StreamReader41(StreamReader):
             )
 
     def initialOffset(self) -> dict[str, Any]:
-        return {**to_json(self._first()), INITIAL: True}
+        return {**to_json(*self._first()), INITIAL: True}
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        start = self._seen or {**to_json(self._first()), INITIAL: True}
+        start = self._seen or {**to_json(*self._first()), INITIAL: True}
         return super().latestOffset(start, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._seen = end  # also at a restart: Spark tells where the checkpoint ends as an empty range
         return super().partitions(start, end)
 
-    def _first(self) -> Offsets:
+    def _first(self) -> Edge:
         """Resolved once: asked before the first batch and again when it is planned."""
         if self._initial is None:
             self._initial = self.start()
@@ -258,17 +287,19 @@ def _what_is_lost(topic: str, partition: int, offset: int, end: int | None) -> s
     )
 
 
-def committed_ends(cluster: Cluster, application_id: str | None) -> Offsets:
+def committed_ends(cluster: Cluster, application_id: str | None) -> Edge:
     """Where the ledger of an application ends; empty where it has written nothing yet."""
     if application_id is None:
         raise ValueError("startingOffsets=committed needs the option applicationId, the application id of the sink")
     entry = last_entry(cluster, application_id)
-    merged: Offsets = {}
+    merged = Edge({}, {})
     for line in entry.ends if entry else []:
-        for topic, parts in (parse(line or "") or {}).items():
+        offsets, ids = parse_edge(line) or Edge({}, {})
+        merged.ids.update(ids)
+        for topic, parts in offsets.items():
             for partition, offset in parts.items():
-                known = merged.setdefault(topic, {}).get(partition, offset)
-                merged[topic][partition] = min(known, offset)  # one topic in two sources: the lower position
+                known = merged.offsets.setdefault(topic, {}).get(partition, offset)
+                merged.offsets[topic][partition] = min(known, offset)  # one topic in two sources: the lower offset
     return merged
 
 
@@ -277,7 +308,7 @@ def range_row(wanted: Range) -> Any:
     import pyarrow as pa
 
     kinds = {"topic": pa.string(), "partition": pa.int32(), "start": pa.int64(), "end": pa.int64()}
-    columns = [pa.array([value], kind) for value, kind in zip(wanted, kinds.values(), strict=True)]
+    columns = [pa.array([value], kind) for value, kind in zip(wanted[: len(kinds)], kinds.values(), strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 

@@ -142,3 +142,37 @@ def test_an_entry_without_a_plan_is_judged_by_its_offsets_alone():
     assert old.plan == ""
     assert verdict(old, written) is Verdict.ALREADY_WRITTEN
     assert verdict(old, planned({1: counted(1, 2000), 2: counted(2, 3000)}, 2)) is Verdict.WRITE
+
+
+# --- topics that were created anew ---
+
+
+def with_id(offset: int, topic_id: str) -> list[str | None]:
+    return [f'{{"t":{{"0":{offset}}},"$ids":{{"t":"{topic_id}"}}}}']
+
+
+def test_a_batch_that_reads_a_topic_created_anew_follows_and_starts_at_0():
+    log = {
+        3: 'v1\n{}\n{"t":{"0":50},"$ids":{"t":"A"}}',
+        4: 'v1\n{}\n{"t":{"0":60},"$ids":{"t":"B"}}',
+    }
+    batch = batch_of(log.get, "q", 4)
+    assert (batch.starts, batch.ends) == (with_id(0, "B"), with_id(60, "B"))
+    last = Entry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
+    assert verdict(last, batch) is Verdict.WRITE
+    assert verdict(last, Batch("new", 0, with_id(0, "B"), with_id(60, "B"))) is Verdict.WRITE
+
+
+def test_the_same_topic_must_go_on_where_it_ended():
+    last = Entry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
+    assert verdict(last, Batch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
+    assert verdict(last, Batch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
+    assert verdict(last, Batch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
+    assert verdict(last, Batch("q", 3, with_id(40, "B"), with_id(50, "B"))) is Verdict.REFUSE
+
+
+def test_entries_without_topic_ids_agree_with_batches_that_have_them():
+    last = entry(3, 40, 50)
+    assert verdict(last, Batch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
+    assert verdict(last, Batch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
+    assert verdict(last, Batch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE

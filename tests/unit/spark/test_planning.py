@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.spark.offsets import INITIAL, START, from_json, parse, start_of, to_json
+from semel.spark.offsets import IDS, INITIAL, START, from_json, parse, start_of, to_json
 from semel.spark.planning import Range, limited, ranges, split
 
 offsets = st.dictionaries(
@@ -61,8 +61,16 @@ def test_positions_survive_the_checkpoint(value):
 
 def test_the_first_end_carries_the_start_and_later_ones_do_not():
     end = {"t": {"0": 9}, START: {"t": {"0": 4}}}
-    assert start_of(end, {"t": {"0": 7}, INITIAL: True}) == {"t": {0: 4}}
-    assert start_of({"t": {"0": 12}}, end) == {"t": {0: 9}}
+    assert start_of(end, {"t": {"0": 7}, INITIAL: True}).offsets == {"t": {0: 4}}
+    assert start_of({"t": {"0": 12}}, end).offsets == {"t": {0: 9}}
+    assert start_of(end, end).offsets == {"t": {0: 9}}  # as Spark does at a restart: nothing is read again
+
+
+def test_a_topic_created_anew_starts_at_0_and_the_others_go_on():
+    start = {"t": {"0": 9}, "u": {"0": 5}, IDS: {"t": "A", "u": "C"}}
+    end = {"t": {"0": 3, "1": 4}, "u": {"0": 6}, IDS: {"t": "B", "u": "C"}}
+    assert start_of(end, start) == ({"t": {0: 0, 1: 0}, "u": {0: 5}}, {"t": "B", "u": "C"})
+    assert start_of(end, {"t": {"0": 9}, "u": {"0": 5}}).offsets == {"t": {0: 9}, "u": {0: 5}}  # ids unknown
 
 
 def test_lines_of_other_sources_are_not_taken_for_positions():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -201,3 +202,29 @@ def test_a_topic_that_stays_away_is_a_loss() -> None:
         with pytest.raises(DataLossError, match="failOnDataLoss=false"):
             read(cluster, 0, 10)
         assert read(cluster, 0, 10, fail_on_data_loss=False) == []
+
+
+# --- a topic that was created anew ---
+
+
+def read_by_id(cluster: Cluster, *, fail_on_data_loss: bool) -> list[int]:
+    wanted = Range(TOPIC, 0, 0, 20, str(uuid.UUID(bytes=FIRST_ID)))
+    reader = RangeReader(cluster, wanted, read_committed=True, fail_on_data_loss=fail_on_data_loss)
+    return [offset for table in reader.tables(headers=False) for offset in table.column("offset").to_pylist()]
+
+
+def test_a_range_of_a_topic_that_was_created_anew_is_a_loss() -> None:
+    log = Log((0, 10), (10, 10), end=20)
+    log.topic_id = SECOND_ID
+    with log.served() as cluster:
+        with pytest.raises(DataLossError, match="created anew"):
+            read_by_id(cluster, fail_on_data_loss=True)
+        assert read_by_id(cluster, fail_on_data_loss=False) == []
+
+
+def test_a_topic_id_that_the_leader_does_not_know_yet_is_asked_for_again() -> None:
+    log = Log((0, 10), (10, 10), end=20)
+    log.faults = [lambda: failed(ErrorCode.UNKNOWN_TOPIC_ID)]
+    with log.served() as cluster:
+        assert read_by_id(cluster, fail_on_data_loss=True) == list(range(20))
+    assert not log.faults
