@@ -247,6 +247,27 @@ def test_the_command_ends_with_1_and_names_what_is_wrong(app: Application, capsy
 
 
 @pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_rows_and_dead_letters_are_told_apart(app: Application, capsys: pytest.CaptureFixture[str]) -> None:
+    app.batch(0, 40, dead_letters=3)
+    app.batch(40, 50)
+    assert main(["audit", "--app", app.id, "--brokers", app.brokers]) == 0
+    assert "50 rows written, 3 of them dead letters" in capsys.readouterr().out
+    assert main(["audit", "--app", app.id, "--brokers", app.brokers, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
+    assert (summary["rows"], summary["dead_letters"]) == (50, 3)
+
+
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_an_application_of_semel_process_is_said_to_have_no_ledger(
+    app: Application, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", "--app", "a-loop", "--brokers", app.brokers]) == 2
+    message = capsys.readouterr().err
+    assert "semel.process keeps no ledger" in message
+    assert "semel group describe a-loop" in message
+
+
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 def test_the_command_ends_with_2_when_it_cannot_look(app: Application, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "--app", app.id, "--brokers", app.brokers]) == 2
     assert "has not committed a batch yet" in capsys.readouterr().err

@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
     ends: list[str | None]
     run_id: str = ""
     written: list[Written] = []
-    rows: int = 0
+    rows: int = 0  # all that was written, dead letters among them
     dead_letters: int = 0
     attempts: int = 1
     committed_at_ms: int = 0

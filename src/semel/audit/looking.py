@@ -102,7 +102,8 @@ def _no_ledger(application_id: str, brokers: str, topics: Mapping[str, list[int]
     there = f"Applications that have one: {', '.join(known[:10])}" if known else "No application has one there"
     return (
         f"{brokers} has no ledger topic {application_id}{SUFFIX}. {hint}{there}. A ledger is written by Spark queries "
-        "with semel.sink(application_id=..., guarantee='exactly_once') and by df.write.format('semel')"
+        "with semel.sink(application_id=..., guarantee='exactly_once') and by df.write.format('semel'). "
+        f"semel.process keeps no ledger: `semel group describe {application_id}` shows what it has read"
     )
 
 

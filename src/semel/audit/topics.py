@@ -14,6 +14,11 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from semel.audit.entries import Place, Positions
 
 CHUNK = 5_000
+COORDINATOR_MOVES = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 
 
 class CannotLookError(Exception):
@@ -62,10 +67,22 @@ class Cluster:
         if not wanted:
             return {}
         with closing(self._open(group)) as consumer, self._trouble(f"group {group} cannot be asked"):
-            found = consumer.committed(wanted, timeout=self.timeout_s)
+            found = self._committed(consumer, wanted)
         return {
             (place.topic, place.partition): place.offset for place in found if place.offset >= 0 and not place.error
         }
+
+    def _committed(self, consumer: Any, wanted: list[Any]) -> list[Any]:
+        """Asks again while the group's coordinator is moving or starting."""
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                found: list[Any] = consumer.committed(wanted, timeout=max(0.1, deadline_s - time.monotonic()))
+                return found
+            except KafkaException as error:
+                if error.args[0].code() not in COORDINATOR_MOVES or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.1)
 
     def ends(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
         """(first offset that is still there, end of what is decided) of partitions."""

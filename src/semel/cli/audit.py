@@ -12,9 +12,10 @@ from semel.cli.client_options import add_connection_options, add_json_option, pa
 if TYPE_CHECKING:
     from semel.audit import Audit, Entry
 
-HELP = """Says for an application which input each committed batch covered and what it wrote where, looks for gaps and
-overlaps, and counts the records that are really there. Reads the ledger and the topics, nothing else, through a client
-that is not semel's; changes nothing. The application may run meanwhile.
+HELP = """Says for an application on Spark which input each committed batch covered and what it wrote where, looks for
+gaps and overlaps, and counts the records that are really there. Reads the ledger and the topics, nothing else, through
+a client that is not semel's; changes nothing. The application may run meanwhile. Applications of semel.process keep no
+ledger and cannot be audited: `semel group describe` shows what they have read.
 
 Exit code: 0 all is well; 1 a gap, an overlap or a count that is wrong; 2 it could not look."""
 EXAMPLE = """
@@ -83,7 +84,8 @@ def _print_json(result: Audit) -> None:
         "application_id": result.application_id,
         "clean": result.clean,
         "batches": len(result.entries),
-        "rows": sum(entry.rows for entry in result.entries),
+        "rows": sum(entry.rows for entry in result.entries),  # dead letters among them
+        "dead_letters": sum(entry.dead_letters for entry in result.entries),
         "counted": result.counted,
         "findings": len(result.findings),
         "lag": result.lag,
@@ -99,8 +101,10 @@ def _print(result: Audit, args: argparse.Namespace) -> None:
     if len(entries) > SHOWN:
         print(f"the last {SHOWN} of them (--json has all):")
     print()
-    print_table(("entry", "batch", "committed (UTC)", "input", "output", "rows", "dead"), map(_row, entries[-SHOWN:]))
-    print()
+    head = ("entry", "batch", "committed (UTC)", "input", "output", "rows", "of them dead")
+    print_table(head, map(_row, entries[-SHOWN:]))
+    rows, dead = (sum(getattr(entry, name) for entry in entries) for name in ("rows", "dead_letters"))
+    print(f"\n{rows:,} rows written, {dead:,} of them dead letters")
     for note in result.notes:
         print(f"note: {note}")
     for finding in result.findings:

@@ -173,7 +173,7 @@ class ScenePlay:
             raise self._not_up()
 
     def _not_up(self) -> StageError:
-        words = "\n".join(self._stage.last_words())
+        words = "\n".join(self._stage.last_words(PRODUCER))
         return StageError(f"the pipeline does not work even without faults.\n{words}")
 
     def _outputs(self) -> list[Seen]:
@@ -249,7 +249,7 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
-        words = "\n".join(self._stage.last_words())
+        words = "\n".join(self._stage.last_words(PRODUCER))
         return Violation(Kind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip())
 
     def _recover(self) -> None:

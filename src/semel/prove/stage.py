@@ -230,10 +230,13 @@ class Stage:
         for actor in list(self.actors.values()):
             actor.supervise()
 
-    def last_words(self) -> list[str]:
-        """How each process ended by itself, if it did, and its last output otherwise."""
+    def last_words(self, producer: str) -> list[str]:
+        """How each process ended by itself, if it did, and its last output otherwise. A producer that has finished has
+        nothing to say."""
         words = []
         for name, actor in self.actors.items():
+            if name == producer and actor.has_finished:
+                continue
             output = actor.process.output[-3000:] if actor.process is not None else ""
             if actor.ends:
                 words.append(actor.ends[-1])

@@ -59,7 +59,7 @@ class BatchReport(NamedTuple):
 
     batch_id: int
     verdict: str
-    rows: int
+    rows: int  # all that was written, dead letters among them
     dead_letters: int
     attempts: int
     write_ms: float
