@@ -149,6 +149,28 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic_and_finds_topics_ma
     assert topics_of(stream.start) == {one, two}
 
 
+def test_a_pattern_leaves_out_ledgers_and_the_dead_letters_of_its_application(topics: Topics) -> None:
+    stem = topics.unique("own")
+    one, dead = topics.make(f"{stem}-in"), f"{stem}-dead"
+    topics.admin.create_topic(dead, 1)
+    users = f"{stem}-users.ledger"
+    topics.admin.create_topic(users, 1)
+    mine, other = f"{stem}-mine", f"{stem}-other"
+    write_ledger(topics, other, {one: {"0": 1}})
+    options = {"subscribePattern": f"{stem}-.*", "startingOffsets": "earliest", "applicationId": mine}
+    stream = topics.stream(**options)
+    assert stream.values() == names(0, ROWS)
+    assert topics_of(stream.start) == {one, dead}  # nobody knows yet whose dead letters those are, and there are none
+    write_ledger(topics, mine, {one: {"0": 1}}, dead_letter_topic=dead)
+    topics.fill(dead, 3, partitions=1)
+    assert stream.run() == []
+    topics.fill(users, 5, partitions=1)  # only its name is that of a ledger
+    assert stream.values() == names(0, 5)
+    assert topics_of(topics.stream(**options).start) == {one, users}
+    elsewhere = topics.stream(**{**options, "applicationId": other})  # another application's dead letters are input
+    assert topics_of(elsewhere.start) == {one, users, dead}
+
+
 def test_assign_reads_the_named_partitions_only(topics: Topics) -> None:
     name = topics.make()
     rows = topics.batch(assign=json.dumps({name: [0, 2]}))
@@ -262,8 +284,10 @@ def test_committed_offsets_of_a_topic_created_anew_are_refused_or_its_start_is_t
     assert topics.stream(**options).values() == names(15, ROWS)
 
 
-def write_ledger(topics: Topics, application: str, ends: dict[str, Any], sequence: int = 0) -> None:
-    entry = Entry(sequence=sequence, query_id="q", run_id="r", batch_id=0, starts=[None], ends=[json.dumps(ends)])
+def write_ledger(topics: Topics, application: str, ends: dict[str, Any], sequence: int = 0, **more: Any) -> None:
+    entry = Entry(
+        sequence=sequence, query_id="q", run_id="r", batch_id=0, starts=[None], ends=[json.dumps(ends)], **more
+    )
     if topic_of(application) not in topics.admin.list_topics():
         topics.admin.create_topic(topic_of(application), 1)
     producer = Producer({"bootstrap.servers": topics.bootstrap, "log_level": 0})

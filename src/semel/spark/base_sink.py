@@ -87,7 +87,11 @@ class BaseSink(ABC):
             frame = one_frame(df, self.options)
             run = self._same_run(frame.sparkSession)
             self._refuse_second_call(batch_id)
-            self._batch(frame, run.batch(batch_id))
+            batch = run.batch(batch_id)
+            loop = self.options.refuse_loop(batch)
+            if loop is not None:
+                raise SinkError(loop)
+            self._batch(frame, batch)
         except Exception as error:
             short = shortened(str(error))
             if short == str(error):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from semel import mutants
-from semel.spark.offsets import parse_edge, recreated
+from semel.spark.offsets import parse, parse_edge, recreated
+from semel.spark.planning import ranges
 
 KEPT_BATCHES = 1_000
 FORMAT = 1
@@ -25,8 +26,11 @@ _WAYS_OUT = (
 )
 
 
+SUFFIX = ".ledger"
+
+
 def topic_of(application_id: str) -> str:
-    return f"{application_id}.ledger"
+    return f"{application_id}{SUFFIX}"
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -55,6 +59,7 @@ class Entry(msgspec.Struct, frozen=True):
     committed_at_ms: int = 0
     format: int = FORMAT
     plan: str = ""  # `plan_of` the batch; "" in entries of versions that did not store it
+    dead_letter_topic: str | None = None  # of the sink: a source with a pattern leaves it out
 
     @property
     def key(self) -> bytes:
@@ -186,6 +191,26 @@ def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> 
         "Restore the checkpoint; or start over under a new application id; or, if the query may go on with empty "
         "state, say so with accept_lost_state=True"
     )
+
+
+def refuse_loop(batch: Batch, application_id: str, dead_letter_topic: str | None) -> str | None:
+    """Why a batch must not be written that reads what the application writes about itself."""
+    own = {topic_of(application_id): "ledger"}
+    if dead_letter_topic is not None:
+        own[dead_letter_topic] = "dead-letter topic"
+    for start, end in zip(batch.starts, batch.ends, strict=False):
+        old, new = parse(start) or {}, parse(end) or {}
+        found = next((r for r in ranges(old, new) if r.topic in own), None)
+        if found is not None:
+            return (
+                f"the query reads {found.topic!r}, the {own[found.topic]} of its own application {application_id!r} "
+                f"(offsets {found.start} to {found.end} of partition {found.partition}): each batch would make input "
+                "for the next, without end. Leave the topic out of subscribe; or, with subscribePattern, use a pattern "
+                f'that does not match it, such as "(?!{found.topic}$).*", or give the source .option("applicationId", '
+                f'"{application_id}"), which leaves out both as soon as one batch is written. If it is a topic of the '
+                "same name in another cluster, make the sink with source_cluster_is_other=True"
+            )
+    return None
 
 
 def continues(ends: list[str | None], starts: list[str | None]) -> bool:

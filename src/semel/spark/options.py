@@ -37,7 +37,7 @@ SOURCE_OPTIONS = {
     "includeHeaders": "true: a column headers",
     "columns": "only these columns, such as key,value: those that nobody reads cost time too",
     "emit": "rows (default), or ranges: one row per range of offsets, as table_pipeline needs it",
-    "applicationId": "whose ledger startingOffsets=committed reads; the sink's application id",
+    "applicationId": "the sink's: startingOffsets=committed reads its ledger, a pattern leaves out its dead letters",
 }
 # Options that Spark puts there, or that belong to the sink: not the source's business.
 OTHERS = {"path", "checkpointlocation", "kafka.isolation.level", "isolationlevel"}

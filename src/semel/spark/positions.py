@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
 from semel.client.cluster import Cluster, Node
 from semel.client.errors import KafkaError, error_of
-from semel.client.metadata import Metadata
+from semel.client.metadata import Metadata, Topic
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.list_offsets import (
     LIST_OFFSETS,
@@ -43,9 +43,13 @@ class UnknownTopicError(RuntimeError):
 class Positions:
     """The positions of one query's topics."""
 
-    def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
+    def __init__(
+        self, cluster: Cluster, options: SourceOptions, not_read: Callable[[list[Topic]], set[str]] = lambda _: set()
+    ) -> None:
         self._cluster = cluster
         self._options = options
+        self._not_read = not_read
+        self.left_out: set[str] = set()  # topics that match the pattern and are not read, as of the last look
 
     def partitions(self, *, must_exist: bool = True) -> list[TopicPartition]:
         """What the query reads, as the cluster has it now. Topics that do not exist: an error, or left out."""
@@ -54,7 +58,9 @@ class Positions:
             self._cluster.metadata.topics.clear()  # else topics that were deleted would stay
             known = (topic for topic in self._refresh(None).topics.values() if not topic.is_internal)
             matching = [topic for topic in known if re.fullmatch(options.pattern, topic.name)]
-            return sorted((topic.name, p) for topic in matching for p in topic.partitions)
+            self.left_out = self._not_read(matching)
+            read = [topic for topic in matching if topic.name not in self.left_out]
+            return sorted((topic.name, p) for topic in read for p in topic.partitions)
         self._refresh(options.topics or options.assigned)
         found = {name: sorted(self._known(name, must_exist)) for name in options.topics or options.assigned}
         if options.assigned:

@@ -182,6 +182,7 @@ class Sink(BaseSink):
             attempts=attempt,
             committed_at_ms=int(time.time() * 1000),
             plan=batch.plan,
+            dead_letter_topic=self.options.dead_letter_topic,
         )
 
     def _knows(self, batch: Batch) -> bool:

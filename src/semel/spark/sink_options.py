@@ -11,6 +11,7 @@ from semel import mutants
 from semel.client.errors import ConfigError
 from semel.client.producer_settings import COMPRESSIONS, ProducerSettings
 from semel.spark.encoding import MURMUR2, SPREAD
+from semel.spark.ledger import Batch, refuse_loop
 from semel.spark.options import OptionError
 from semel.spark.writing import Precautions
 
@@ -68,6 +69,12 @@ class SinkOptions:
     def position_topics(self, topic: str) -> bool:
         """Whether positions of a source topic belong to this cluster's group, if it has the topic."""
         return not self.source_cluster_is_other
+
+    def refuse_loop(self, batch: Batch) -> str | None:
+        """Why a batch must not be written: it reads what the application writes about itself."""
+        if self.source_cluster_is_other:
+            return None
+        return refuse_loop(batch, self.application_id, self.dead_letter_topic)
 
     def _transaction(self) -> dict[str, Any]:
         if self.guarantee != EXACTLY_ONCE:

@@ -47,6 +47,7 @@ from semel.spark.offsets import (
     to_json,
 )
 from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions, checked_columns
+from semel.spark.own_topics import OwnTopics
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader, created_anew
@@ -111,7 +112,7 @@ class _Planner:
 
     @cached_property
     def positions(self) -> Positions:
-        return Positions(self.cluster, self.options)
+        return Positions(self.cluster, self.options, OwnTopics(self.cluster, self.options.application_id))
 
     def start(self) -> Edge:
         """Where the options say to begin."""
@@ -225,7 +226,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
             for partition, offset in parts.items():
                 found = latest.get(topic, {}).get(partition)
                 if found is None or found < offset:
-                    if self.options.fail_on_data_loss:
+                    if self.options.fail_on_data_loss and topic not in self.positions.left_out:
                         raise DataLossError(_what_is_lost(topic, partition, offset, found))
                     end.setdefault(topic, {})[partition] = offset
         return end

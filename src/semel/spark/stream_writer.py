@@ -127,6 +127,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
     """Decides by the ledger, and opens the transaction. Nothing is fenced before it is clear that the batch may run."""
+    loop = options.refuse_loop(batch)
+    if loop is not None:
+        raise RefusedError(loop)
     with TransactionOwner(options.producer_settings()) as owner:
         create(owner.cluster, options.application_id)
         targets = Targets.of(owner.cluster, options.topics())
@@ -214,7 +217,7 @@ def check_batch(batch: Batch) -> str:
 def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: list[Done]) -> None:
     """Audit, ledger entry, positions and the end: as `semel.sink` does it."""
     reports = [report for message in done for report in message.reports]
-    entry = entry_of(plan, done[0].run_id, reports)
+    entry = entry_of(options, plan, done[0].run_id, reports)
     started_s = time.monotonic()
     with TransactionOwner(handle.settings) as owner:
         owner.resume(handle)
@@ -249,7 +252,7 @@ def _end(owner: TransactionOwner, options: SinkOptions, entry: Entry) -> None:
             raise
 
 
-def entry_of(plan: Plan, run_id: str, reports: list[Report]) -> Entry:
+def entry_of(options: SinkOptions, plan: Plan, run_id: str, reports: list[Report]) -> Entry:
     return Entry(
         sequence=plan.sequence,
         query_id=plan.batch.query_id,
@@ -262,4 +265,5 @@ def entry_of(plan: Plan, run_id: str, reports: list[Report]) -> Entry:
         dead_letters=sum(r.dead for r in reports),
         committed_at_ms=int(time.time() * 1000),
         plan=plan.batch.plan,
+        dead_letter_topic=options.dead_letter_topic,
     )

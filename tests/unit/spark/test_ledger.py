@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from semel.spark.checkpoint import batch_of
-from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode
+from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode, refuse_loop
+from semel.spark.sink_options import SinkOptions
 
 
 def at(offset: int) -> list[str | None]:
@@ -176,3 +177,24 @@ def test_entries_without_topic_ids_agree_with_batches_that_have_them():
     assert verdict(last, Batch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
     assert verdict(last, Batch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
     assert verdict(last, Batch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
+
+
+# --- a query that reads what it writes about itself ---
+
+
+@pytest.mark.parametrize("own", ["app.ledger", "bad"])
+def test_a_batch_that_reads_the_applications_own_topics_is_refused(own):
+    batch = Batch("q", 4, [f'{{"{own}":{{"0":3}},"t":{{"0":1}}}}'], [f'{{"{own}":{{"0":5}},"t":{{"0":9}}}}'])
+    refusal = refuse_loop(batch, "app", "bad") or ""
+    assert own in refusal
+    assert "subscribePattern" in refusal
+    assert refuse_loop(batch, "other", None) is None
+    options = SinkOptions("b:1", "app", topic="out", dead_letter_topic="bad", source_cluster_is_other=True)
+    assert options.refuse_loop(batch) is None
+
+
+def test_own_topics_that_a_batch_does_not_read_from_are_no_loop():
+    """The source leaves them out, but an older checkpoint names them."""
+    still = '{"app.ledger":{"0":5},"t":{"0":1}}'
+    assert refuse_loop(Batch("q", 4, [still], [still.replace('"0":1', '"0":9')]), "app", "bad") is None
+    assert refuse_loop(Batch("q", 0, [None], at(9)), "app", "bad") is None
