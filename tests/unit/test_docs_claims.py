@@ -1,0 +1,259 @@
+"""README and docs name only what is there: extras, packages, files, commands, options, environment variables, names of
+the API, and clients that a test uses."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def wrong(claims: Callable[[str], Iterator[str]], exists: Callable[[str], bool]) -> list[str]:
+    """Claims of all pages that do not hold; there must be some that do."""
+    found = [(page, claim) for page, text in TEXTS.items() for claim in claims(text)]
+    assert found, "nothing was looked at"
+    return [f"{page}: {claim}" for page, claim in found if not exists(claim)]
+
+
+def inline_code(text: str) -> Iterator[str]:
+    yield from re.findall(
+        r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """(language, text) of each block of code: fenced, or indented by four spaces."""
+    yield from re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    yield from (("", line) for line in re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE))
+
+
+# --- what can be installed ---
+
+
+def extras(text: str) -> Iterator[str]:
+    for names in re.findall(r"\bsemel\[([\w, -]+)\]", text):
+        yield from (name.strip() for name in names.split(","))
+
+
+def test_extras_exist() -> None:
+    there = PROJECT["project"]["optional-dependencies"]
+    assert wrong(extras, there.__contains__) == []
+    in_messages = {name for path in SOURCES for name in extras(path.read_text(encoding="utf-8"))}
+    assert in_messages <= set(there), "messages name them, too"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    for name, packages in there.items():
+        assert packages, f"[{name}] installs nothing"
+        modules = [re.split(r"[\[<>=; ]", package)[0].replace("-", "_") for package in packages]
+        used = [module for module in modules if re.search(rf"^\s*(import|from) {module}\b", code, re.MULTILINE)]
+        assert used, f"nothing imports what [{name}] installs"
+
+
+# --- packages and files ---
+
+
+def test_packages_of_the_architecture_page_are_those_of_the_tree() -> None:
+    named = set(re.findall(r"^\| `(\w+)/` \|", TEXTS["architecture.md"], re.MULTILINE))
+    there = {path.parent.name for path in (ROOT / "src/semel").glob("*/__init__.py")}
+    assert named == there
+
+
+def test_import_rules_name_modules_that_exist() -> None:
+    text = str(PROJECT["tool"]["importlinter"])
+    named = set(re.findall(r"\bsemel(?:\.\w+)+", text))
+    assert named
+    assert [name for name in sorted(named) if not _is_module(name)] == []
+
+
+def _is_module(name: str) -> bool:
+    path = (ROOT / "src").joinpath(*name.split("."))
+    return (path / "__init__.py").exists() or path.with_suffix(".py").exists()
+
+
+def paths(text: str) -> Iterator[str]:
+    """Code that looks like a path of the repository."""
+    for code in inline_code(text):
+        if re.fullmatch(r"(?:tests|src|scripts|docs|examples|semel|requirements)/[\w./-]+|[a-z_]+/[a-z_]+\.py", code):
+            yield code
+
+
+def test_files_and_folders_exist() -> None:
+    roots = (ROOT, ROOT / "src", ROOT / "src/semel")
+    assert wrong(paths, lambda path: any((root / path).exists() for root in roots)) == []
+
+
+# --- commands and their options ---
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """Whatever runs `semel COMMAND ...`, in blocks and in the text."""
+    for code in [*(line for _, block in blocks(text) for line in block.splitlines()), *inline_code(text)]:
+        found = re.search(r"(?:^|[|;&] ?|\$ ?|\bbin/)semel ((?!\[)[a-z].*)", code.strip())
+        if found:
+            yield found[1]
+
+
+def is_valid_command(line: str) -> bool:
+    words = [word for word in shlex.split(line, comments=True) if word not in ("...", "|")]
+    name = words[0]
+    if name not in COMMANDS:
+        return False
+    known = options_of(name)
+    given = {word.partition("=")[0] for word in words[1:] if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", word)}
+    return given <= known
+
+
+def options_of(command: str) -> set[str]:
+    parser = argparse.ArgumentParser()
+    import_module(f"semel.cli.{command}").configure(parser)
+    return set(_options(parser))
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _options(child)
+
+
+def test_commands_and_their_options_exist() -> None:
+    assert wrong(command_lines, is_valid_command) == []
+
+
+@pytest.mark.parametrize("line", ["ui", "broker --data x --web", "audit --app a --loop", "topic create x --copies 3"])
+def test_commands_that_do_not_exist_are_found(line: str) -> None:
+    assert not is_valid_command(line)
+
+
+def make_targets(text: str) -> Iterator[str]:
+    for code in [*inline_code(text), *(line for _, block in blocks(text) for line in block.splitlines())]:
+        found = re.match(r"make ([a-z-]+)\b", code.strip())
+        if found:
+            yield found[1]
+
+
+def test_targets_of_make_exist() -> None:
+    there = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert wrong(make_targets, there.__contains__) == []
+
+
+def variables(text: str) -> Iterator[str]:
+    yield from re.findall(r"\bSEMEL_[A-Z_]+\b", text)
+
+
+def test_environment_variables_are_read_somewhere() -> None:
+    files = [*SOURCES, *(ROOT / "tests/support").glob("*.py"), *(ROOT / "scripts").iterdir(), ROOT / "Makefile"]
+    there = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
+    assert wrong(variables, lambda name: bool(re.search(rf"\b{name}\b", there))) == []
+
+
+# --- names of the API ---
+
+
+def api_names(text: str) -> Iterator[str]:
+    for code in [*inline_code(text), *(block for language, block in blocks(text) if language == "python")]:
+        yield from re.findall(r"(?<![\w./-])semel(?:\.[A-Za-z_]\w*)+(?![\w-])", code)  # not semel.dead-letter.reason
+
+
+def resolves(name: str) -> bool:
+    """As a module, or as attributes of one."""
+    parts = name.split(".")
+    value: Any = semel
+    for number, part in enumerate(parts[1:], 2):
+        module = ".".join(parts[:number])
+        value = import_module(module) if _is_module(module) else getattr(value, part, None)
+        if value is None:
+            return False
+    return True
+
+
+def test_names_of_the_api_exist() -> None:
+    assert wrong(api_names, resolves) == []
+
+
+def calls(text: str) -> Iterator[str]:
+    """`function option` for each keyword of a call of semel in a block of Python."""
+    for language, block in blocks(text):
+        if language != "python":
+            continue
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Call) and re.fullmatch(r"semel(\.\w+)+", ast.unparse(node.func)):
+                for keyword in node.keywords:
+                    if keyword.arg is not None:
+                        yield f"{ast.unparse(node.func)} {keyword.arg}"
+
+
+def takes(call: str) -> bool:
+    name, option = call.split()
+    function: Any = semel
+    for part in name.split(".")[1:]:
+        function = getattr(function, part)
+    if name in ("semel.Producer", "semel.Consumer", "semel.Admin"):
+        return option in {name.replace(".", "_") for name in _client_options(name)}
+    parameters = inspect.signature(function).parameters
+    return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _client_options(name: str) -> set[str]:
+    import dataclasses
+
+    from semel.client import consumer_settings, producer_settings, settings
+
+    kinds: dict[str, Any] = {
+        "semel.Producer": producer_settings.ProducerSettings,
+        "semel.Consumer": consumer_settings.ConsumerSettings,
+        "semel.Admin": settings.ClientSettings,
+    }
+    return {field.name for field in dataclasses.fields(kinds[name])}
+
+
+def test_options_in_examples_exist() -> None:
+    assert wrong(calls, takes) == []
+
+
+# --- clients ---
+
+CLIENTS_IN_TESTS = {
+    "Java": ("tests/clients/test_java_tools.py", "kafka"),
+    "C": ("tests/clients/test_foreign_clients.py", "import confluent_kafka"),  # librdkafka
+    "Python": ("tests/clients/test_foreign_clients.py", "import aiokafka"),
+}
+
+
+def test_clients_that_the_readme_names_are_used_by_tests() -> None:
+    found = re.search(r"Kafka's clients in ([\w\s,]+);", TEXTS["README.md"])
+    assert found is not None
+    languages = re.findall(r"[A-Z]\w*", found[1])
+    assert languages
+    for language in languages:
+        file, mark = CLIENTS_IN_TESTS[language]
+        assert mark in (ROOT / file).read_text(encoding="utf-8")
+
+
+# --- promises ---
+
+
+def test_every_promise_has_a_number_without_a_gap() -> None:
+    numbers: dict[str, list[int]] = {}
+    for letter, number in re.findall(r"^\| ([A-Z])(\d+) \|", TEXTS["guarantees.md"], re.MULTILINE):
+        numbers.setdefault(letter, []).append(int(number))
+    assert numbers
+    assert {letter: found for letter, found in numbers.items() if found != list(range(1, len(found) + 1))} == {}
