@@ -14,12 +14,13 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple
 
-from semel.storage.errors import StorageError
+from semel.protocol.batch import BatchHeader
+from semel.protocol.errors import CorruptBatchError
 from semel.storage.files import FileCache, Files
 from semel.storage.keeper import Keeper, KeepingRules, Transactions, marker_of, records_of, short_key
 from semel.storage.log import PartitionLog
@@ -29,6 +30,7 @@ from semel.storage.txnindex import AbortedTransaction
 _log = logging.getLogger("semel.storage")
 
 KEYS_MAX = 500_000  # of one pass; a longer dirty part is cleaned in several
+RETRY_MS = 600_000  # a log whose compaction failed is left out so long: reading it again and again helps nobody
 
 
 class Source(NamedTuple):
@@ -134,6 +136,20 @@ class _Sources:
     def segment(self, source: Source) -> Segment:
         return Segment(self._cache, self._plan.folder, source.base_offset, {LOG: source.size}, source.modified_ms)
 
+    def batches(self, source: Source) -> Iterator[tuple[Segment, int, BatchHeader]]:
+        """Every batch of a segment. CorruptBatchError if it is damaged: what follows would be lost with the segment."""
+        segment = self.segment(source)
+        end = 0
+        try:
+            for position, header in segment.batches(verify=True):
+                yield segment, position, header
+                end = position + header.size
+                time.sleep(0)  # lets the broker's thread run: this one is in no hurry
+        finally:
+            segment.close()
+        if end != source.size:
+            raise CorruptBatchError(f"{segment.log.path} is damaged at {end}: no whole batch with a sound CRC is there")
+
     def aborted(self) -> list[AbortedTransaction]:
         first = self._plan.sources[0].base_offset
         found: list[AbortedTransaction] = []
@@ -165,8 +181,7 @@ def _latest_offsets(plan: CleaningPlan, sources: _Sources, transactions: Transac
         source_end = after.base_offset if after else plan.end_offset
         if source_end <= plan.first_dirty_offset:
             continue
-        segment = sources.segment(source)
-        for position, header in segment.batches():
+        for segment, position, header in sources.batches(source):
             if header.is_control:
                 transactions.end(header, marker_of(segment, position, header))
             elif not transactions.is_aborted_data(header):
@@ -175,8 +190,6 @@ def _latest_offsets(plan: CleaningPlan, sources: _Sources, transactions: Transac
                 for record in records_of(segment, position, header):
                     if record.key is not None and record.offset >= plan.first_dirty_offset:
                         keys[short_key(record.key)] = record.offset
-            time.sleep(0)  # lets the broker's thread run: this one is in no hurry
-        segment.close()
     return keys, plan.end_offset
 
 
@@ -212,22 +225,21 @@ def _clean_group(
             plan.files.remove(path)
     rules = KeepingRules(keys, mapped_end, plan.last_of_producers, plan.now_ms, plan.delete_retention_ms)
     keeper = Keeper(rules, transactions, target, plan.index_interval_bytes)
-    for source in group:
-        segment = sources.segment(source)
-        for position, header in segment.batches():
-            is_last = source is group[-1] and position + header.size == source.size
-            keeper.pass_on(segment, position, header, is_last)
-            time.sleep(0)
-        segment.close()
-    target.seal()
-    for handle in target.handles():
-        plan.files.sync_file(cache.fd(handle), handle.path)
+    try:
+        for source in group:
+            for segment, position, header in sources.batches(source):
+                is_last = source is group[-1] and position + header.size == source.size
+                keeper.pass_on(segment, position, header, is_last)
+        target.seal()
+        for handle in target.handles():
+            plan.files.sync_file(cache.fd(handle), handle.path)
+    finally:
+        target.close()
     sizes = {
         suffix: os.path.getsize(path)
         for suffix, path in zip(SEGMENT_FILES, target.paths(), strict=True)
         if os.path.exists(path)
     }
-    target.close()
     return CleanedGroup([source.base_offset for source in group], sizes, target.created_ms)
 
 
@@ -253,23 +265,53 @@ class Compactor:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="semel-compaction")
+        self._left_out: dict[PartitionLog, int] = {}  # log: when it is tried again
         self.compacted = 0
 
     async def run_once(self, logs: Iterable[PartitionLog], now_ms: int) -> PartitionLog | None:
-        """Compacts the log that needs it most; None if none does. Errors are logged; the log stays as it was."""
-        plans = [made for log in logs if log.config.compact and (made := plan(log, now_ms)) is not None]
-        if not plans:
-            return None
-        dirtiest = max(plans, key=lambda made: made.dirty_ratio)
-        loop = asyncio.get_running_loop()
-        try:
-            cleaned = await loop.run_in_executor(self._pool, clean, dirtiest)
-            if dirtiest.log.is_loaded and swap(dirtiest.log, cleaned, now_ms):
+        """Compacts the log that needs it most; None if none does, or can be.
+
+        A log that cannot be compacted stays as it is and is left out for a while; the next one takes its turn.
+        """
+        wanted = [log for log in logs if log.config.compact]
+        self._left_out = {log: due for log, due in self._left_out.items() if due > now_ms and log in wanted}
+        while plans := self._plans(wanted, now_ms):
+            dirtiest = max(plans, key=lambda made: made.dirty_ratio)
+            if await self._compact(dirtiest, now_ms):
                 self.compacted += 1
                 return dirtiest.log
-        except (OSError, StorageError) as error:
-            _log.warning("compaction of %s failed and will be tried again: %s", dirtiest.log, error)
         return None
+
+    def _plans(self, logs: list[PartitionLog], now_ms: int) -> list[CleaningPlan]:
+        plans = []
+        for log in logs:
+            try:
+                if log not in self._left_out and (made := plan(log, now_ms)) is not None:
+                    plans.append(made)
+            except Exception as error:
+                self._leave_out(log, now_ms, error)
+        return plans
+
+    async def _compact(self, made: CleaningPlan, now_ms: int) -> bool:
+        log = made.log
+        try:
+            cleaned = await asyncio.get_running_loop().run_in_executor(self._pool, clean, made)
+            if log.is_loaded and swap(log, cleaned, now_ms):
+                return True
+            self._left_out[log] = now_ms + 1  # it changed meanwhile: the next round plans anew
+        except Exception as error:
+            self._leave_out(log, now_ms, error)
+        return False
+
+    def _leave_out(self, log: PartitionLog, now_ms: int, error: Exception) -> None:
+        self._left_out[log] = now_ms + RETRY_MS
+        _log.error(
+            "%s-%d cannot be compacted and stays as it is: %r; tried again in %d s",
+            log.topic,
+            log.partition,
+            error,
+            RETRY_MS // 1000,
+        )
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.protocol.rows import Record
 from semel.storage import Compactor, PartitionLog, StorageError, cut_power
 from semel.storage import cleaner as cleaner_module
@@ -514,3 +516,76 @@ def test_of_two_aborts_of_a_producer_each_counts_for_its_own_data(folder: Folder
         log.roll(START_MS)
         assert compact(log)
         assert committed_view(log) == {b"k1": b"1", b"k3": b"3", b"other": b"1"}
+
+
+def damage(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("position", [16, 20, 200], ids=["magic", "crc", "records"])
+def test_a_damaged_segment_is_not_compacted_away(folder: Folder, position: int) -> None:
+    """What follows the damage in its segment is whole, and the only copy."""
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=2000)
+    for number in range(60):
+        put(log, b"key%d" % number, b"%d" % number)
+    first = folder.partition_path / "00000000000000000000.log"
+    damage(first, position)
+    before = first.read_bytes()
+    made = plan(log, START_MS, force=True)
+    assert made is not None
+    with pytest.raises(CorruptBatchError, match=r"00000000000000000000\.log"):
+        clean(made)
+    assert first.read_bytes() == before
+
+
+def test_a_log_that_cannot_be_compacted_does_not_stop_the_others(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = [folder.log(topic, cleanup_policy=COMPACT, segment_bytes=400) for topic in ("damaged", "unplanned", "sound")]
+    for number in range(40):
+        for log in logs:
+            put(log, b"k", b"%d" % number)
+    damaged, unplanned, sound = logs
+    put(damaged, b"k", b"more, so that it is the dirtiest")
+    damage(Path(damaged.folder, "00000000000000000000.log"), 16)
+    real_plan, refused = cleaner_module.plan, []
+
+    def failing_plan(log: PartitionLog, now_ms: int) -> object:
+        if log is unplanned:
+            refused.append(now_ms)
+            raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of the test is broken")
+        return real_plan(log, now_ms)
+
+    monkeypatch.setattr(cleaner_module, "plan", failing_plan)
+
+    async def scenario() -> None:
+        compactor = Compactor()
+        assert await compactor.run_once(iter(logs), START_MS) is sound
+        assert await compactor.run_once(logs, START_MS) is None
+        assert len(refused) == 1, "it is not tried again at once"
+        assert await compactor.run_once(logs, START_MS + cleaner_module.RETRY_MS) is None
+        assert len(refused) == 2
+        compactor.close()
+
+    asyncio.run(scenario())
+    assert len(all_records(sound)) < 10
+    assert "damaged-0" in caplog.text
+    assert "unplanned-0" in caplog.text
+
+
+def test_compaction_leaves_no_file_open(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=600)
+    for number in range(100):
+        put(log, b"key%d" % number, b"%d" % number)
+    open_before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(cleaner_module, "KEYS_MAX", 10)
+    made = plan(log, START_MS, force=True)
+    assert made is not None
+    clean(made)
+    damage(folder.partition_path / "00000000000000000000.log", 16)
+    for _ in range(5):
+        with pytest.raises(CorruptBatchError):
+            clean(made)
+    assert len(os.listdir("/proc/self/fd")) <= open_before
