@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -280,11 +279,15 @@ class DataDir:
         due = [path for due_ms, path in self._shared.garbage if due_ms <= now_ms]
         self._shared.garbage = [(due_ms, path) for due_ms, path in self._shared.garbage if due_ms > now_ms]
         for path in due:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if os.path.isdir(path):
                     self.files.remove_tree(path)
                 else:
                     self.files.remove(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:  # somebody's own folder inside, say; the next start tries it again
+                _log.warning("%s cannot be removed: %s", path, error)
         return len(due)
 
     def checkpoint(self, *, sync: bool = True) -> None:

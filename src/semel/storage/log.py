@@ -247,7 +247,7 @@ class PartitionLog:
             news = opened.cut_bytes or opened.end_offset > self._recovery_point or self._end_limit is not None
             if opened.unsynced and news and (self._waits_for_disk or self._end_limit is not None):
                 self._sync_now(opened.unsynced)
-        except OSError as error:
+        except Exception as error:  # also what nobody thought of: other partitions must not suffer from it
             raise self._failed(error) from error
         opened.states.verifications = self._states.verifications  # a failed sync does not undo what was verified
         self._segments = SegmentList(self.folder, self._shared, opened.segments)
@@ -589,7 +589,7 @@ class PartitionLog:
                 self._recovery_point = max(self._recovery_point, job.segment_base)
         return self.offline
 
-    def _failed(self, error: OSError) -> StorageError:
+    def _failed(self, error: Exception) -> StorageError:
         """After a failed sync nobody knows what is on the disk beyond the high watermark: that part is given up."""
         if self._loaded:
             self._end_limit = self._high_watermark
@@ -599,7 +599,7 @@ class PartitionLog:
         self._dirty = False
         self._dirty_handles, self._dirty_folders = [], []
         self.offline = _storage_error(f"{self} is offline", error)
-        _log.error("%s", self.offline)
+        _log.error("%s", self.offline, exc_info=None if isinstance(error, OSError) else error)
         return self.offline
 
     # Reading
@@ -824,5 +824,5 @@ def _info(entry: ProducerEntry) -> ProducerInfo:
     )
 
 
-def _storage_error(what: str, error: OSError) -> StorageError:
+def _storage_error(what: str, error: Exception) -> StorageError:
     return StorageError(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}: {error}; nothing was acknowledged, try again later")

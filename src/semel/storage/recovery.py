@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain, count
 
-from semel.protocol.batch import BatchHeader
+from crc32c import crc32c
+
+from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, MAGIC, BatchHeader
 from semel.protocol.errors import CorruptBatchError
 from semel.storage import checkpoints, snapshot
-from semel.storage.files import FileCache, Handle
+from semel.storage.config import INT64_MAX
+from semel.storage.files import FileCache, Handle, write_fully
 from semel.storage.producer_state import CompletedTransaction, DataBatch, ProducerStates
 from semel.storage.segment import (
     CLEANED,
@@ -30,6 +36,19 @@ from semel.storage.segment import (
 from semel.storage.txnindex import AbortedTransaction
 
 _log = logging.getLogger("semel.storage")
+
+STRAY = ".stray"  # batches that fit no log: kept, and never opened
+_COPY_BYTES = 1 << 20
+_TORN_BYTES_MAX = 128 << 20  # no request, and so no single write, is larger
+_DIGITS = 20  # of an offset in the name of a file
+_UNFINISHED = ".tmp"
+_DOOMED = frozenset(
+    {suffix + DELETED for suffix in (*SEGMENT_FILES, SNAPSHOT)}
+    | {suffix + CLEANED for suffix in SEGMENT_FILES}
+    | {SNAPSHOT + _UNFINISHED}
+)
+_SWAPS = frozenset(suffix + SWAP for suffix in SEGMENT_FILES)
+_UNFINISHED_CHECKPOINTS = (checkpoints.LEADER_EPOCHS + _UNFINISHED, checkpoints.PARTITION_METADATA + _UNFINISHED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,34 +96,38 @@ def open_log(folder: LogFolder) -> OpenedLog:
 def _tidy(folder: LogFolder) -> dict[str, os.stat_result]:
     """Finishes or takes back what an interrupted deletion or compaction left; the sizes of the files that remain."""
     names = _list(folder.path)
-    for name in [name for name in names if name.endswith((DELETED, CLEANED, ".tmp"))]:
+    for name in [name for name in names if name in _UNFINISHED_CHECKPOINTS or _offset_in(name, _DOOMED) is not None]:
         folder.cache.files.remove(os.path.join(folder.path, name))
         del names[name]
-    if not any(name.endswith(SWAP) for name in names):
+    if not any(_offset_in(name, _SWAPS) is not None for name in names):
         return names
-    _finish_swaps(folder, names, sorted(name for name in names if name.endswith(LOG + SWAP)))
+    _finish_swaps(folder, names)
     return _list(folder.path)
 
 
-def _finish_swaps(folder: LogFolder, names: dict[str, os.stat_result], swaps: list[str]) -> None:
+def _finish_swaps(folder: LogFolder, names: dict[str, os.stat_result]) -> None:
     """A `.log.swap` is complete and synced: the segments that it replaces go, then it takes its place."""
     files = folder.cache.files
-    for name in swaps:
-        base = _offset_of(name)
-        swapped = Segment(folder.cache, folder.path, base, {LOG: names[name].st_size}, 0, SWAP)
-        end = base + 1
-        for _, header in swapped.batches():
-            end = max(end, header.next_offset)
+    for base in sorted(base for name in names if (base := _offset_in(name, (LOG + SWAP,))) is not None):
+        swapped = Segment(folder.cache, folder.path, base, {LOG: names[file_name(base, LOG + SWAP)].st_size}, 0, SWAP)
+        end, whole = base + 1, 0
+        for position, header in swapped.batches(verify=True):
+            end, whole = max(end, header.next_offset), position + header.size
         swapped.close()
-        for old in list(names):
-            if old.endswith(SEGMENT_FILES) and base <= _offset_of(old) < end and old in _list(folder.path):
+        if whole != swapped.size and file_name(base, LOG) in names:
+            _log.error("%s is damaged: the segments that it was made from stay", swapped.log.path)
+            _rename_aside(folder, swapped.log.path)
+            continue
+        for old in _list(folder.path):
+            offset = _offset_in(old, SEGMENT_FILES)
+            if offset is not None and base <= offset < end:
                 files.remove(os.path.join(folder.path, old))
         for suffix in (*SEGMENT_FILES[1:], LOG):  # the log last: until then this is done again
             source = os.path.join(folder.path, file_name(base, suffix + SWAP))
             if os.path.exists(source):
                 files.rename(source, source.removesuffix(SWAP))
     for name in _list(folder.path):
-        if name.endswith(SWAP):
+        if _offset_in(name, _SWAPS) is not None:
             files.remove(os.path.join(folder.path, name))
     files.sync_dir(folder.path)
 
@@ -114,14 +137,20 @@ def _list(path: str) -> dict[str, os.stat_result]:
         return {entry.name: entry.stat() for entry in entries if entry.is_file()}
 
 
-def _offset_of(name: str) -> int:
-    return int(name.partition(".")[0])
+def _offset_in(name: str, suffixes: Collection[str]) -> int | None:
+    """The offset in the name of a file that this code wrote; None for any other file, which is not touched."""
+    digits, suffix = name[:_DIGITS], name[_DIGITS:]
+    if suffix not in suffixes or not (digits.isascii() and digits.isdigit()) or len(digits) < _DIGITS:
+        return None
+    offset = int(digits)
+    return offset if offset <= INT64_MAX else None
 
 
 def _find_segments(folder: LogFolder, names: dict[str, os.stat_result]) -> list[Segment]:
-    bases = sorted(_offset_of(name) for name in names if name.endswith(LOG) and _is_offset_name(name))
+    bases = sorted(base for name in names if (base := _offset_in(name, (LOG,))) is not None)
     for name in names:
-        if name.endswith(SEGMENT_FILES[1:]) and file_name(_offset_of(name), LOG) not in names:
+        offset = _offset_in(name, SEGMENT_FILES[1:])
+        if offset is not None and file_name(offset, LOG) not in names:
             folder.cache.files.remove(os.path.join(folder.path, name))
     if not bases:
         return [Segment(folder.cache, folder.path, folder.start_offset, {}, folder.now_ms)]
@@ -136,14 +165,9 @@ def _segment(folder: LogFolder, base: int, names: dict[str, os.stat_result]) -> 
     return Segment(folder.cache, folder.path, base, sizes, modified_ms)
 
 
-def _is_offset_name(name: str) -> bool:
-    stem = name.partition(".")[0]
-    return len(stem) == 20 and stem.isdigit()
-
-
 def _find_snapshots(folder: LogFolder, names: dict[str, os.stat_result], segments: list[Segment]) -> list[int]:
     """Offsets of the snapshots, ascending. Those between segments are leftovers, except the latest."""
-    offsets = sorted(_offset_of(name) for name in names if name.endswith(SNAPSHOT) and _is_offset_name(name))
+    offsets = sorted(offset for name in names if (offset := _offset_in(name, (SNAPSHOT,))) is not None)
     bases = {segment.base_offset for segment in segments}
     kept = [offset for offset in offsets if offset in bases or offset == offsets[-1]]
     for offset in set(offsets) - set(kept):
@@ -215,7 +239,7 @@ def _recover(folder: LogFolder, opened: OpenedLog, snapshots: list[int]) -> None
         cut = _recover_segment(folder, opened, segments[number])
         if cut or (number + 1 < len(segments) and folder.end_limit == opened.end_offset):
             opened.cut_bytes += cut
-            _drop(folder, segments, number + 1)
+            _drop(folder, segments, number + 1, keep=folder.end_limit != opened.end_offset)
             break
     for offset in [offset for offset in snapshots if offset > opened.end_offset]:
         folder.cache.files.remove(os.path.join(folder.path, file_name(offset, SNAPSHOT)))
@@ -241,6 +265,8 @@ def _recover_segment(folder: LogFolder, opened: OpenedLog, segment: Segment) -> 
         opened.end_offset = header.next_offset
     cut = found - segment.size
     if cut:
+        if folder.end_limit != opened.end_offset and _is_damage(segment, found):
+            _copy_aside(folder, segment, found)
         _log.warning("cut %d bytes off %s: not a whole batch at %d", cut, segment.log.path, segment.size)
         segment.truncate(segment.size)
     if segment is not opened.segments[-1]:
@@ -257,15 +283,80 @@ def _continues(header: BatchHeader, expected: int, base_offset: int, end_limit: 
     return in_order and (end_limit is None or header.last_offset < end_limit)
 
 
-def _drop(folder: LogFolder, segments: list[Segment], start: int) -> None:
-    """Removes segments after a cut: nothing in them can follow what is kept."""
+def _drop(folder: LogFolder, segments: list[Segment], start: int, *, keep: bool) -> None:
+    """Takes segments behind a cut out of the log, which cannot go on there.
+
+    With `keep` their batches stay as `.stray`: the log is damaged before them. Without, they were never acknowledged.
+    """
     for segment in segments[start:]:
-        _log.warning("removing segment %s: it follows a cut", segment.log.path)
         segment.close()
+        if keep and segment.size:
+            aside = _rename_aside(folder, segment.log.path)
+            _log.error("%s is damaged before offset %d: %s is kept", folder.path, segment.base_offset, aside)
         for path in segment.paths():
             if os.path.exists(path):
+                _log.warning("removing %s: it follows a cut", path)
                 folder.cache.files.remove(path)
     del segments[start:]
+
+
+def _is_damage(segment: Segment, found: int) -> bool:
+    """Whether more lies behind the last sound batch than a torn write leaves: a part of one batch, or zeros."""
+    head = segment.files.read_at(segment.fd, HEADER_SIZE, segment.size)
+    if len(head) < HEADER_SIZE:
+        return False
+    header = BatchHeader._make(HEADER.unpack(head))
+    rest_bytes = found - segment.size
+    if header.magic != MAGIC or header.size < rest_bytes or rest_bytes > _TORN_BYTES_MAX:
+        chunks = (segment.files.read_at(segment.fd, _COPY_BYTES, at) for at in range(segment.size, found, _COPY_BYTES))
+        return any(chunk.strip(b"\0") for chunk in chunks)
+    rest = segment.files.read_at(segment.fd, rest_bytes, segment.size)
+    return _is_sound(rest, 0) or _has_batch(rest, header.next_offset)
+
+
+def _has_batch(rest: bytes, base_offset: int) -> bool:
+    """Whether a sound batch with an offset lies somewhere in these bytes."""
+    wanted = struct.pack(">Q", base_offset % 2**64)
+    at = rest.find(wanted)
+    while at >= 0 and not _is_sound(rest, at):
+        at = rest.find(wanted, at + 1)
+    return at >= 0
+
+
+def _is_sound(data: bytes, at: int) -> bool:
+    if len(data) - at < HEADER_SIZE:
+        return False
+    header = BatchHeader._make(HEADER.unpack_from(data, at))
+    is_whole = header.magic == MAGIC and HEADER_SIZE <= header.size <= len(data) - at
+    return is_whole and crc32c(data[at + CRC_START : at + header.size]) == header.crc
+
+
+def _copy_aside(folder: LogFolder, segment: Segment, found: int) -> None:
+    """Keeps what is about to be cut off. It may be acknowledged records; there is no other copy of them."""
+    files = folder.cache.files
+    aside = _free_name(f"{segment.log.path}.{segment.size}{STRAY}")
+    fd = files.open(aside)
+    try:
+        for position in range(segment.size, found, _COPY_BYTES):
+            data = files.read_at(segment.fd, min(_COPY_BYTES, found - position), position)
+            write_fully(files, fd, data, position - segment.size)
+        files.sync_file(fd, aside)
+    finally:
+        os.close(fd)
+    files.sync_dir(folder.path)
+    rest_bytes = found - segment.size
+    _log.error("%s is damaged at %d: %d bytes are kept as %s", segment.log.path, segment.size, rest_bytes, aside)
+
+
+def _rename_aside(folder: LogFolder, path: str) -> str:
+    aside = _free_name(path + STRAY)
+    folder.cache.files.rename(path, aside)
+    return aside
+
+
+def _free_name(path: str) -> str:
+    names = chain([path], (f"{path}.{number}" for number in count(1)))
+    return next(name for name in names if not os.path.exists(name))
 
 
 def _keep_epochs_below(opened: OpenedLog) -> None:
@@ -301,14 +392,12 @@ def _apply_control(
 ) -> CompletedTransaction | None:
     from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
-    records = decode_batch(segment.files.read_at(segment.fd, header.size, position)).records
-    if not records:  # compaction took the marker, with all of its transaction
-        return None
     try:
-        marker = decode_marker(records[0])
+        records = decode_batch(segment.files.read_at(segment.fd, header.size, position)).records
+        marker = decode_marker(records[0]) if records else None
     except CorruptBatchError:
         return None
-    if marker is None:
+    if marker is None:  # or compaction took it, with all of its transaction
         return None
     return states.apply_marker(
         header.producer_id,

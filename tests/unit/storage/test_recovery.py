@@ -303,3 +303,106 @@ def test_repeated_crashes_at_random_bytes_never_lose_or_double_a_batch(folder: F
                 assert again.duplicate
                 assert again.base_offset == sent - back
     assert [record.value for record in all_records(log)] == [b"%d" % number for number in range(sent)]
+
+
+def strays(folder: Folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.partition_path.glob("*.stray*")}
+
+
+@pytest.mark.parametrize("byte", [3, 10, 16, 17, 65], ids=["offset", "length", "magic", "crc", "records"])
+def test_whole_batches_behind_a_damage_are_cut_off_but_kept(
+    folder: Folder, byte: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log cannot go on behind a damage. What was acknowledged there must not be lost for good."""
+    log = folder.log(segment_bytes=500)
+    for number in range(30):
+        append(log, values=[b"%d" % number])
+    first, *later = [Path(segment.log.path) for segment in log.segments]
+    assert len(later) > 2
+    contents = {path.name: path.read_bytes() for path in (first, *later)}
+    size = len(contents[first.name]) // log.segments[1].base_offset
+    data = bytearray(contents[first.name])
+    data[size + byte] ^= 0xFF
+    folder.data_dir.crash()
+    first.write_bytes(data)
+    for number in range(2):  # and neither a second start nor a second damage takes them
+        folder.data_dir = folder._open()
+        assert [record.value for record in all_records(folder.log())] == [b"0"]
+        kept = strays(folder)
+        assert kept.pop(f"{first.name}.{size}.stray") == bytes(data[size:])
+        assert kept == {f"{path.name}.stray": contents[path.name] for path in later if contents[path.name]}, number
+        folder.data_dir.crash()
+    assert "damaged" in caplog.text
+
+
+def test_what_is_kept_of_a_damage_is_never_written_over(folder: Folder) -> None:
+    path = folder.partition_path / "00000000000000000000.log"
+    append(folder.log())
+    size = path.stat().st_size
+    for number in range(3):
+        for value in (b"damaged%d" % number, b"behind%d" % number):
+            append(folder.log(), values=[value])
+        folder.data_dir.crash()
+        data = bytearray(path.read_bytes())
+        data[size + 17] ^= 0xFF
+        path.write_bytes(data)
+        folder.data_dir = folder._open()
+        assert folder.log().end_offset == 1
+    kept = b"".join(strays(folder).values())
+    assert all(b"behind%d" % number in kept for number in range(3))
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 5000, b"\0" * 10, b"torn"])
+def test_a_torn_tail_is_cut_off_and_not_kept(folder: Folder, tail: bytes) -> None:
+    append(folder.log())
+    path = folder.partition_path / "00000000000000000000.log"
+    folder.data_dir.crash()
+    whole = path.read_bytes()
+    for torn in (tail, (b"\0" * 7 + b"\1" + whole[8:])[:-3]):
+        path.write_bytes(whole + torn)
+        folder.data_dir = folder._open()
+        assert folder.log().end_offset == 1
+        folder.data_dir.crash()
+        assert path.read_bytes() == whole
+        assert strays(folder) == {}
+
+
+def test_a_damaged_swap_does_not_replace_what_it_was_made_from(folder: Folder) -> None:
+    for number in range(3):
+        append(folder.log(), values=[b"%d" % number])
+    folder.data_dir.crash()
+    log = folder.partition_path / "00000000000000000000.log"
+    swap = folder.partition_path / "00000000000000000000.log.swap"
+    swap.write_bytes(b"\xff" * 100)
+    folder.data_dir = folder._open()
+    assert [record.value for record in all_records(folder.log())] == [b"0", b"1", b"2"]
+    assert log.exists()
+    assert not swap.exists()
+    assert list(strays(folder).values()) == [b"\xff" * 100]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "copy.index",
+        "copy.timeindex",
+        "copy.log",
+        "copy.log.swap",
+        "copy.index.swap",
+        "notes.tmp",
+        "old.deleted",
+        "00000000000000000000.copy.log",
+        "00000000000000000000.log.bak",
+        "99999999999999999999.log",
+        "\u0663" * 20 + ".log",
+    ],
+)
+def test_a_stray_file_in_a_partition_folder_is_left_alone(folder: Folder, name: str, clean: bool) -> None:
+    for number in range(3):
+        append(folder.log(), values=[b"%d" % number])
+    stray = folder.partition_path / name
+    stray.write_bytes(b"somebody's own file")
+    log = folder.restart(clean=clean)
+    assert [record.value for record in all_records(log)] == [b"0", b"1", b"2"]
+    assert stray.read_bytes() == b"somebody's own file"
