@@ -25,8 +25,10 @@ from semel.client.errors import (
     RetriableError,
     TimedOutError,
     error_of,
+    is_network,
 )
 from semel.client.metadata import Broker, Metadata, Partition, Topic
+from semel.client.outages import Outages
 from semel.client.settings import ClientSettings, parse_address
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.api import Api
@@ -101,6 +103,7 @@ class Cluster:
         self._lanes: dict[str, threading.RLock] = {}
         self._coordinators: dict[Coordinator, Broker] = {}
         self._owner_pid = os.getpid()
+        self.outages = Outages()
 
     # --- the one call ---
 
@@ -159,15 +162,22 @@ class Cluster:
         while True:
             self._check_open()
             try:
-                return attempt()
+                result = attempt()
             except KafkaError as error:
                 if error.recovery is not Recovery.RETRY or (not resend and getattr(error, "maybe_sent", False)):
+                    self.outages.over(what)
                     raise
                 first = first or error
                 if target is not None:
                     self.forget(target)
+                if not is_network(error):  # of the network `_connect_to` says it
+                    self.outages.failed(what, error)
                 if not self.pause(backoff, deadline):
+                    self.outages.over(what)
                     raise _out_of_time(what, deadline, first, error) from first
+            else:
+                self.outages.over(what)
+                return result
 
     # --- finding brokers ---
 
@@ -331,13 +341,24 @@ class Cluster:
                 if not connection.retiring or connection.in_flight:
                     return connection
                 connection.close()
-            connection = Connection.open(host, port, self.settings, deadline.remaining_s())
+            connection = self._open(host, port, deadline)
             with self._lock:
                 if self.closed:
                     connection.close()
                     self._check_open()
                 self._connections[key] = connection
             return connection
+
+    def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
+        """Whoever retries, and wherever: a broker that cannot be reached is in the log before the timeout passes."""
+        address = f"{host}:{port}"
+        try:
+            connection = Connection.open(host, port, self.settings, deadline.remaining_s())
+        except ConnectionFailedError as error:
+            self.outages.failed(address, error)
+            raise
+        self.outages.over(address)
+        return connection
 
     def connections(self, lane: str) -> list[Connection]:
         """The open connections of a lane, for `semel.client.connection.poll`."""
@@ -388,6 +409,7 @@ class Cluster:
             self._lock = threading.RLock()  # another thread of the parent may have held it at the fork
             self._lanes = {}
             self._connections = {}  # the parent's sockets; using them would mix both processes' requests
+            self.outages = Outages()
             self._owner_pid = os.getpid()
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from semel.client.cluster import Cluster, Leader
 from semel.client.connection import Connection
-from semel.client.errors import KafkaError, error_of
+from semel.client.errors import KafkaError, error_of, is_network
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode, Recovery
@@ -72,6 +72,7 @@ class RangeReader:
         self._fail_on_data_loss = fail_on_data_loss
         self._position = wanted.start
         self._topic_id = UUID(wanted.topic_id).bytes if wanted.topic_id else NO_UUID
+        self._name = f"reading {wanted.topic}-{wanted.partition}"
         self._progressed()
 
     def tables(self, *, headers: bool, views: bool = False) -> Iterator[Any]:
@@ -127,6 +128,7 @@ class RangeReader:
         self._retries: tuple[Backoff, Deadline] | None = None
         self._stall_deadline: Deadline | None = None
         self._empty_responses = 0
+        self._cluster.outages.over(self._name)
 
     def _connect(self) -> Connection:
         """One attempt: `_recover` decides about others."""
@@ -149,15 +151,14 @@ class RangeReader:
 
     def _answer(self, pending: Pending) -> PartitionData:
         answer = pending.result()
-        r = self._range
         if answer.error_code:
-            raise error_of(answer.error_code, f"reading {r.topic}-{r.partition}")
+            raise error_of(answer.error_code, self._name)
         if not answer.responses:  # throttled: Kafka then leaves out the partitions
             time.sleep(min(answer.throttle_time_ms, FETCH_WAIT_MS) / 1000)
             return PartitionData(high_watermark=-1)
         data: PartitionData = answer.responses[0].partitions[0]
         if data.error_code:
-            raise error_of(data.error_code, f"reading {r.topic}-{r.partition} at offset {self._position}")
+            raise error_of(data.error_code, f"{self._name} at offset {self._position}")
         return data
 
     def _recover(self, error: KafkaError) -> None:
@@ -171,6 +172,8 @@ class RangeReader:
         if error.code in NOT_THERE and self._is_recreated():
             self._give_up(created_anew(self._range.topic, f"its offset {self._position}"), error)
             return
+        if not is_network(error):  # of the network the cluster says it
+            self._cluster.outages.failed(self._name, error)
         self._retries = self._retries or (self._cluster.backoff(), self._cluster.deadline())
         if self._cluster.pause(*self._retries):
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from semel.client import outages
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 from semel.protocol.batch import patch_offset
@@ -195,12 +196,14 @@ def test_retries_pause_between_each_other() -> None:
     assert log.fetches < 300
 
 
-def test_a_topic_that_stays_away_is_a_loss() -> None:
+def test_a_topic_that_stays_away_is_a_loss(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(outages, "FIRST_S", 0.0)
     log = Log((0, 10), end=10)
     log.exists = False
     with log.served() as cluster:
         with pytest.raises(DataLossError, match="failOnDataLoss=false"):
             read(cluster, 0, 10)
+        assert "UNKNOWN_TOPIC_OR_PARTITION" in caplog.text  # said before the timeout passes
         assert read(cluster, 0, 10, fail_on_data_loss=False) == []
 
 

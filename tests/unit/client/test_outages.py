@@ -1,0 +1,110 @@
+"""A client that waits for a broker says so long before its timeout."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import semel
+from semel.client import outages
+from semel.client.cluster import Cluster
+from semel.client.errors import ConnectionFailedError, KafkaError, RetriableError, TimedOutError
+from semel.client.outages import Outages
+from semel.client.settings import ClientSettings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_failure_that_lasts_is_logged_after_2_s_and_every_10_s(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    found = Outages(clock)
+    logged_at = []
+    for second in range(45):
+        clock.now_s = 100.0 + second
+        before = len(caplog.records)
+        found.failed("b:9092", ConnectionFailedError("cannot connect to b:9092"))
+        if len(caplog.records) > before:
+            logged_at.append(second)
+    assert logged_at == [2, 12, 22, 32, 42]
+    assert caplog.records[1].getMessage().startswith("cannot connect to b:9092; retried for 12 s")
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_short_failures_and_those_far_apart_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    found = Outages(clock)
+    for _ in range(10):
+        found.failed("b:9092", ConnectionFailedError("x"))
+        clock.now_s += 1.5
+        found.failed("b:9092", ConnectionFailedError("x"))
+        found.over("b:9092")
+        clock.now_s += 1.5
+    for _ in range(10):
+        found.failed("b:9092", ConnectionFailedError("x"))
+        clock.now_s += 61
+    assert not caplog.records
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An address that refuses connections, and a first message at once."""
+    monkeypatch.setattr(outages, "FIRST_S", 0.0)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets the port
+        yield f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+LIMITS = {"request.timeout.ms": 300, "default.api.timeout.ms": 600}
+
+
+def produce(address: str) -> None:
+    options = {"bootstrap.servers": address, **LIMITS, "delivery.timeout.ms": 600, "linger.ms": 0, "max.block.ms": 600}
+    with semel.Producer(options) as producer:
+        producer.send("t", b"x").result(30)
+
+
+def consume(address: str) -> None:
+    with semel.Consumer({"bootstrap.servers": address, **LIMITS, "group.id": "g"}) as consumer:
+        consumer.subscribe(["t"])
+        for _ in range(3):
+            consumer.poll(300)
+
+
+def administrate(address: str) -> None:
+    with semel.Admin({"bootstrap.servers": address, **LIMITS}) as admin:
+        admin.list_topics()
+
+
+@pytest.mark.parametrize("use", [produce, consume, administrate])
+def test_every_client_logs_that_its_broker_is_down(
+    use: Callable[[str], Any], nobody: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KafkaError):
+        use(nobody)
+    said = [record.getMessage() for record in caplog.records if record.name == "semel.client"]
+    assert any(f"cannot connect to {nobody}" in text and "retried for" in text for text in said), said
+
+
+def test_error_codes_that_are_retried_are_logged_with_what_the_call_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outages, "FIRST_S", 0.0)
+    with Cluster(ClientSettings.of({"bootstrap.servers": "127.0.0.1:1", "retry.backoff.ms": 1})) as cluster:
+
+        def attempt() -> None:
+            raise RetriableError("the coordinator is loading")
+
+        with pytest.raises(TimedOutError):
+            cluster.patiently(attempt, "waiting for it", cluster.deadline(0.2))
+        assert "the coordinator is loading; retried for" in caplog.text
+        assert not cluster.outages._open
