@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -91,3 +92,16 @@ def test_second_call_in_one_batch_is_refused_and_one_call_with_both_frames_is_wr
     assert not files.run(lambda sink: lambda df, n: sink(frames(df), n))
     assert files.values() == Counter("xyz")
     assert files.values("more") == Counter("Z")  # batch 0 was written by the first call
+
+
+@pytest.mark.timeout(400)
+def test_missing_checkpoint_location_is_named_at_the_first_batch_and_in_the_refusal(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    files.add("a", "1")
+    with caplog.at_level(logging.WARNING, "semel.spark"):
+        assert not files.run(checkpoint=False)
+    assert "no option checkpointLocation" in caplog.text
+    failure = files.run(checkpoint=False)
+    assert "no option checkpointLocation, so its checkpoint is temporary" in failure, failure
+    assert files.values() == Counter("1")

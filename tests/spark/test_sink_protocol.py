@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +19,11 @@ from semel.client.errors import FencedError, KafkaError, error_of
 from semel.client.settings import ClientSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
+from semel.spark import owners
+from semel.spark.checkpoint import short_lived
 from semel.spark.ledger import Batch, LostLedgerError, topic_of
 from semel.spark.ledger_topic import create, last_entry
-from semel.spark.sink import FencedSinkError, Sink
+from semel.spark.sink import FencedSinkError, RefusedError, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.write_job import Report
 from tests.support.broker import Cluster
@@ -35,6 +40,7 @@ class Run:
     """What a sink wants to know about the run that it belongs to."""
 
     run_id = "run"
+    short_lived = ""
 
     def __init__(self, stateful: bool = False) -> None:
         self._stateful = stateful
@@ -214,3 +220,81 @@ def test_ledger_made_beforehand_needs_no_right_to_create_it(
         create(client, app.id)
     app.admin.create_topic(app.ledger, 1, configs={"cleanup.policy": "compact"})
     create(client, app.id)
+
+
+@SEMEL
+def test_second_query_with_a_copied_application_id_is_refused_and_the_first_goes_on(app: Application) -> None:
+    first = app.sink()
+    first._batch(Frame("a"), app.batch(0, 0, 1))
+    second = app.sink()
+    with pytest.raises(RefusedError, match="Give each query its own application id"):
+        second._batch(Frame("x"), app.batch(0, 0, 5, query="copied"))
+    first._batch(Frame("b"), app.batch(1, 1, 2))
+    assert app.values() == ["a", "b"]
+
+
+@SEMEL
+@pytest.mark.parametrize("is_first_batch", [True, False])
+def test_query_that_continues_is_refused_while_the_owner_is_seen_writing(
+    app: Application, monkeypatch: pytest.MonkeyPatch, is_first_batch: bool
+) -> None:
+    monkeypatch.setattr(owners, "QUIET_S", 60.0)  # a busy machine may stall the writer
+    monkeypatch.setattr(owners, "LONGEST_S", 0.3)
+    first = app.sink()
+    number = 0 if is_first_batch else 1
+    if not is_first_batch:
+        first._batch(Frame("a"), app.batch(0, 0, 1))
+    opened, stop = threading.Event(), threading.Event()
+
+    def writes_on(df: Any, options: Any, targets: Any, batch: Batch, handle: Any) -> list[Report]:
+        with handle.writer() as writer:
+            while not stop.is_set():
+                writer.write(*targets.place(0), pa.table({"value": pa.array([b"b"], pa.binary())}))
+                writer.flush()
+                opened.set()
+            (w,) = writer.finish()
+        return [Report(0, w.record_count, 0, w.first_offset, w.last_offset, w.last_sequence, 0)]
+
+    first.job = writes_on
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(first._batch, Frame(), app.batch(number, number, number + 1))
+        try:
+            assert opened.wait(60)
+            with pytest.raises(RefusedError, match="is in use"):
+                app.sink()._batch(Frame("x"), app.batch(0, number, number + 1, query="copy"))
+        finally:
+            stop.set()
+        running.result(60)
+    assert set(app.values()) <= {"a", "b"}
+
+
+@SEMEL
+def test_new_checkpoint_takes_over_from_a_driver_that_died_in_a_batch(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owners, "QUIET_S", 0.3)
+    dead = app.sink()
+    dead._batch(Frame("a"), app.batch(0, 0, 1))
+    handle = dead._owner.begin([(app.output, 0)])
+    write(Frame("b"), None, dead._targets, app.batch(1, 1, 2), handle)
+    assert app.admin.describe_transaction(app.id).state == "Ongoing"
+    app.sink()._batch(Frame("c"), app.batch(0, 1, 2, query="new"))
+    assert app.values() == ["a", "c"]
+
+
+@SEMEL
+def test_refusal_names_a_temporary_checkpoint_as_the_cause(app: Application) -> None:
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    again = app.sink()
+    assert again._run is not None
+    again._run.short_lived = short_lived(f"file:/tmp/temporary-{uuid.uuid4()}", None, None)
+    with pytest.raises(RefusedError, match="has no option checkpointLocation, so its checkpoint is temporary"):
+        again._batch(Frame("x"), app.batch(0, 0, 1, query="other"))
+
+
+def test_checkpoints_that_the_next_start_does_not_find_are_told_apart() -> None:
+    unique = str(uuid.uuid4())
+    assert short_lived(f"file:/tmp/temporary-{unique}", None, None)
+    assert "queryName" in short_lived(f"file:/data/all/{unique}", None, "/data/all")
+    assert not short_lived("file:/data/all/payments", "payments", "/data/all")
+    assert not short_lived(f"hdfs://nn/data/{unique}", None, None)  # the user's own choice

@@ -34,8 +34,8 @@ def sink(
 ) -> BaseSink:
     """A function for `foreachBatch` that writes every micro-batch in one transaction.
 
-    It owns the application id from the moment it is made: call it before `start()`, once for every start. In a function
-    of your own call it once per batch: `sink(df, batch_id)`, or `sink([df_a, df_b], batch_id)` for several frames.
+    It reads the ledger when it is made: make it before the source is loaded, once for every start. In a function of
+    your own call it once per batch: `sink(df, batch_id)`, or `sink([df_a, df_b], batch_id)` for several frames.
 
     brokers                 host:port,host:port
     application_id          names the transactional id, the consumer group that shows the lag, and the ledger topic

@@ -118,6 +118,8 @@ class BaseSink(ABC):
         run = Run(session)
         if self._run is None:
             self._run = run
+            if run.short_lived:
+                log.warning("%s. The next start would be refused, or write again what is written", run.short_lived)
         elif self._run.run_id != run.run_id:
             raise SinkError(
                 f"this sink belongs to run {self._run.run_id} of query {self._run.query_id}, and is called by run "

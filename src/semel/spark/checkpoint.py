@@ -7,6 +7,7 @@ Read as files through Hadoop's file system, so that HDFS, S3 and the like work a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from semel.spark.ledger import Batch, plan_of
 from semel.spark.offsets import START, Edge, parse, parse_edge, start_of, to_json
 
 KNOWN_VERSION = "v1"
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+TEMPORARY = re.compile(f"temporary-{UUID.pattern}")  # Spark's name for it
 ABSENT = "-"
 
 
@@ -38,6 +41,8 @@ class Run:
         self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
         self._last: tuple[int, str | None] = (-1, None)  # the file of a batch: the next one starts where it ends
         self._hadoop = context._jsc.hadoopConfiguration()
+        configured = session.conf.get("spark.sql.streaming.checkpointLocation", "")
+        self.short_lived = short_lived(self.root, query.name(), configured)
         _refuse_asynchronous(session, query)
 
     def batch(self, batch_id: int) -> Batch:
@@ -69,6 +74,24 @@ class Run:
             return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
+
+
+def short_lived(root: str, query_name: str | None, configured: str | None) -> str:
+    """Why a checkpoint is of no use to the next start of its query; "" if it is as it should be. `configured` is the
+    session's folder for checkpoints: a query without a name gets a new one in it at every start."""
+    parent, _, folder = root.rstrip("/").rpartition("/")
+    if TEMPORARY.fullmatch(folder):
+        return (
+            f"the query has no option checkpointLocation, so its checkpoint is temporary ({root}) and every start "
+            'begins at batch 0; set .option("checkpointLocation", ...)'
+        )
+    is_there = configured and parent.endswith(configured.rstrip("/").rpartition(":")[2])
+    if query_name is None and is_there and UUID.fullmatch(folder):
+        return (
+            f"the query has neither a name nor an option checkpointLocation, so every start has a new checkpoint (this "
+            f'one is {root}); set .option("checkpointLocation", ...), or .queryName(...)'
+        )
+    return ""
 
 
 def batch_of(read: Callable[[int], str | None], query_id: str, batch_id: int) -> Batch:

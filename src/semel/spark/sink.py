@@ -3,9 +3,10 @@
     sink = semel.sink("localhost:9092", application_id="payments", topic="out")
     df.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
 
-The order of things, each step in a place of its own: own the transactional id and read the ledger (`open`), decide
-whether the batch may be written (`ledger.decide`), write it by a Spark job (`encoding`, `writing`), audit the counts,
-commit data, ledger entry and positions together (`_commit`). Anything else aborts and runs the batch again.
+The order of things, each step in a place of its own: read the ledger (`_open`), decide whether the batch may be written
+(`ledger.decide`), own the transactional id before the first one (`_take_over`), write it by a Spark job (`encoding`,
+`writing`), audit the counts, commit data, ledger entry and positions together (`_commit`). Anything else aborts and
+runs the batch again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from semel.spark.lag import send_positions
 from semel.spark.ledger import Batch, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.options import OptionError
+from semel.spark.owners import ONGOING, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.write_job import Cancelled, Job, Report, WriteJob, check_single_runs
@@ -53,17 +55,35 @@ class Sink(BaseSink):
         self._open()
 
     def _open(self) -> None:
-        """Owns the id before the query starts: fences every earlier run, finishes what it left, reads the ledger."""
+        """Reads the ledger before the query starts. The id is taken now if that takes it from nobody (wrong options
+        show at once), else before the first batch is written, when it is clear that it may be: see `_take_over`."""
+        cluster, application_id = self._owner.cluster, self.options.application_id
         try:
-            create(self._owner.cluster, self.options.application_id)
+            create(cluster, application_id)
         except (ConnectionFailedError, TimedOutError) as error:
             raise SinkError(
                 f"the sink got no answer from its brokers (bootstrap servers {self.options.bootstrap_servers!r}): "
                 f"{error}. Start them, or correct the addresses, and start the query again"
             ) from error
-        self._own()
-        self._targets = Targets.of(self._owner.cluster, self.options.topics())
+        self._targets = Targets.of(cluster, self.options.topics())
+        found = await_decided(cluster, application_id)
         self._last = self._read_ledger()
+        if self._last is None and (found is None or found.state != ONGOING):
+            self._own()
+
+    def _take_over(self, batch: Batch) -> None:
+        """Fences every earlier run, once it is clear that this batch is the next one to be written: a query that is
+        refused leaves the owner of its application id in peace."""
+        self._last = self._read_ledger()  # others may have written since the sink was made
+        if self._is_written(batch):
+            return
+        self._check_state(batch)
+        cluster, application_id = self._owner.cluster, self.options.application_id
+        in_use = why_in_use(cluster, application_id, self._last, batch, self._targets.places())
+        if in_use:
+            raise RefusedError(in_use)
+        self._own()
+        self._last = self._read_ledger()  # while the id was being taken over, its owner may have finished a batch
 
     def _own(self) -> None:
         try:
@@ -88,6 +108,8 @@ class Sink(BaseSink):
     # --- one batch ---
 
     def _batch(self, df: Any, batch: Batch) -> None:
+        if self._owner.identity is None:
+            self._take_over(batch)
         if self._is_written(batch):
             df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
             self._tell(BatchReport(batch.batch_id, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, 0.0, 0.0))
@@ -100,13 +122,19 @@ class Sink(BaseSink):
         assert self._run is not None
         lost = refuse_lost_state(self._last, batch, self.options.application_id)
         if lost is not None and not self.options.accept_lost_state and self._run.is_stateful():
-            raise RefusedError(lost)
+            raise RefusedError(self._explained(lost))
+
+    def _explained(self, reason: str) -> str:
+        """A refusal, after what is wrong with the checkpoint itself: that is the cause then."""
+        assert self._run is not None
+        cause = self._run.short_lived
+        return f"application {self.options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}"
 
     def _is_written(self, batch: Batch) -> bool:
         """What the ledger says: written before, or to be written now; anything else is refused."""
         decision = decide(self._last, batch, adopt=self.options.adopt_checkpoint)
         if decision.verdict is Verdict.REFUSE:
-            raise RefusedError(f"application {self.options.application_id!r}: {decision.reason}")
+            raise RefusedError(self._explained(decision.reason))
         return decision.verdict is Verdict.ALREADY_WRITTEN
 
     def _write_until_done(self, df: Any, batch: Batch) -> None:

@@ -32,6 +32,7 @@ from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.lag import send_positions
 from semel.spark.ledger import Batch, Decision, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry, wait_for_markers
+from semel.spark.owners import why_in_use
 from semel.spark.sink import FencedSinkError, RefusedError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_checkpoint import QueryCheckpoint
@@ -136,6 +137,7 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
         handle = None
         is_written, last = _decided(owner, options, batch, is_stateful)
         if not is_written:
+            _refuse_in_use(owner, options, batch, last, targets)
             own(owner, options.application_id)
             # While the id was being taken over, its owner before may have finished this very batch.
             is_written, last = _decided(owner, options, batch, is_stateful)
@@ -166,6 +168,16 @@ def _decided(
 def _asked(owner: TransactionOwner, options: SinkOptions, batch: Batch) -> tuple[Entry | None, Decision]:
     last = last_entry(owner.cluster, options.application_id, must_exist=True, accept_empty=options.adopt_checkpoint)
     return last, decide(last, batch, adopt=options.adopt_checkpoint)
+
+
+def _refuse_in_use(
+    owner: TransactionOwner, options: SinkOptions, batch: Batch, last: Entry | None, targets: Targets
+) -> None:
+    """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""
+    if DriverState(owner.settings).recall() is None:
+        in_use = why_in_use(owner.cluster, options.application_id, last, batch, targets.places())
+        if in_use:
+            raise RefusedError(in_use)
 
 
 def own(owner: TransactionOwner, application_id: str) -> None:
