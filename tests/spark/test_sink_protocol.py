@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -54,6 +55,7 @@ class Frame:
 
     def __init__(self, *values: str) -> None:
         self.values = values
+        self.write = MagicMock()  # of Spark's DataFrameWriter: what goes to noop
 
 
 class Application:
@@ -298,3 +300,28 @@ def test_checkpoints_that_the_next_start_does_not_find_are_told_apart() -> None:
     assert "queryName" in short_lived(f"file:/data/all/{unique}", None, "/data/all")
     assert not short_lived("file:/data/all/payments", "payments", "/data/all")
     assert not short_lived(f"hdfs://nn/data/{unique}", None, None)  # the user's own choice
+
+
+class Observed:
+    """Stands for Spark's sums: the rows themselves."""
+
+    def __init__(self, df: Frame, options: Any) -> None:
+        self.frame = df
+
+    def checksum(self) -> str:
+        return f"spark:{len(self.frame.values)}:{''.join(sorted(self.frame.values))}"
+
+
+@SEMEL
+def test_stateful_batch_that_gives_other_rows_when_it_runs_again_is_refused(
+    app: Application, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("semel.spark.sink.Observed", Observed)
+    app.sink(stateful=True)._batch(Frame("a", "b"), app.batch(0, 0, 2))
+    app.sink(stateful=True)._batch(Frame("b", "a"), app.batch(0, 0, 2))  # the order does not count
+    with pytest.raises(RefusedError, match="gave other rows than it had written"):
+        app.sink(stateful=True)._batch(Frame("a", "c"), app.batch(0, 0, 2))
+    app.sink()._batch(Frame("a", "c"), app.batch(0, 0, 2))  # nothing depends on what a query without state gives
+    app.sink(stateful=True, accept_lost_state=True)._batch(Frame("a", "c"), app.batch(0, 0, 2))
+    assert "gave other rows" in caplog.text
+    assert app.values() == ["a", "b"]

@@ -179,6 +179,18 @@ def test_a_batch_that_was_not_committed_is_aborted_by_the_next_driver(query: Que
     assert query.output() == ["a", "b", "c", "d"]
 
 
+def test_stateful_batch_that_gives_other_rows_when_it_runs_again_is_refused(query: Query) -> None:
+    (query.checkpoint / "state" / "0").mkdir(parents=True)
+    query.log(0, 2)
+    query.writer().commit(query.write(query.plan(), 0, rows("a", "b")), 0)
+    query.writer().commit(query.write(query.plan(), 0, rows("a", "b")), 0)
+    with pytest.raises(RefusedError, match="gave other rows than it had written"):
+        query.writer().commit(query.write(query.plan(), 0, rows("a", "c")), 0)
+    query.options["acceptLostState"] = "true"
+    query.writer().commit(query.write(query.plan(), 0, rows("a", "c")), 0)
+    assert query.output() == ["a", "b"]
+
+
 def test_a_frozen_driver_does_not_take_the_id_back(query: Query) -> None:
     query.run(0, 2, rows("a", "b"))
     query.use_driver("second")

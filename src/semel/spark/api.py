@@ -48,8 +48,10 @@ def sink(
     guarantee               exactly_once, at_least_once, at_most_once
     transaction_timeout_ms  must exceed the longest batch; the broker's transaction.max.timeout.ms is its limit
     max_attempts            how often a batch is tried before the query fails
-    adopt_checkpoint        True: an existing checkpoint goes on although the ledger is empty
-    accept_lost_state       True: a stateful query may go on with a new checkpoint, and so without its state
+    adopt_checkpoint        True: an existing checkpoint goes on although the ledger is empty; so does a new one
+                            although the group has offsets that say that the ledger was lost
+    accept_lost_state       True: a stateful query may go on with a new checkpoint, and so without its state; or with
+                            state from a batch that gave other rows, when it ran again, than it had written
     compression             none, gzip, snappy, lz4, zstd
     max_request_size        the largest record, in bytes
     source_cluster_is_other True: the sources are topics of another cluster, so no positions are stored here

@@ -40,6 +40,7 @@ class Run:
         self.root: str = query.resolvedCheckpointRoot()
         self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
         self._last: tuple[int, str | None] = (-1, None)  # the file of a batch: the next one starts where it ends
+        self._is_stateful: bool | None = None  # None: nobody has looked
         self._hadoop = context._jsc.hadoopConfiguration()
         configured = session.conf.get("spark.sql.streaming.checkpointLocation", "")
         self.short_lived = short_lived(self.root, query.name(), configured)
@@ -60,9 +61,11 @@ class Run:
 
     def is_stateful(self) -> bool:
         """Whether the query keeps state: Spark describes its state stores in the checkpoint when it plans batch 0."""
-        path = self._path(f"{self.root}/state")
-        files = path.getFileSystem(self._hadoop)
-        return files.exists(path) and len(files.listStatus(path)) > 0
+        if self._is_stateful is None:
+            path = self._path(f"{self.root}/state")
+            files = path.getFileSystem(self._hadoop)
+            self._is_stateful = files.exists(path) and len(files.listStatus(path)) > 0
+        return self._is_stateful
 
     def _read(self, path_name: str) -> str | None:
         path = self._path(path_name)

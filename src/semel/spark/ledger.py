@@ -60,6 +60,7 @@ class Entry(msgspec.Struct, frozen=True):
     format: int = FORMAT
     plan: str = ""  # `plan_of` the batch; "" in entries of versions that did not store it
     dead_letter_topic: str | None = None  # of the sink: a source with a pattern leaves it out
+    checksum: str = ""  # of the rows, where the query keeps state (see `checksums`)
 
     @property
     def key(self) -> bytes:

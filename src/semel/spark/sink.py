@@ -20,6 +20,7 @@ from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
 from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
+from semel.spark.checksums import Observed, why_state_differs
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import BadRowError
 from semel.spark.lag import send_positions
@@ -111,11 +112,26 @@ class Sink(BaseSink):
         if self._owner.identity is None:
             self._take_over(batch)
         if self._is_written(batch):
-            df.write.format("noop").mode("overwrite").save()  # a stateful plan must run, or Spark fails the query
+            self._replay(df, batch)
             self._tell(BatchReport(batch.batch_id, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, 0.0, 0.0))
             return
         self._check_state(batch)
         self._write_until_done(df, batch)
+
+    def _replay(self, df: Any, batch: Batch) -> None:
+        """Runs a batch that is written. A stateful plan must run, or Spark fails the query; and it must give the rows
+        that were written, or the state is not the one that they came from."""
+        assert self._run is not None
+        assert self._last is not None
+        observed = Observed(df, self.options) if self._run.is_stateful() else None
+        (df if observed is None else observed.frame).write.format("noop").mode("overwrite").save()
+        if observed is None:
+            return
+        differs = why_state_differs(batch.batch_id, self._last.checksum, observed.checksum())
+        if differs and not self.options.accept_lost_state:
+            raise RefusedError(self._explained(differs))
+        if differs:
+            log.warning("accepted: %s", differs)
 
     def _check_state(self, batch: Batch) -> None:
         """A new checkpoint is a new start for a query with state, unless the user says that this is meant."""
@@ -162,14 +178,16 @@ class Sink(BaseSink):
         ledger = (topic_of(self.options.application_id), 0)
         handle = self._owner.begin([*self._targets.places(), ledger])
         faults.reach("sink.after_begin")
-        reports = self._write(df, batch, handle)
+        assert self._run is not None
+        observed = Observed(df, self.options) if self._run.is_stateful() else None
+        reports = self._write(df if observed is None else observed.frame, batch, handle)
         faults.reach("sink.after_write")
         written_s = time.monotonic()
         if self.options.precautions.count_audit:
             audit(self._owner, self._targets, reports)
         check_single_runs(reports)
         faults.reach("sink.after_audit")
-        entry = self._entry(batch, reports, attempt)
+        entry = self._entry(batch, reports, attempt, "" if observed is None else observed.checksum())
         if entry.rows == 0 and batch.starts == batch.ends and self._knows(batch):
             self._abort()  # nothing to say and nothing moved
         else:
@@ -195,7 +213,7 @@ class Sink(BaseSink):
             self._abort()
             raise
 
-    def _entry(self, batch: Batch, reports: list[Report], attempt: int) -> Entry:
+    def _entry(self, batch: Batch, reports: list[Report], attempt: int, checksum: str) -> Entry:
         assert self._run is not None
         return Entry(
             sequence=0 if self._last is None else self._last.sequence + 1,
@@ -211,6 +229,7 @@ class Sink(BaseSink):
             committed_at_ms=int(time.time() * 1000),
             plan=batch.plan,
             dead_letter_topic=self.options.dead_letter_topic,
+            checksum=checksum,
         )
 
     def _knows(self, batch: Batch) -> bool:

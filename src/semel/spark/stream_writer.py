@@ -27,6 +27,7 @@ from semel.client.errors import FencedError, KafkaError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark import faults
+from semel.spark.checksums import Summed, why_state_differs
 from semel.spark.columns import check_columns
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.lag import send_positions
@@ -53,6 +54,8 @@ class Plan(NamedTuple):
     targets: Targets
     handle: TransactionHandle | None  # None: the batch is in the ledger already
     planned_at_ms: int
+    is_stateful: bool
+    checksum: str  # of the rows in the ledger, if the batch is there
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Done(WriterCommitMessage):
     plan: Plan
     run_id: str
     reports: list[Report]
+    summed: Summed | None = None  # the rows of the task, where the query keeps state
 
 
 class WrongBatchError(RuntimeError):
@@ -91,12 +95,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Runs in a task."""
         assert self._plan is not None, "a writer is pickled before it writes"
         run_id = check_batch(self._plan.batch)
+        summed = Summed() if self._plan.is_stateful else None
+        rows = iterator if summed is None else summed.passed(iterator)
         if self._plan.handle is None:
-            for _ in iterator:  # a stateful plan must run, or Spark fails the query
+            for _ in rows:  # a stateful plan must run, or Spark fails the query
                 pass
-            return Done(self._plan, run_id, [])
-        reports = write_rows(iterator, self.options, self._plan.targets, self._plan.batch.batch_id, self._plan.handle)
-        return Done(self._plan, run_id, reports)
+            return Done(self._plan, run_id, [], summed)
+        reports = write_rows(rows, self.options, self._plan.targets, self._plan.batch.batch_id, self._plan.handle)
+        return Done(self._plan, run_id, reports, summed)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         done = [message for message in messages if isinstance(message, Done)]
@@ -104,6 +110,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if len(plans) != 1 or len(done) != len(messages) or done[0].plan.batch.batch_id != batchId:
             raise WrongBatchError(f"batch {batchId} has messages of {sorted(map(str, plans))}; it cannot be committed")
         if done[0].plan.handle is None:
+            _check_replay(self.options, done)
             log.info("batch %d already written", batchId)
             return
         commit(self.options, done[0].plan, done[0].plan.handle, done)
@@ -146,7 +153,8 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
             _remember(owner)
         faults.reach("sink.after_begin")
         sequence = 0 if last is None else last.sequence + 1
-        return Plan(batch, sequence, targets, handle, int(time.time() * 1000))
+        checksum = last.checksum if is_written and last is not None else ""
+        return Plan(batch, sequence, targets, handle, int(time.time() * 1000), is_stateful, checksum)
 
 
 def _decided(
@@ -226,10 +234,29 @@ def check_batch(batch: Batch) -> str:
 # --- the commit ---
 
 
+def checksum_of(done: list[Done]) -> str:
+    """Of the rows of all tasks; "" where nobody summed them up."""
+    parts = [message.summed for message in done if message.summed is not None]
+    whole = Summed()
+    for part in parts:
+        whole.add(part)
+    return whole.checksum() if parts else ""
+
+
+def _check_replay(options: SinkOptions, done: list[Done]) -> None:
+    """A batch that ran again must have given the rows that were written, or the state is not the one they came from."""
+    plan = done[0].plan
+    differs = why_state_differs(plan.batch.batch_id, plan.checksum, checksum_of(done))
+    if differs and not options.accept_lost_state:
+        raise RefusedError(f"application {options.application_id!r}: {differs}")
+    if differs:
+        log.warning("accepted: %s", differs)
+
+
 def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: list[Done]) -> None:
     """Audit, ledger entry, positions and the end: as `semel.sink` does it."""
     reports = [report for message in done for report in message.reports]
-    entry = entry_of(options, plan, done[0].run_id, reports)
+    entry = entry_of(options, plan, done[0].run_id, reports, checksum_of(done))
     started_s = time.monotonic()
     with TransactionOwner(handle.settings) as owner:
         owner.resume(handle)
@@ -264,7 +291,7 @@ def _end(owner: TransactionOwner, options: SinkOptions, entry: Entry) -> None:
             raise
 
 
-def entry_of(options: SinkOptions, plan: Plan, run_id: str, reports: list[Report]) -> Entry:
+def entry_of(options: SinkOptions, plan: Plan, run_id: str, reports: list[Report], checksum: str) -> Entry:
     return Entry(
         sequence=plan.sequence,
         query_id=plan.batch.query_id,
@@ -278,4 +305,5 @@ def entry_of(options: SinkOptions, plan: Plan, run_id: str, reports: list[Report
         committed_at_ms=int(time.time() * 1000),
         plan=plan.batch.plan,
         dead_letter_topic=options.dead_letter_topic,
+        checksum=checksum,
     )
