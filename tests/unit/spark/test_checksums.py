@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pytest
 
-from semel.spark.checksums import Summed, disagree, why_state_differs
+from semel.spark import checksums
+from semel.spark.checksums import Observed, Summed, disagree, why_state_differs
 
 ROWS = [(b"k1", b"v1"), (b"k2", b"v2"), (None, b"v3"), (b"k1", b"v1")]
 
@@ -53,3 +56,17 @@ def test_only_what_can_be_compared_disagrees():
     assert not disagree("arrow:1:2:3", "spark:1:2:4")
     assert "10 rows then, 9 now" in why_state_differs(4, "spark:10:2:3", "spark:9:2:4")
     assert why_state_differs(4, "spark:10:2:3", "spark:10:2:3") == ""
+
+
+def test_sums_that_spark_never_delivers_do_not_hold_the_batch_up(monkeypatch, caplog):
+    never = threading.Event()
+
+    class Observation:
+        get = property(lambda self: never.wait(60))
+
+    observed = Observed.__new__(Observed)
+    observed._observation = Observation()
+    monkeypatch.setattr(checksums, "EVENTS_S", 0.1)
+    assert observed.checksum() == ""
+    assert "not compared" in caplog.text
+    never.set()
