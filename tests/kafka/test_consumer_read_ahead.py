@@ -183,7 +183,7 @@ def test_records_are_handed_out_before_an_error_that_came_after_them(
             raise AuthenticationError("the password was changed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(consumer._core, "turn", lambda deadline: None)
+            patch.setattr(consumer._core, "turn", lambda: None)
             patch.setattr(consumer._core.fetching, "send", refuse)
             assert consumer.poll_table(10_000, max_records=1)["offset"].to_pylist() == [1]
             with pytest.raises(AuthenticationError, match="password was changed"):

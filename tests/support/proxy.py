@@ -35,6 +35,7 @@ class Kind(Enum):
     CUT_AFTER = "the broker gets the request, its answer is dropped and the connection cut"
     HALF_REQUEST = "half of the request reaches the broker, then the connection is cut"
     HALF_ANSWER = "half of the answer reaches the client, then the connection is cut"
+    LATE = "the request reaches the broker late, and so does what follows it on its connection"
     DELAY = "the answer is held back for a while"
     SILENCE = "the broker gets the request, its answer never comes, the connection stays"
 
@@ -97,6 +98,10 @@ def half_answer(api: Api[Any, Any], **options: Any) -> Fault:
 
 def delay(api: Api[Any, Any], delay_s: float, **options: Any) -> Fault:
     return Fault(Kind.DELAY, api, delay_s=delay_s, **options)
+
+
+def late(api: Api[Any, Any], delay_s: float, **options: Any) -> Fault:
+    return Fault(Kind.LATE, api, delay_s=delay_s, **options)
 
 
 def silence(api: Api[Any, Any], **options: Any) -> Fault:
@@ -234,6 +239,10 @@ class _Link:
                     self._broker.sendall(frame[: len(frame) // 2])
                 fault.fire()
                 return
+            if fault is not None and fault.kind is Kind.LATE:
+                fault.fire()
+                time.sleep(fault.delay_s)
+                fault = None
             self._asked.append((api_key, version, fault))
             self._broker.sendall(frame)
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from semel.client.consumer_commits import Callback
-from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions
+from semel.client.consumer_commits import Callback, Commit
+from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions, log
 from semel.client.consumer_errors import CommitFailedError, RebalanceError
 from semel.client.consumer_iteration import Iteration, Run
 from semel.client.consumer_positions import PartitionState, ResetTo
@@ -36,7 +36,6 @@ from semel.client.errors import ConfigError, IllegalStateError, KafkaError, Time
 from semel.client.group_offsets import (
     EARLIEST,
     LATEST,
-    commit_offsets,
     fetch_committed,
     patient,
     patient_list_offsets,
@@ -106,7 +105,10 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Leaves the group, or drops what was assigned."""
         self._core.check_usable()
-        self._core.leave_group("the consumer unsubscribed")
+        deadline = Deadline(CLOSE_TIMEOUT_S)
+        if self._core.member is not None:
+            self._commit_before_leaving(deadline)
+        self._core.leave_group("the consumer unsubscribed", deadline)
         self._core.positions.assign([])
         self._open.clear()
 
@@ -196,11 +198,11 @@ class Consumer:
                 self._woken = False
                 raise _Woken
             if max_records is None and max_bytes is None:
-                core.fetching.send(deadline, draining=True)  # the next answer comes while this one is decoded
+                core.fetching.send(draining=True)  # the next answer comes while this one is decoded
                 self._decode_all(form)
             parts = self._take(form, max_records, max_bytes)
             if parts:
-                self._ask_for_more(deadline)
+                self._ask_for_more()
                 return parts
         return []
 
@@ -210,10 +212,10 @@ class Consumer:
         if iteration is not None:
             iteration.give_back()
 
-    def _ask_for_more(self, deadline: Deadline) -> None:
+    def _ask_for_more(self) -> None:
         """Before the program gets to work on what it is given."""
         try:
-            self._core.fetching.send(deadline)
+            self._core.fetching.send()
         except KafkaError as error:
             self._postponed = error
 
@@ -334,11 +336,12 @@ class Consumer:
 
     def lag(self, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
         """How many offsets each assigned partition is behind the end of what can be read, asked from the brokers."""
+        deadline = self._deadline(timeout_ms)
         states = list(self._core.positions)
         ends = self.end_offsets([state.topic_partition for state in states], timeout_ms)
         return {
             state.topic_partition: max(
-                0, ends[state.topic_partition] - self.position(state.topic_partition, timeout_ms)
+                0, ends[state.topic_partition] - self.position(state.topic_partition, deadline.remaining_s() * 1000)
             )
             for state in states
         }
@@ -394,32 +397,30 @@ class Consumer:
         offsets: Positions | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Commits positions (all of this consumer, or the given ones) and waits until the group has them."""
+        """Commits offsets (all of this consumer, or the given ones) and waits until the group has them, and those of
+        every earlier commit_async()."""
         wanted = self._to_commit(offsets)
         if not wanted:
             return
         identity = self.group_metadata()
         if self._core.member is not None and self._core.member.is_rebalancing:
             raise RebalanceError("the group is being rebalanced; call poll() to take part, then commit")
-        deadline = self._deadline(timeout_ms)
         try:
-            self._core.cluster.patiently(
-                lambda: commit_offsets(self._core.cluster, identity, wanted, deadline), "committing positions", deadline
-            )
+            self._core.commits.commit(identity, wanted, self._deadline(timeout_ms))
         except KafkaError as error:
-            raise self._commit_error(error, identity) from error
+            raise _commit_error(error) from error
 
     def commit_async(
         self,
         offsets: Positions | None = None,
         callback: Callback | None = None,
     ) -> None:
-        """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll() or close()."""
+        """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll(), commit() or
+        close()."""
         wanted = self._to_commit(offsets)
         if wanted:
-            self._core.commits.send(
-                self.group_metadata(), wanted, callback, Deadline(self.settings.request_timeout_ms / 1000)
-            )
+            timeout_s = self.settings.request_timeout_ms / 1000
+            self._core.commits.send(self.group_metadata(), wanted, callback, timeout_s)
 
     def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
@@ -474,20 +475,6 @@ class Consumer:
             raise ConfigError("a committed position is the offset of the next record to read, from 0 up")
         return dict(zip(checked_partitions(offsets), positions, strict=True))
 
-    def _commit_error(self, error: KafkaError, identity: GroupMetadata) -> KafkaError:
-        if error.code is not None and self._core.member is not None:
-            self._core.member.report(error.code, identity)
-        if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
-            return RebalanceError(f"{error}; call poll() to take part", error.code)
-        if error.code in _GENERATION_OVER:
-            return CommitFailedError(
-                f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
-                "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
-                "again by whoever has the partitions now",
-                error.code,
-            )
-        return error
-
     def _auto_commit(self) -> None:
         if not self.settings.enable_auto_commit or self.settings.group_id is None:
             return
@@ -496,23 +483,27 @@ class Consumer:
             if self._core.member is None or self._core.member.state is State.STABLE:
                 self.commit_async()
 
-    def _commit_before_revoke(self) -> None:
-        if not self.settings.enable_auto_commit or not self._processed():
-            return
-        from semel.client.consumer_core import log
+    def _commit_before_revoke(self) -> Commit | None:
+        """Starts the automatic commit that partitions wait for before they are given back; None: there is none."""
+        wanted = self._processed() if self.settings.enable_auto_commit else {}
+        if not wanted:
+            return None
+        return self._core.commits.send(self.group_metadata(), wanted, _warn, CLOSE_TIMEOUT_S, retried=True)
 
+    def _commit_before_leaving(self, deadline: Deadline) -> None:
+        wanted = self._processed() if self.settings.enable_auto_commit and self.settings.group_id is not None else {}
+        if not wanted:
+            return
         try:
-            deadline = Deadline(CLOSE_TIMEOUT_S)
-            identity, wanted = self.group_metadata(), self._processed()
-            self._core.cluster.patiently(
-                lambda: commit_offsets(self._core.cluster, identity, wanted, deadline), "committing positions", deadline
-            )
+            self._core.commits.commit(self.group_metadata(), wanted, deadline)
         except KafkaError as error:
-            log.warning("positions were not committed before partitions were given back: %s", error)
+            _warn(wanted, error)
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def close(self, timeout_ms: float | None = None) -> None:
-        """Commits (with enable.auto.commit), gives partitions back, leaves the group, closes. May be called twice."""
+        """Commits (with enable.auto.commit), gives partitions back, leaves the group, closes. May be called twice.
+
+        All of that takes no longer than the timeout (5 s); what a broker did not confirm by then is left undone."""
         core = self._core
         if core.closed:
             return
@@ -523,13 +514,9 @@ class Consumer:
             return
         try:
             deadline = Deadline(CLOSE_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000)
-            while len(core.commits) and not deadline.expired:
-                core.commits.receive()
-                core.wait(Deadline(min(deadline.remaining_s(), 0.05)))
-            if core.member is not None:
-                core.leave_group("the consumer was closed")
-            elif self.settings.group_id is not None:
-                self._commit_before_revoke()
+            core.commits.wait(lambda: not len(core.commits), deadline)
+            self._commit_before_leaving(deadline)
+            core.leave_group("the consumer was closed", deadline)
         finally:
             core.close()
 
@@ -556,3 +543,22 @@ class Consumer:
         if self.settings.group_id is None:
             raise ConfigError(f"{what} needs group.id")
         return self.settings.group_id
+
+
+def _commit_error(error: KafkaError) -> KafkaError:
+    """What a refused commit means to the program."""
+    if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+        return RebalanceError(f"{error}; call poll() to take part", error.code)
+    if error.code in _GENERATION_OVER:
+        return CommitFailedError(
+            f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
+            "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
+            "again by whoever has the partitions now",
+            error.code,
+        )
+    return error
+
+
+def _warn(_: object, error: KafkaError | None) -> None:
+    if error is not None:
+        log.warning("offsets were not committed before partitions were given back: %s", error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -11,9 +10,10 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from semel.client.aside import Aside, Outcome, Waker
 from semel.client.cluster import Cluster
-from semel.client.consumer_commits import AsyncCommits
-from semel.client.consumer_fetching import Fetching, wait_ready
+from semel.client.consumer_commits import Commit, Commits
+from semel.client.consumer_fetching import LOOKUP_LANE, Fetching, wait_ready
 from semel.client.consumer_patience import Patience
 from semel.client.consumer_positions import Positions
 from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
@@ -22,6 +22,7 @@ from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ClosedError, IllegalStateError, KafkaError, error_of
 from semel.client.group import GROUP_LANE, GroupMember
 from semel.client.group_states import State
+from semel.client.metadata import Metadata
 from semel.client.timing import Deadline
 from semel.protocol.errors import ErrorCode, Recovery
 
@@ -51,67 +52,70 @@ class ConsumerCore:
     def __init__(
         self,
         settings: ConsumerSettings,
-        commit_before_revoke: Callable[[], None],
+        commit_before_revoke: Callable[[], Commit | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.cluster = Cluster(settings)
         self.positions = Positions()
-        self.patience = Patience(settings.default_api_timeout_ms / 1000, settings.request_timeout_ms / 1000, clock)
-        self.fetching = Fetching(self.cluster, settings, self.positions, self.patience, clock)
-        self.commits = AsyncCommits(self.cluster, self._on_commit_error)
+        self.patience = Patience(settings.default_api_timeout_ms / 1000, clock)
+        self.waker = Waker()
+        self.aside = Aside(self.waker.wake)
+        self.fetching = Fetching(self.cluster, settings, self.positions, self.patience, self.aside, clock)
+        self.commits = Commits(self.cluster, self.aside, self.waker, self._on_commit_error)
         self.member: GroupMember | None = None
         self.subscription = Subscription()
         self.closed = False
         self._commit_before_revoke = commit_before_revoke
         self._rebalancer: Rebalancer | None = None
         self._clock = clock
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._close_pipe = weakref.finalize(self, _close_all, self._wake_read, self._wake_write)
+        self._close_waker = weakref.finalize(self, self.waker.close)
         self._owner_pid = os.getpid()
 
     # -- a turn --------------------------------------------------------------------------------------------------------
-    def turn(self, deadline: Deadline) -> None:
-        """Does everything that can be done now without waiting for a fetch: group, positions, answers, requests."""
+    def turn(self) -> None:
+        """Does everything that can be done now; never waits. Group, commits, responses, offsets, requests."""
+        self._collect()
         if self.member is not None:
-            self._turn_group(self.member, deadline)
-        self.commits.receive()
+            self._turn_group(self.member)
+        self.commits.turn()
         self.fetching.receive()
-        self.fetching.resolve(deadline)
-        self.fetching.send(deadline)
+        self.fetching.resolve()
+        self.fetching.send()
+
+    def _collect(self) -> None:
+        """Takes what was done aside."""
+        while True:
+            try:
+                self.aside.collect()
+                return
+            except KafkaError as error:
+                if error.recovery is not Recovery.RETRY:
+                    raise
+                self.patience.failed(error)
 
     def wait(self, deadline: Deadline) -> None:
-        """Waits for the network, for the heartbeat thread's news, or for a retry that is due."""
-        until_s = min(self._clock() + deadline.remaining_s(), self.fetching.next_retry_s())
+        """Waits for the network, for what is done aside, for the heartbeat thread's news, or for a retry."""
+        until_s = min(self._clock() + deadline.remaining_s(), self.fetching.next_retry_s(), self.commits.due_at_s())
         connections = [*self.fetching.connections(), *self.commits.connections()]
         if self.member is not None:
             until_s = min(until_s, self._group_due_s(self.member))
-            connections += self.cluster.connections(GROUP_LANE)
+            connections += self.member.connections()
         until_s = min([until_s, *(connection.next_deadline_s() for connection in connections)])
-        ready = wait_ready(connections, until_s - self._clock(), self._wake_read)
+        ready = wait_ready(connections, until_s - self._clock(), self.waker.fd)
         while self.fetching.read_on(ready):
-            ready = wait_ready(connections, until_s - self._clock(), self._wake_read)
-        if self._wake_read in ready:
-            self._drain_wakeups()
+            ready = wait_ready(connections, until_s - self._clock(), self.waker.fd)
+        if self.waker.fd in ready:
+            self.waker.drain()
 
     def wake(self) -> None:
         """Ends a wait; any thread may call it."""
-        with contextlib.suppress(OSError):  # full: a wake-up is under way already; closed: nobody waits
-            os.write(self._wake_write, b"\0")
-
-    def _drain_wakeups(self) -> None:
-        try:
-            while os.read(self._wake_read, 4096):
-                pass
-        except BlockingIOError:
-            pass
+        self.waker.wake()
 
     def run_until(self, done: Callable[[], bool], deadline: Deadline) -> bool:
         """Turns until `done` or the deadline; whether it is done."""
         while True:
-            self.turn(deadline)
+            self.turn()
             if done():
                 return True
             self.patience.check(poll_ends=deadline.expired)
@@ -120,44 +124,56 @@ class ConsumerCore:
             self.wait(deadline)
 
     # -- the group -----------------------------------------------------------------------------------------------------
-    def _turn_group(self, member: GroupMember, deadline: Deadline) -> None:
+    def _turn_group(self, member: GroupMember) -> None:
         assert self._rebalancer is not None
         member.polled()
         member.service()
         news = member.take_news()
-        if news.lost:
-            self._rebalancer.lose()
+        if news.assignment is not None:
+            self.patience.succeeded()
+        self._rebalancer.hear(news.lost, news.assignment)
         if news.error is not None:
             raise news.error
         if member.state is State.FENCED:
             raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
-        if news.assignment is not None:
-            self._rebalancer.adopt(news.assignment)
-            self.patience.succeeded()
-        try:
-            self._follow_topics(member, self.patience.step(deadline))
-            if member.state is State.UNJOINED and self.subscription.topics:
-                self._rebalancer.prepare(self.subscription.topics)
-                member.join(self.subscription.topics, self.positions.partitions, self.patience.step(deadline))
-        except KafkaError as error:
-            if error.recovery is not Recovery.RETRY:
-                raise
-            self.patience.failed(error)
+        if not self._rebalancer.adopt():
+            return
+        self._follow_topics(member)
+        if self._wants_to_join(member) and self._rebalancer.prepare(self.subscription.topics):
+            member.join(self.subscription.topics, self.positions.partitions, self.aside)
 
-    def _follow_topics(self, member: GroupMember, deadline: Deadline) -> None:
+    def _wants_to_join(self, member: GroupMember) -> bool:
+        """A member whose last topic is gone joins once more, to give its partitions back."""
+        return member.state is State.UNJOINED and bool(self.subscription.topics or len(self.positions))
+
+    def _follow_topics(self, member: GroupMember) -> None:
         """Looks now and then whether topics came, went or grew, and asks for a rebalance if so."""
         subscription, now_s = self.subscription, self._clock()
         if now_s < self._topics_due_s():
             return
-        subscription.refreshed_at_s = now_s
         wanted = None if subscription.pattern is not None else sorted(subscription.names)
-        metadata = self.cluster.refresh(wanted, deadline)
-        if subscription.match(name for name, topic in metadata.topics.items() if not topic.is_internal):
+        if self.fetching.look_up(
+            lambda: self.cluster.refresh(wanted, self.fetching.look_up_deadline(), LOOKUP_LANE),
+            lambda outcome: self._on_topics(member, subscription, outcome),
+        ):
+            subscription.refreshed_at_s = now_s
+
+    def _on_topics(self, member: GroupMember, subscription: Subscription, outcome: Outcome[Metadata]) -> None:
+        try:
+            topics = dict(outcome.result().topics)
+        except KafkaError as error:
+            if error.recovery is not Recovery.RETRY:
+                raise
+            self.patience.failed(error, outcome.started_s)
+            return
+        if subscription is not self.subscription or member is not self.member:
+            return
+        if subscription.match(name for name, topic in topics.items() if not topic.is_internal):
             member.rejoin("the topics that match the pattern changed")
         elif member.is_leader and member.state is State.STABLE:
-            counts = {name: len(metadata.topics[name].partitions) for name in metadata.topics}
             known = member.shared_counts
-            if any(counts.get(name, 0) != known.get(name, 0) for name in subscription.topics):
+            counts = {name: len(topics[name].partitions) if name in topics else 0 for name in subscription.topics}
+            if any(count != known.get(name, 0) for name, count in counts.items()):
                 member.rejoin("the number of partitions changed")
 
     def _topics_due_s(self) -> float:
@@ -168,22 +184,26 @@ class ConsumerCore:
         return subscription.refreshed_at_s + age_s if subscription.refreshed_at_s else 0.0
 
     def _group_due_s(self, member: GroupMember) -> float:
-        due_s = self._topics_due_s()
-        if member.state is State.UNJOINED and self.subscription.topics:
+        """When the group has something to do without an event."""
+        assert self._rebalancer is not None
+        if self._rebalancer.is_revoking:
+            return float("inf")  # the commit's end is an event
+        due_s = float("inf") if self.aside.is_busy(LOOKUP_LANE) else self._topics_due_s()
+        if self._wants_to_join(member) and not self.aside.is_busy(GROUP_LANE):
             due_s = min(due_s, max(member.retry_at_s, self._clock()))
         return due_s
 
     def subscribe(self, subscription: Subscription, listener: RebalanceListener) -> None:
         if self.member is None:
             self.positions.assign([])
-            self.member = GroupMember(self.cluster, self.settings, self.wake, self._clock)
+            self.member = GroupMember(self.cluster, self.settings, self.waker.wake, self._clock)
         else:
             self.member.rejoin("the subscription changed")
         self.subscription = subscription
         self._rebalancer = Rebalancer(self.member, self.positions, listener, self._commit_before_revoke)
 
-    def leave_group(self, reason: str) -> None:
-        """Gives partitions back and leaves; the listener is told."""
+    def leave_group(self, reason: str, deadline: Deadline) -> None:
+        """Gives partitions back and leaves; the listener is told. The caller has committed."""
         member, rebalancer = self.member, self._rebalancer
         self.member = self._rebalancer = None
         self.subscription = Subscription()
@@ -191,12 +211,12 @@ class ConsumerCore:
             return
         try:
             if member.state is not State.FENCED:
-                self.member = member  # so that the commit still carries its identity
+                self.member = member  # so that a commit of the listener still carries its identity
                 rebalancer.give_back()
         finally:
             self.member = None
             self.positions.assign([])
-            member.leave(reason)
+            member.leave(reason, deadline)
 
     def _on_commit_error(self, code: Any, identity: Any) -> None:
         if self.member is not None:
@@ -215,7 +235,11 @@ class ConsumerCore:
     @property
     def is_delivering(self) -> bool:
         """Whether records may be handed out: those of partitions that are about to be given back may not."""
-        return self.member is None or self.member.state is not State.UNJOINED or self.member.is_cooperative
+        if self.member is None or self._rebalancer is None:
+            return True
+        if self._rebalancer.is_revoking:
+            return False
+        return self.member.state is not State.UNJOINED or self.member.is_cooperative
 
     def close(self) -> None:
         if self.closed:
@@ -224,12 +248,7 @@ class ConsumerCore:
         self.positions.assign([])  # an iteration that is under way ends
         if os.getpid() == self._owner_pid:
             self.cluster.close()
-        self._close_pipe()
-
-
-def _close_all(*descriptors: int) -> None:
-    for fd in descriptors:
-        os.close(fd)
+        self._close_waker()
 
 
 def checked_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:

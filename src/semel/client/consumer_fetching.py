@@ -5,7 +5,10 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from semel.client.aside import Aside
+from semel.client.aside import Outcome as AsideOutcome
 from semel.client.cluster import Cluster, Leader, Node
 from semel.client.connection import Connection
 from semel.client.consumer_errors import (
@@ -18,18 +21,21 @@ from semel.client.consumer_errors import (
 from semel.client.consumer_patience import Patience
 from semel.client.consumer_positions import PartitionState, Positions, ResetTo
 from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import TopicPartition
+from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.errors import KafkaError, error_of
 from semel.client.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, Fetcher, FetchPlan, Trouble
-from semel.client.group_offsets import fetch_committed, list_offsets
+from semel.client.group_offsets import Outcome, fetch_committed, list_offsets
+from semel.client.metadata import Metadata
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
 from semel.protocol.messages.fetch import FETCH
 from semel.protocol.schema import NO_UUID
 
-FETCH_LANE = "fetch"
+LOOKUP_LANE = "lookup"
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+Value = TypeVar("Value")
+Versioned = tuple[PartitionState, int]  # and its version when a look-up began
 _RESETS = {"earliest": ResetTo.EARLIEST, "latest": ResetTo.LATEST}
 
 
@@ -40,6 +46,7 @@ class Fetching:
         settings: ConsumerSettings,
         positions: Positions,
         patience: Patience,
+        aside: Aside,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fetcher = Fetcher(positions, settings)
@@ -47,25 +54,31 @@ class Fetching:
         self._settings = settings
         self._positions = positions
         self._patience = patience
+        self._aside = aside
         self._clock = clock
+        self._connections: dict[int, Connection] = {}
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
+        self._looked_at_s = 0.0  # when it was last looked for what to do
 
     # -- asking --------------------------------------------------------------------------------------------------------
-    def send(self, deadline: Deadline, draining: bool = False) -> None:
+    def send(self, draining: bool = False) -> None:
         """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
-        step = self._patience.step(deadline)
+        now_s = self._clock()
+        self._look_up_leaders(now_s)
         topics = self._cluster.metadata.topics
+        names = {state.topic_partition.topic for state in self._positions}
         plans = self.fetcher.plan(
-            lambda partition: self._leader_of(partition, step),
-            {name: topic.topic_id for name, topic in topics.items()},
-            self._in_flight,
-            self._clock(),
+            self._leader_of,
+            {name: topics[name].topic_id for name in names if name in topics},
+            [*self._in_flight, *(node for node in self._cluster.metadata.brokers if self._aside.is_busy(_lane(node)))],
+            now_s,
             draining,
         )
         for plan in plans:
             try:
-                connection = self._cluster.connect(Node(plan.node_id), step, FETCH_LANE)
-                self._in_flight[plan.node_id] = (plan, self._send(connection, plan))
+                connection = self._connection_to(plan)
+                if connection is not None:
+                    self._in_flight[plan.node_id] = (plan, self._send(connection, plan))
             except KafkaError as error:
                 self._on_failed(plan, error)
 
@@ -78,15 +91,91 @@ class Fetching:
         connection.read_ahead()
         return pending
 
-    def _leader_of(self, partition: TopicPartition, deadline: Deadline) -> tuple[int, int] | None:
-        try:
-            found = self._cluster.partition(*partition, deadline)
-        except KafkaError as error:
-            self._on_no_leader(self._positions.of(partition), error)
-            return None
-        return found.leader, found.leader_epoch
+    def _connection_to(self, plan: FetchPlan) -> Connection | None:
+        """To the plan's broker; if there is none, one is opened aside."""
+        node_id = plan.node_id
+        connection = self._connections.get(node_id)
+        if connection is not None and not connection.closed and not connection.retiring:
+            return connection
+        self._connections.pop(node_id, None)
+        self._aside.start(
+            _lane(node_id),
+            lambda: self._cluster.connect(Node(node_id), self.look_up_deadline(), _lane(node_id)),
+            lambda outcome: self._on_connected(plan, outcome),
+        )
+        return None
 
-    def _on_no_leader(self, state: PartitionState, error: KafkaError) -> None:
+    def _on_connected(self, plan: FetchPlan, outcome: AsideOutcome[Connection]) -> None:
+        try:
+            self._connections[plan.node_id] = outcome.result()
+        except KafkaError as error:
+            self._on_failed(plan, error, outcome.started_s)
+
+    # -- who leads what ------------------------------------------------------------------------------------------------
+    def look_up(self, work: Callable[[], Value], then: Callable[[AsideOutcome[Value]], None]) -> bool:
+        """Starts a look-up unless another one is under way."""
+        return self._aside.start(LOOKUP_LANE, work, then)
+
+    def look_up_deadline(self) -> Deadline:
+        """For one attempt of what is done aside."""
+        return Deadline(min(self._settings.request_timeout_ms, self._settings.default_api_timeout_ms) / 1000)
+
+    def _look_up_leaders(self, now_s: float) -> None:
+        """Asks for the leaders of all partitions to fetch whose metadata is old or in doubt."""
+        metadata, max_age_s = self._cluster.metadata, self._settings.metadata_max_age_ms / 1000
+        states = [
+            state
+            for state in self._positions
+            if state.is_ready
+            and not state.paused
+            and state.retry_at_s <= now_s
+            and not metadata.is_fresh(state.topic_partition.topic, time.monotonic(), max_age_s)
+        ]
+        if states:
+            topics = sorted({state.topic_partition.topic for state in states})
+            self.look_up(
+                lambda: self._cluster.refresh(topics, self.look_up_deadline(), LOOKUP_LANE),
+                lambda outcome: self._on_leaders(states, outcome),
+            )
+
+    def _on_leaders(self, states: list[PartitionState], outcome: AsideOutcome[Metadata]) -> None:
+        failure: KafkaError | None = None
+        try:
+            outcome.result()
+        except KafkaError as error:
+            failure = error
+        for state in states:
+            problem = failure or self._leader_error(state.topic_partition)
+            if problem is not None and self._positions.get(state.topic_partition) is state:
+                self._on_no_leader(state, problem, outcome.started_s)
+
+    def _leader_error(self, partition: TopicPartition) -> KafkaError | None:
+        """Why a partition cannot be fetched, by the metadata."""
+        name, index = partition
+        metadata = self._cluster.metadata
+        topic = metadata.topics.get(name)
+        if topic is None or name in metadata.errors:
+            code = metadata.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return error_of(code, f"looking up topic {name!r}")
+        found = topic.partitions.get(index)
+        if found is not None and found.leader >= 0:
+            return None
+        self._cluster.forget(Leader(name, index))
+        if found is None:
+            code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"it has {len(topic.partitions)} partitions"
+            return error_of(code, f"partition {index} of {name!r}", detail)
+        return error_of(found.error or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {index} of {name!r}")
+
+    def _leader_of(self, partition: TopicPartition) -> tuple[int, int] | None:
+        """(node, epoch) by the metadata, unless that is in doubt; what is merely old is used while it is renewed."""
+        metadata = self._cluster.metadata
+        topic = metadata.topics.get(partition.topic)
+        if topic is None or not metadata.is_fresh(partition.topic, 0.0, float("inf")):
+            return None
+        found = topic.partitions.get(partition.partition)
+        return (found.leader, found.leader_epoch) if found is not None and found.leader >= 0 else None
+
+    def _on_no_leader(self, state: PartitionState, error: KafkaError, since_s: float | None = None) -> None:
         now_s = self._clock()
         state.retry_at_s = now_s + self._settings.retry_backoff_max_ms / 1000
         if error.recovery is not Recovery.RETRY:
@@ -94,7 +183,7 @@ class Fetching:
         if error.code in _UNKNOWN:
             self._check_unknown(state, now_s)
         else:
-            self._patience.failed(error)
+            self._patience.failed(error, since_s)
 
     def _check_unknown(self, state: PartitionState, now_s: float) -> None:
         """A topic may be on its way; one that stays away is an error. (A group's leader takes it off by itself.)"""
@@ -112,7 +201,7 @@ class Fetching:
 
     # -- waiting and receiving -----------------------------------------------------------------------------------------
     def connections(self) -> list[Connection]:
-        return self._cluster.connections(FETCH_LANE)
+        return [connection for connection in self._connections.values() if not connection.closed]
 
     def read_on(self, ready: set[int]) -> bool:
         """Reads what has come; whether that was only a part of an answer, so that all there is to do is wait on."""
@@ -150,11 +239,11 @@ class Fetching:
             for trouble in troubles:
                 self._on_trouble(trouble)
 
-    def _on_failed(self, plan: FetchPlan, error: KafkaError) -> None:
+    def _on_failed(self, plan: FetchPlan, error: KafkaError, since_s: float | None = None) -> None:
         """The whole request failed: look for the leaders anew, a little later."""
         if error.recovery is not Recovery.RETRY:
             raise error
-        self._patience.failed(error)
+        self._patience.failed(error, since_s)
         for partition, asked in plan.asked.items():
             self._cluster.forget(Leader(*partition))
             asked.state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
@@ -198,38 +287,44 @@ class Fetching:
         state.reset(reset_to)
 
     # -- where to start ------------------------------------------------------------------------------------------------
-    def resolve(self, deadline: Deadline) -> None:
-        """Finds the positions that are still unknown: the group's, else by auto.offset.reset. One try each."""
-        now_s = self._clock()
+    def resolve(self) -> None:
+        """Finds the offsets that are still unknown: the group's, else by auto.offset.reset. One try each."""
+        now_s = self._looked_at_s = self._clock()
         new = [state for state in self._positions if state.is_new and state.retry_at_s <= now_s]
-        if new:
-            self._start_from_committed(new, self._patience.step(deadline))
-        resetting = {
-            state.topic_partition: state.reset_to
-            for state in self._positions
-            if state.reset_to is not None and state.retry_at_s <= now_s
-        }
-        if resetting:
-            self._reset(resetting, self._patience.step(deadline))
-
-    def _start_from_committed(self, new: list[PartitionState], deadline: Deadline) -> None:
         group_id = self._settings.group_id
-        partitions = [state.topic_partition for state in new]
+        if new and group_id is None:
+            for state in new:
+                self._start_without_committed(state)
+        elif new and group_id is not None:
+            self._look_up_committed(group_id, [(state, state.version) for state in new])
+        resetting = [s for s in self._positions if s.reset_to is not None and s.retry_at_s <= now_s]
+        if resetting:
+            self._look_up_resets([(state, state.version) for state in resetting])
+
+    def _look_up_committed(self, group_id: str, new: list[Versioned]) -> None:
+        partitions = [state.topic_partition for state, _ in new]
+        stable = self._settings.reads_committed
+        self.look_up(
+            lambda: fetch_committed(self._cluster, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE),
+            lambda outcome: self._on_committed(new, outcome),
+        )
+
+    def _on_committed(
+        self, new: list[Versioned], outcome: AsideOutcome[dict[TopicPartition, OffsetAndMetadata]]
+    ) -> None:
+        states = [state for state, version in new if state.version == version]  # others have moved on since
         try:
-            committed = (
-                fetch_committed(self._cluster, group_id, partitions, self._settings.reads_committed, deadline)
-                if group_id is not None
-                else {}
-            )
+            committed = outcome.result()
         except KafkaError as error:
-            self._postpone(new, error)
+            self._postpone(states, error, outcome.started_s)
             return
-        for state in new:
+        missing = [state for state in states if state.topic_partition not in committed]
+        for state in states:
             found = committed.get(state.topic_partition)
             if found is not None:
                 state.seek(found.offset, found.leader_epoch)
-            else:
-                self._start_without_committed(state)
+        for state in missing:
+            self._start_without_committed(state)
 
     def _start_without_committed(self, state: PartitionState) -> None:
         reset_to = _RESETS.get(self._settings.auto_offset_reset)
@@ -242,31 +337,46 @@ class Fetching:
             )
         state.reset(reset_to)
 
-    def _reset(self, resetting: dict[TopicPartition, int], deadline: Deadline) -> None:
-        outcome = list_offsets(self._cluster, resetting, self._settings.isolation, deadline)
-        for partition, found in outcome.found.items():
-            self._positions.of(partition).seek(found.offset, found.leader_epoch)
-        if outcome.found:
-            self._patience.succeeded()
-        for partition, error in outcome.failed.items():
-            state = self._positions.of(partition)
-            if error.code in _UNKNOWN:
-                self._on_no_leader(state, error)
-            else:
-                self._postpone([state], error)
+    def _look_up_resets(self, resetting: list[Versioned]) -> None:
+        wanted = {state.topic_partition: state.reset_to for state, _ in resetting if state.reset_to is not None}
+        isolation = self._settings.isolation
+        self.look_up(
+            lambda: list_offsets(self._cluster, wanted, isolation, self.look_up_deadline(), LOOKUP_LANE),
+            lambda outcome: self._on_resets(resetting, outcome),
+        )
 
-    def _postpone(self, states: Iterable[PartitionState], error: KafkaError) -> None:
+    def _on_resets(self, resetting: list[Versioned], outcome: AsideOutcome[Outcome]) -> None:
+        found, failed = outcome.result()
+        if found:
+            self._patience.succeeded()
+        states = [state for state, version in resetting if state.version == version]  # others have moved on since
+        for state in states:
+            if state.topic_partition in found:
+                at = found[state.topic_partition]
+                state.seek(at.offset, at.leader_epoch)
+        for state in states:
+            error = failed.get(state.topic_partition)
+            if error is not None and error.code in _UNKNOWN:
+                self._on_no_leader(state, error, outcome.started_s)
+            elif error is not None:
+                self._postpone([state], error, outcome.started_s)
+
+    def _postpone(self, states: Iterable[PartitionState], error: KafkaError, since_s: float) -> None:
         if error.recovery is not Recovery.RETRY:
             raise error
         if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:  # a transaction is being finished, as it should be
-            self._patience.failed(error)
+            self._patience.failed(error, since_s)
         for state in states:
             state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
 
     def next_retry_s(self) -> float:
         """When a partition that failed may be tried again."""
-        now_s = self._clock()
-        return min((s.retry_at_s for s in self._positions if s.retry_at_s > now_s), default=float("inf"))
+        at_s = self._looked_at_s
+        return min((s.retry_at_s for s in self._positions if s.retry_at_s > at_s), default=float("inf"))
+
+
+def _lane(node_id: int) -> str:
+    return f"fetch-{node_id}"
 
 
 def wait_ready(connections: Iterable[Connection], timeout_s: float, wakeup: int) -> set[int]:

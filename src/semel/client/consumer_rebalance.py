@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from semel.client.consumer_commits import Commit
 from semel.client.consumer_positions import Positions
 from semel.client.consumer_types import TopicPartition
 from semel.client.group import GroupMember
@@ -28,56 +29,93 @@ class RebalanceListener:
 
 
 class Rebalancer:
-    """Takes partitions on and off. `commit` is called before partitions are given back."""
+    """Takes partitions on and off. `start_commit` is called before partitions are given back, and its commit waited
+    for; None: there is nothing to commit. A listener that raises changes nothing about who owns what: the error is
+    raised when the partitions are where they belong."""
 
     def __init__(
-        self, member: GroupMember, positions: Positions, listener: RebalanceListener, commit: Callable[[], None]
+        self,
+        member: GroupMember,
+        positions: Positions,
+        listener: RebalanceListener,
+        start_commit: Callable[[], Commit | None],
     ) -> None:
         self._member = member
         self._positions = positions
         self._listener = listener
-        self._commit = commit
+        self._start_commit = start_commit
+        self._commit: Commit | None = None  # before a revocation, on its way
+        self._assignment: set[TopicPartition] | None = None  # not adopted yet
         self._prepared = False
 
-    def lose(self) -> None:
-        """The membership ended without us: no commit, it would be refused."""
-        lost = sorted(self._positions.partitions)
-        self._positions.assign([])
-        if lost:
-            log.warning("group %s: lost %s", self._member.group_id, ", ".join(map(str, lost)))
-            self._listener.on_partitions_lost(lost)
+    @property
+    def is_revoking(self) -> bool:
+        """Whether partitions wait for a commit before they are given back: no record of theirs may be handed out."""
+        return self._commit is not None
 
-    def prepare(self, topics: frozenset[str]) -> None:
-        """Before joining, once per rebalance: eager members give everything back, cooperative ones what is unwanted."""
+    def hear(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
+        """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
+        gone = sorted(self._positions.partitions) if lost else []
+        if lost:
+            self._commit = self._assignment = None
+            self._positions.assign([])
+        if assignment is not None:
+            self._assignment = set(assignment)
+        if gone:
+            log.warning("group %s: lost %s", self._member.group_id, ", ".join(map(str, gone)))
+            self._listener.on_partitions_lost(gone)
+
+    def prepare(self, topics: frozenset[str]) -> bool:
+        """Before joining, once per rebalance: eager members give everything back, cooperative ones what is unwanted.
+        False while a commit must be waited for."""
         if self._prepared:
-            return
-        self._prepared = True
+            return True
         owned = self._positions.partitions
         keep = {part for part in owned if part.topic in topics} if self._member.is_cooperative else set()
+        if not self._is_committed(owned - keep):
+            return False
+        self._prepared = True
         self._revoke(owned - keep, keep)
+        return True
 
-    def adopt(self, assignment: Iterable[TopicPartition]) -> None:
-        """The new assignment. What a cooperative member lost is given back now, and shared out in another round."""
-        self._prepared = False
-        target, owned = set(assignment), self._positions.partitions
+    def adopt(self) -> bool:
+        """The new assignment. What a cooperative member lost is given back now, and shared out in another round.
+        False while a commit must be waited for."""
+        if self._assignment is None:
+            return True
+        target, owned = self._assignment, self._positions.partitions
         revoked, added = owned - target, target - owned
-        self._revoke(revoked, owned & target)
-        self._positions.assign(target)
-        log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
-        if self._member.is_cooperative:
-            if revoked:
+        if not self._is_committed(revoked):
+            return False
+        self._assignment, self._prepared = None, False
+        try:
+            self._revoke(revoked, target)
+        finally:
+            log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
+            if self._member.is_cooperative and revoked:
                 self._member.rejoin("gave partitions back that others are to have")
-            self._listener.on_partitions_assigned(sorted(added))
-        else:
-            self._listener.on_partitions_assigned(sorted(target))
+            self._listener.on_partitions_assigned(sorted(added if self._member.is_cooperative else target))
+        return True
 
     def give_back(self) -> None:
-        """Everything, before leaving."""
+        """Everything, before leaving; the caller has committed."""
+        self._commit = None
         self._revoke(self._positions.partitions, set())
 
-    def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
+    def _is_committed(self, revoked: set[TopicPartition]) -> bool:
+        """Starts the commit; whether it has ended, with or without success."""
         if not revoked:
-            return
-        self._commit()
-        self._listener.on_partitions_revoked(sorted(revoked))
-        self._positions.assign(kept)
+            return True
+        if self._commit is None:
+            self._commit = self._start_commit()
+        if self._commit is not None and not self._commit.is_done:
+            return False
+        self._commit = None
+        return True
+
+    def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
+        try:
+            if revoked:
+                self._listener.on_partitions_revoked(sorted(revoked))
+        finally:
+            self._positions.assign(kept)

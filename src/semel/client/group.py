@@ -1,7 +1,8 @@
 """A member of a consumer group: Kafka's classic protocol, driven by the table in `group_states`.
 
-Nothing here waits: `join` sends, `service` takes the answer if it is there. The consumer's thread and the heartbeat
-thread share a member; its lock guards everything but the heartbeat's own wait. What the consumer must know (a new
+Nothing here waits: `join` sends, `service` takes the answer if it is there; connections are opened and metadata is read
+aside. The consumer's thread and the heartbeat thread share a member; its lock guards everything, and is never held
+while something waits for the network. What the consumer must know (a new
 assignment, partitions that were lost, an error) waits in `take_news` until its next poll().
 """
 
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from semel.client.aside import Aside, Outcome, in_thread
 from semel.client.assignors import (
     ASSIGNORS,
     NO_GENERATION,
@@ -22,12 +24,14 @@ from semel.client.assignors import (
     encode_subscription,
 )
 from semel.client.cluster import Cluster, group_coordinator
+from semel.client.connection import Connection
 from semel.client.consumer_errors import RebalanceError
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import GroupMetadata, TopicPartition
 from semel.client.errors import KafkaError, error_of
 from semel.client.group_heartbeat import HeartbeatThread
 from semel.client.group_states import Effect, Event, State, event_of, step
+from semel.client.metadata import Topic
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode
@@ -49,7 +53,7 @@ from semel.protocol.messages.sync_group import (
 log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE = "consumer"
-GROUP_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "heartbeat", "leave"
+GROUP_LANE, SHARE_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "share", "heartbeat", "leave"
 LEAVE_TIMEOUT_S = 3.0
 _MEMBERSHIP_EVENTS = (Event.REBALANCE, Event.STALE, Event.EXPELLED, Event.TAKEN_OVER, Event.COORDINATOR_LOST)
 
@@ -86,6 +90,7 @@ class GroupMember:
         self._wake = wake
         self._clock = clock
         self._lock = threading.RLock()
+        self._connection: Connection | None = None  # for JoinGroup and SyncGroup
         self._pending: Pending | None = None
         self._news = News()
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
@@ -138,23 +143,39 @@ class GroupMember:
             elif self.state in (State.STABLE, State.UNJOINED):
                 self._apply(Event.REBALANCE)
 
-    def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], deadline: Deadline) -> None:
-        """Sends JoinGroup if that is due. Raises what the search for the coordinator raises; one try."""
+    def connections(self) -> list[Connection]:
         with self._lock:
-            if self.state is not State.UNJOINED or self._clock() < self.retry_at_s:
+            return [self._connection] if self._connection is not None and not self._connection.closed else []
+
+    def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], aside: Aside) -> None:
+        """Sends JoinGroup if that is due and there is a connection; else opens one aside. The search's errors are
+        raised by `aside.collect`."""
+        with self._lock:
+            if self.state is not State.UNJOINED or self._clock() < self.retry_at_s or aside.is_busy(GROUP_LANE):
                 return
-            try:
-                connection = self._cluster.connect(self._coordinator, deadline, GROUP_LANE)
-            except KafkaError:
-                self._cluster.forget(self._coordinator)
-                self.retry_at_s = self._clock() + self._backoff.next_s()
-                raise
+            connection = self._connection
+            if connection is None or connection.closed or connection.retiring:
+                self._connection = None
+                limit = Deadline(self._settings.request_timeout_ms / 1000)
+                aside.start(
+                    GROUP_LANE, lambda: self._cluster.connect(self._coordinator, limit, GROUP_LANE), self._connected
+                )
+                return
             request = self._join_request(topics, list(owned))
             self._joins_again = False
             self._apply(Event.JOIN_SENT)
             # An answer may take as long as a rebalance, or be lost. Nobody can tell which, and asking again does no
             # harm: the coordinator knows the member, which goes on waiting on the new connection.
             self._pending = connection.send(JOIN_GROUP, request)
+
+    def _connected(self, outcome: Outcome[Connection]) -> None:
+        with self._lock:
+            try:
+                self._connection = outcome.result()
+            except KafkaError:
+                self._cluster.forget(self._coordinator)
+                self.retry_at_s = self._clock() + self._backoff.next_s()
+                raise
 
     def _join_request(self, topics: frozenset[str], owned: list[TopicPartition]) -> JoinGroupRequest:
         return JoinGroupRequest(
@@ -177,7 +198,7 @@ class GroupMember:
             pending = self._pending
             if pending is None:
                 return
-            for connection in self._cluster.connections(GROUP_LANE):
+            for connection in self.connections():
                 connection.progress()
                 connection.check_deadlines()
             if not pending.done:
@@ -203,11 +224,14 @@ class GroupMember:
         self._identity = GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
         self.is_leader = answer.leader == answer.member_id
         self._apply(Event.JOINED)
-        try:
-            shares = self._share_out(answer) if self.is_leader and not answer.skip_assignment else []
-            connection = self._cluster.connect(self._coordinator, Deadline(LEAVE_TIMEOUT_S), GROUP_LANE)
-        except (KafkaError, DecodeError) as error:
-            log.info("group %s: cannot share partitions out now: %s", self.group_id, error)
+        if self.is_leader and not answer.skip_assignment:
+            in_thread(self._share_out, answer)
+        else:
+            self._sync(answer, [])
+
+    def _sync(self, answer: JoinGroupResponse, shares: list[SyncGroupRequestAssignment]) -> None:
+        connection = self._connection
+        if connection is None or connection.closed:
             self._apply(Event.COORDINATOR_LOST)
             return
         request = SyncGroupRequest(
@@ -221,14 +245,33 @@ class GroupMember:
         )
         self._pending = connection.send(SYNC_GROUP, request)
 
-    def _share_out(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        """The leader's work: an assignment for every member."""
+    def _share_out(self, answer: JoinGroupResponse) -> None:
+        """The leader's work, in a thread of its own: an assignment for every member, sent with SyncGroup."""
+        shares: list[SyncGroupRequestAssignment] = []
+        failure: Exception | None = None
+        try:
+            shares = self._shares(answer)
+        except (KafkaError, DecodeError) as error:
+            failure = error
+            log.info("group %s: cannot share partitions out now: %s", self.group_id, error)
+        with self._lock:
+            if self.state is not State.SYNCING or self.generation != answer.generation_id or self._pending is not None:
+                return  # the group went on meanwhile
+            if failure is None:
+                self._sync(answer, shares)
+            else:
+                self._apply(Event.COORDINATOR_LOST)
+        self._wake()
+
+    def _shares(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
         assignor = ASSIGNORS[answer.protocol_name or ""]
         members = [decode_member(m.member_id, m.group_instance_id, m.metadata, assignor) for m in answer.members]
         topics = frozenset[str]().union(*(member.topics for member in members))
-        deadline = Deadline(self._settings.request_timeout_ms / 1000)
-        metadata = self._cluster.refresh(sorted(topics), deadline, GROUP_LANE)
-        counts = {name: len(metadata.topics[name].partitions) for name in topics if name in metadata.topics}
+        known: dict[str, Topic] = {}
+        if topics:
+            deadline = Deadline(self._settings.request_timeout_ms / 1000)
+            known = dict(self._cluster.refresh(sorted(topics), deadline, SHARE_LANE).topics)
+        counts = {name: len(known[name].partitions) for name in topics if name in known}
         self.shared_counts = counts
         shares = assignor.share(members, counts)
         return [SyncGroupRequestAssignment(name, encode_assignment(share)) for name, share in shares.items()]
@@ -278,11 +321,21 @@ class GroupMember:
         with self._lock:
             if self.generation == NO_GENERATION or self.state not in (State.STABLE, State.UNJOINED):
                 return
-            if self._clock() - self._last_poll_s > self._settings.max_poll_interval_ms / 1000:
-                self._give_up_slow_program()
-                return
             identity = self._identity
             assert identity is not None
+            is_too_slow = self._clock() - self._last_poll_s > self._settings.max_poll_interval_ms / 1000
+            if is_too_slow:
+                log.warning(
+                    "group %s: poll() was not called for max.poll.interval.ms=%s; leaving the group so that others can "
+                    "go on. Ask for fewer records at once, or raise the setting",
+                    self.group_id,
+                    self._settings.max_poll_interval_ms,
+                )
+                self._apply(Event.EXPELLED)
+        if is_too_slow:
+            limit = Deadline(LEAVE_TIMEOUT_S)
+            self._send_leave(identity.member_id, "max.poll.interval.ms passed without a poll", HEARTBEAT_LANE, limit)
+            return
         request = HeartbeatRequest(
             self.group_id, identity.generation_id, identity.member_id, identity.group_instance_id
         )
@@ -304,19 +357,10 @@ class GroupMember:
             return ErrorCode.NONE  # the next one tries again; if the session has ended by then, the broker says so
         return ErrorCode.of(answer.error_code)
 
-    def _give_up_slow_program(self) -> None:
-        log.warning(
-            "group %s: poll() was not called for max.poll.interval.ms=%s; leaving the group so that others can go on. "
-            "Ask for fewer records at once, or raise the setting",
-            self.group_id,
-            self._settings.max_poll_interval_ms,
-        )
-        self._send_leave("max.poll.interval.ms passed without a poll", HEARTBEAT_LANE)
-        self._apply(Event.EXPELLED)
-
     # -- leaving -------------------------------------------------------------------------------------------------------
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, deadline: Deadline) -> None:
         """Gives the place up, so that others need not wait for the session to end. Static members keep theirs."""
+        limit = Deadline(min(deadline.remaining_s(), LEAVE_TIMEOUT_S))
         with self._lock:
             if self.state is State.LEFT:
                 return
@@ -324,21 +368,21 @@ class GroupMember:
             self._pending = None
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
-            heartbeat.stop(timeout_s=1.0)
+            heartbeat.stop(timeout_s=min(1.0, limit.remaining_s()))
         if effect & Effect.SEND_LEAVE:
-            self._send_leave(reason, LEAVE_LANE)
+            self._send_leave(self.member_id, reason, LEAVE_LANE, limit)
 
-    def _send_leave(self, reason: str, lane: str) -> None:
-        if not self.member_id or self._settings.group_instance_id is not None:
+    def _send_leave(self, member_id: str, reason: str, lane: str, deadline: Deadline) -> None:
+        if not member_id or self._settings.group_instance_id is not None:
             return
         try:
-            connection = self._cluster.connect(self._coordinator, Deadline(LEAVE_TIMEOUT_S), lane)
+            connection = self._cluster.connect(self._coordinator, deadline, lane)
             version = connection.capabilities.version_of(LEAVE_GROUP)
             if version >= 3:
-                identity = MemberIdentity(self.member_id, self._settings.group_instance_id, reason)
+                identity = MemberIdentity(member_id, self._settings.group_instance_id, reason)
                 request = LeaveGroupRequest(self.group_id, members=[identity])
             else:
-                request = LeaveGroupRequest(self.group_id, member_id=self.member_id)
-            connection.call(LEAVE_GROUP, request, LEAVE_TIMEOUT_S, version)
+                request = LeaveGroupRequest(self.group_id, member_id=member_id)
+            connection.call(LEAVE_GROUP, request, max(0.001, deadline.remaining_s()), version)
         except KafkaError as error:
             log.info("group %s: could not say goodbye (the session will end by itself): %s", self.group_id, error)

@@ -5,15 +5,18 @@ Used by the consumer and by the admin client. Answers that concern several broke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from semel import mutants
-from semel.client.cluster import Cluster, Leader, group_coordinator
+from semel.client.cluster import Cluster, Coordinator, Leader, group_coordinator
+from semel.client.connection import Connection
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
-from semel.client.errors import KafkaError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError, error_of
 from semel.client.timing import Deadline
-from semel.protocol.errors import ErrorCode
+from semel.protocol.api import Api
+from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.list_offsets import (
     LIST_OFFSETS,
     ListOffsetsPartition,
@@ -25,6 +28,7 @@ from semel.protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+    OffsetCommitResponse,
 )
 from semel.protocol.messages.offset_fetch import (
     OFFSET_FETCH,
@@ -33,8 +37,10 @@ from semel.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
+from semel.protocol.schema import Struct
 
 Value = TypeVar("Value")
+Response = TypeVar("Response", bound=Struct)
 
 LAST_VERSION_WITH_NAMES = 9  # of OffsetCommit and OffsetFetch; later ones say topic ids, which a deleted topic lacks
 CONSUMER_REPLICA = -1
@@ -58,12 +64,14 @@ class Outcome(NamedTuple):
 
 
 # -- offsets of the log ------------------------------------------------------------------------------------------------
-def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline) -> Outcome:
+def list_offsets(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline, lane: str = "main"
+) -> Outcome:
     """The offset for a time (or EARLIEST, LATEST, MAX_TIMESTAMP) of each partition, from the leaders. One try."""
     outcome = Outcome({}, {})
-    for partitions in _by_leader(cluster, wanted, deadline, outcome).values():
+    for partitions in _by_leader(cluster, wanted, deadline, outcome, lane).values():
         try:
-            _ask_leader(cluster, {part: wanted[part] for part in partitions}, isolation, deadline, outcome)
+            _ask_leader(cluster, {part: wanted[part] for part in partitions}, isolation, deadline, outcome, lane)
         except KafkaError as error:
             for partition in partitions:
                 cluster.forget(Leader(*partition))
@@ -89,12 +97,12 @@ def patient_list_offsets(
 
 
 def _by_leader(
-    cluster: Cluster, partitions: Iterable[TopicPartition], deadline: Deadline, outcome: Outcome
+    cluster: Cluster, partitions: Iterable[TopicPartition], deadline: Deadline, outcome: Outcome, lane: str
 ) -> dict[int, list[TopicPartition]]:
     grouped: dict[int, list[TopicPartition]] = {}
     for partition in partitions:
         try:
-            leader = cluster.partition(*partition, deadline).leader
+            leader = cluster.partition(*partition, deadline, lane).leader
         except KafkaError as error:
             outcome.failed[partition] = error
             continue
@@ -103,7 +111,12 @@ def _by_leader(
 
 
 def _ask_leader(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline, outcome: Outcome
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, int],
+    isolation: int,
+    deadline: Deadline,
+    outcome: Outcome,
+    lane: str,
 ) -> None:
     topics = [
         ListOffsetsTopic(
@@ -113,8 +126,8 @@ def _ask_leader(
     ]
     timeout_ms = max(1, min(int(deadline.remaining_s() * 1000), cluster.settings.request_timeout_ms))
     request = ListOffsetsRequest(CONSUMER_REPLICA, isolation, topics, timeout_ms)
-    connection = cluster.connect(Leader(*next(iter(wanted))), deadline)
-    answer = connection.call(LIST_OFFSETS, request, timeout_ms / 1000)
+    connection = cluster.connect(Leader(*next(iter(wanted))), deadline, lane)
+    answer = _asked(connection, LIST_OFFSETS, request, timeout_ms / 1000)
     for topic in answer.topics:
         for part in topic.partitions:
             partition = TopicPartition(topic.name, part.partition_index)
@@ -132,15 +145,17 @@ def fetch_committed(
     partitions: Iterable[TopicPartition] | None,
     require_stable: bool,
     deadline: Deadline,
+    lane: str = "main",
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's committed positions (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
     `require_stable` brings while a transaction with newer positions is open, is raised like any other error."""
     require_stable = require_stable and not _TAKES_UNSTABLE
     coordinator = group_coordinator(group_id)
-    connection = cluster.connect(coordinator, deadline)
-    version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)
-    request = _offset_fetch(group_id, partitions, require_stable, version)
-    answer = connection.call(OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
+    with _forgetting(cluster, coordinator):
+        connection = cluster.connect(coordinator, deadline, lane)
+        version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)
+        request = _offset_fetch(group_id, partitions, require_stable, version)
+        answer = _asked(connection, OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
     group = answer.groups[0] if version >= 8 else answer
     what = f"reading the positions of group {group_id!r}"
     _raise_if(group.error_code, what, cluster, coordinator)
@@ -200,15 +215,51 @@ def commit_offsets(
 ) -> None:
     """Commits, one try. The error of any partition is raised."""
     coordinator = group_coordinator(member.group_id)
-    connection = cluster.connect(coordinator, deadline)
-    version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
-    answer = connection.call(
-        OFFSET_COMMIT, offset_commit_request(member, offsets), _attempt_s(cluster, deadline), version
-    )
+    with _forgetting(cluster, coordinator):
+        connection = cluster.connect(coordinator, deadline)
+        version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
+        request = offset_commit_request(member, offsets)
+        answer = _asked(connection, OFFSET_COMMIT, request, _attempt_s(cluster, deadline), version)
+    error = offset_commit_error(answer, member.group_id)
+    if error is not None:
+        if error.code in _COORDINATOR_MOVED:
+            cluster.forget(coordinator)
+        raise error
+
+
+def offset_commit_error(answer: OffsetCommitResponse, group_id: str) -> KafkaError | None:
+    """The first error of a partition."""
     for topic in answer.topics:
         for part in topic.partitions:
-            what = f"committing a position of {topic.name}-{part.partition_index} for group {member.group_id!r}"
-            _raise_if(part.error_code, what, cluster, coordinator)
+            if part.error_code:
+                what = f"committing an offset of {topic.name}-{part.partition_index} for group {group_id!r}"
+                return error_of(part.error_code, what)
+    return None
+
+
+@contextmanager
+def _forgetting(cluster: Cluster, coordinator: Coordinator) -> Iterator[None]:
+    """A coordinator that cannot be reached may have moved: the next attempt looks for it again."""
+    try:
+        yield
+    except ConnectionFailedError:
+        cluster.forget(coordinator)
+        raise
+
+
+def _asked(
+    connection: Connection, api: Api[Any, Response], request: Any, timeout_s: float, version: int | None = None
+) -> Response:
+    """A call whose response may make no sense: that is a broken connection."""
+    try:
+        return connection.call(api, request, timeout_s, version)
+    except DecodeError as error:
+        connection.close()
+        raise ConnectionFailedError(
+            f"{connection.address} responded to {api.name} with bytes that make no sense: {error}",
+            ErrorCode.NETWORK_EXCEPTION,
+            maybe_sent=True,
+        ) from error
 
 
 def patient(cluster: Cluster, attempt: Callable[[Deadline], Value], what: str, timeout_s: float | None = None) -> Value:

@@ -13,7 +13,6 @@ from semel.client.consumer_patience import Patience
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ConfigError, ConnectionFailedError, RequestTimedOutError, TimedOutError, error_of
-from semel.client.timing import Deadline
 from semel.protocol.errors import ErrorCode
 
 
@@ -79,7 +78,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def patience(clock: Clock) -> Patience:
-    return Patience(limit_s=60, longest_step_s=30, clock=clock)
+    return Patience(limit_s=60, clock=clock)
 
 
 REFUSED = ConnectionFailedError("connection refused", ErrorCode.NETWORK_EXCEPTION)
@@ -117,14 +116,12 @@ def test_success_forgets_the_trouble(patience: Patience, clock: Clock) -> None:
     patience.check(poll_ends=True)
 
 
-def test_short_polls_get_longer_steps_while_the_broker_is_slow(patience: Patience) -> None:
-    assert patience.step(Deadline(0)).total_s == 1.0
-    for _ in range(10):
-        patience.failed(LATE)
-    assert patience.step(Deadline(0)).total_s == 30
-    patience.succeeded()
-    assert patience.step(Deadline(0)).total_s == 1.0
-    assert patience.step(Deadline(12)).total_s == pytest.approx(12, abs=0.1)
+def test_trouble_begins_with_the_attempt_that_failed(patience: Patience, clock: Clock) -> None:
+    """An attempt may itself take as long as the limit."""
+    clock.now_s = 100
+    patience.failed(LATE, since_s=40)
+    with pytest.raises(TimedOutError, match="for 60 s"):
+        patience.check(poll_ends=False)
 
 
 def test_consumer_dropped_without_close_leaves_no_descriptor_behind() -> None:

@@ -1,0 +1,111 @@
+"""Work that may wait for a broker, done in a thread, so that the caller keeps its own deadline.
+
+A consumer's poll() with a timeout of 100 ms must return after 100 ms, also when a broker accepts connections and
+responds to nothing. What has no non-blocking form (opening a connection, finding a coordinator, looking offsets up) is
+done aside: poll() waits for its end as for any other event, and a later poll() takes the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Waker:
+    """A pipe that ends a wait in poll(2). Any thread may call `wake`, a signal handler too, also after `close`."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._lock = threading.RLock()  # after close() the number of the descriptor may belong to another file
+        self._closed = False
+
+    def wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):  # full: the wait ends anyway
+                    os.write(self._write_fd, b"\0")
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.fd, 4096):
+                pass
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self.fd)
+            os.close(self._write_fd)
+
+
+class Outcome(Generic[Value]):
+    """How a piece of work ended."""
+
+    __slots__ = ("_error", "_value", "is_done", "started_s")
+
+    def __init__(self) -> None:
+        self.started_s = time.monotonic()
+        self.is_done = False
+        self._value: Value | None = None
+        self._error: BaseException | None = None
+
+    def result(self) -> Value:
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def fill(self, work: Callable[[], Value]) -> None:
+        try:
+            self._value = work()
+        except BaseException as error:
+            self._error = error
+        self.is_done = True
+
+
+class Aside:
+    """At most one piece of work at a time in each lane. All methods are for the owner's thread."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._under_way: dict[str, tuple[Outcome[Any], Callable[[Outcome[Any]], None]]] = {}
+
+    def is_busy(self, lane: str) -> bool:
+        return lane in self._under_way
+
+    def start(self, lane: str, work: Callable[[], Value], then: Callable[[Outcome[Value]], None]) -> bool:
+        """Starts the work if the lane is free. `then` gets the outcome from a later `collect`."""
+        if lane in self._under_way:
+            return False
+        outcome: Outcome[Value] = Outcome()
+        self._under_way[lane] = (outcome, then)
+        in_thread(_run, outcome, work, self._wake)
+        return True
+
+    def collect(self, lane: str | None = None) -> None:
+        """Hands over the outcomes of what has ended (in this lane). Raises what `then` raises; the others stay."""
+        for name, (outcome, then) in list(self._under_way.items()):
+            if outcome.is_done and lane in (None, name):
+                del self._under_way[name]
+                then(outcome)
+
+
+def _run(outcome: Outcome[Value], work: Callable[[], Value], wake: Callable[[], None]) -> None:
+    outcome.fill(work)
+    wake()
+
+
+def in_thread(work: Callable[..., None], *args: Any) -> None:
+    """Runs it in a thread; here if the system has none to give."""
+    try:
+        threading.Thread(target=work, args=args, name="semel-aside", daemon=True).start()
+    except RuntimeError:
+        work(*args)
