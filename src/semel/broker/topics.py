@@ -103,7 +103,11 @@ class Topic:
 
 
 class Topics:
-    """The registry. Every change is durable when the method returns."""
+    """The registry. Every change is durable when the method returns.
+
+    The store is what makes it durable. Folders follow when their first records are synced: an entry without a folder
+    gets an empty one at the next start, and a folder whose deletion is in the store goes then.
+    """
 
     def __init__(self, store: Store, data_dir: DataDir, settings: Settings) -> None:
         self._store = store
@@ -188,7 +192,7 @@ class Topics:
                 created.append(topic)
                 self._open_partitions(topic, count)
                 self._put(topic)
-            self._data_dir.sync_namespace()
+            self._data_dir.drop_stale_checkpoints()
             self._commit()
         except (TopicError, StorageError, OSError) as error:
             self._take_back(created)
@@ -258,14 +262,13 @@ class Topics:
                 self._data_dir.delete(topic.name, partition.index)
                 partition.wake_all()
             self.on_deleted(topic)
-        self._data_dir.sync_namespace()
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """More partitions, up to a number."""
         before = len(topic.partitions)
         try:
             self._open_partitions(topic, count)
-            self._data_dir.sync_namespace()
+            self._data_dir.drop_stale_checkpoints()
             self._put(topic)
             self._commit()
         except (StorageError, OSError) as error:

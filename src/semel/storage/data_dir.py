@@ -51,8 +51,8 @@ class DataDir:
         self._shared = shared
         shared.on_start_raised = self._checkpoint_starts
         self._sync = sync
-        self._fresh: list[PartitionLog] = []  # created, their folders not yet synced
-        self._namespace_dirty = False
+        self._fresh: dict[PartitionLog, None] = {}  # created, their folders not yet synced
+        self._namespace_dirty = True  # folders were created, renamed or removed, by the last run perhaps
         self._checkpointed: dict[str, dict[TopicPartition, int]] = {}  # by file name: what the file has
         self._checkpoints_stale = False  # a file has offsets of a partition that was deleted
 
@@ -111,10 +111,17 @@ class DataDir:
         except OSError as error:
             _log.error("%s cannot be read: %s", metadata, error)
             topic_id = None
-        if topic_id is None:
-            self.unidentified.add(key)
-        else:
+        if topic_id is not None:
             self._open_folder(key, topic_id, config)
+        elif not self._is_unfinished_creation(key):
+            self.unidentified.add(key)
+
+    def _is_unfinished_creation(self, key: TopicPartition) -> bool:
+        """Whether a folder never held anything: it can be made again."""
+        try:
+            return _FILES_OF_A_CREATION.issuperset(os.listdir(self._folder(key)))
+        except OSError:
+            return False
 
     def _open_folder(self, key: TopicPartition, topic_id: UUID, config: LogConfig) -> PartitionLog:
         log = self.logs[key] = PartitionLog(
@@ -165,14 +172,14 @@ class DataDir:
         log = PartitionLog(folder, topic, partition, topic_id, config, self._shared, clean=True)
         log.is_new_in(str(self.path))
         self.logs[key] = log
-        self._fresh.append(log)
+        self._fresh[log] = None
         self._namespace_dirty = True
         self._checkpoints_stale |= any(offsets.get(key) for offsets in self._checkpointed.values())
         return log
 
     def _clear_the_way(self, key: TopicPartition) -> None:
         """A folder that no log knows is where a new partition goes: only one that never held anything is removed."""
-        if _FILES_OF_A_CREATION.issuperset(os.listdir(self._folder(key))):
+        if self._is_unfinished_creation(key):
             self.files.remove_tree(self._folder(key))
         else:
             self._rename_aside(key, "it is in the way of a new partition of that name")
@@ -221,17 +228,17 @@ class DataDir:
             raise StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{partition}")
         self._sync.forget(log)
         log.abandon()
-        self._fresh = [fresh for fresh in self._fresh if fresh is not log]
+        self._fresh.pop(log, None)
         self._shared.garbage = [
             (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
         ]
         return log
 
     def sync_namespace(self) -> None:
-        """Makes created and deleted partition folders durable, before CreateTopics or DeleteTopics is answered."""
-        if self._checkpoints_stale:  # a crash must not give a new partition the offsets of a deleted one
-            self.checkpoint()
-            self._checkpoints_stale = False
+        """Makes created, deleted and renamed partition folders durable. It may take long: not while clients wait.
+
+        A created partition needs it for nothing that is acknowledged: the first sync of a log includes its folder.
+        """
         if self._namespace_dirty and self._sync.waits_for_disk:
             if len(self._fresh) > _SYNC_ONE_BY_ONE_MAX:
                 self.files.sync_all(str(self.path))
@@ -239,8 +246,14 @@ class DataDir:
                 for log in self._fresh:
                     self._sync_metadata(log)
                 self.files.sync_dir(str(self.path))
-        self._fresh = []
+        self._fresh = {}
         self._namespace_dirty = False
+
+    def drop_stale_checkpoints(self) -> None:
+        """After `create`, before records come: a crash must not give a partition the offsets of a deleted one."""
+        if self._checkpoints_stale:
+            self.checkpoint()
+            self._checkpoints_stale = False
 
     def _sync_metadata(self, log: PartitionLog) -> None:
         path = os.path.join(log.folder, checkpoints.PARTITION_METADATA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,17 @@ from semel.broker.store import FILE_NAME, NEXT_PRODUCER_ID, Store
 from semel.broker.topics import TopicError, Topics, name_problem
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
-from semel.storage import DataDir, LogConfig, SyncGroup
+from semel.storage import DataDir, Files, FsyncMode, LogConfig, SyncGroup, cut_power
+from semel.storage.files import JournaledFiles
 from semel.storage.snapshot import encode as encode_snapshot
 
 
 class World:
     """Store, data folder and registry, as a broker opens them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.data_dir = DataDir.open(folder, sync=SyncGroup("os"))
-        self.store = Store(folder)
+    def __init__(self, folder: Path, *, fsync: FsyncMode = "os", files: Files | None = None) -> None:
+        self.data_dir = DataDir.open(folder, sync=SyncGroup(fsync), files=files)
+        self.store = Store(folder, files=self.data_dir.files)
         self.topics = Topics(self.store, self.data_dir, Settings())
         self.topics.load()
 
@@ -487,3 +489,83 @@ def test_a_folder_that_was_copied_in_goes_on_with_a_higher_epoch(tmp_path: Path)
         assert copied.leader_epoch > before == 8
 
     in_loop(go)
+
+
+class WatchedFiles(Files):
+    """Notes what is synced."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+
+    def sync_file(self, fd: int, path: str) -> None:
+        self.synced.append(Path(path).name)
+
+    def sync_dir(self, path: str) -> None:
+        self.synced.append(path)
+
+    def sync_all(self, folder: str) -> None:
+        self.synced.append("everything")
+
+
+def test_a_change_of_topics_waits_for_the_store_alone(tmp_path: Path) -> None:
+    """These run on the event loop: hundreds of folders, or the whole file system, would stop every client."""
+
+    def go() -> None:
+        files = WatchedFiles()
+        world = World(tmp_path, fsync="commit", files=files)
+        files.synced.clear()
+        topic = world.topics.create("wide", 50)
+        assert files.synced == [FILE_NAME]
+        world.topics.add_partitions(topic, 80)
+        world.topics.delete([topic])
+        assert files.synced == [FILE_NAME] * 3
+
+    in_loop(go)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_acknowledged_changes_of_topics_survive_a_power_cut(tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "data"
+
+    def powered() -> World:
+        return World(folder, fsync="commit", files=JournaledFiles(folder, real_sync=False))
+
+    def go() -> None:
+        world = powered()
+        gone = world.topics.create("gone", 2)
+        again = world.topics.create("again", 2)
+        for name in ("gone", "again"):
+            append(world, name, 1)
+            flush(world, name, 1)
+        gone.partitions[1].log.delete_records(1)
+        world.topics.partition("again", 1).log.delete_records(1)  # type: ignore[union-attr]
+        world.data_dir.checkpoint()
+        world.topics.delete([gone])
+        world.topics.delete([again])
+        new = world.topics.create("again", 3)
+        for index in (1, 2):
+            append(world, "again", index)
+            flush(world, "again", index)
+        wide = world.topics.create("wide", 12)
+        append(world, "wide", 7)
+        flush(world, "wide", 7)
+        world.crash()
+        for _ in range(2):
+            cut_power(folder, random.Random(seed))
+            world = powered()
+            logs = {topic.name: [partition.log for partition in topic.partitions] for topic in world.topics}
+            assert {name: [log.end_offset for log in found] for name, found in logs.items()} == {
+                "again": [0, 1, 1],
+                "wide": [0] * 7 + [1] + [0] * 4,
+            }
+            assert {log.start_offset for found in logs.values() for log in found} == {0}
+            assert {log.topic_id.bytes for found in logs.values() for log in found} == {new.id, wide.id}
+            world.crash()
+
+    in_loop(go)
+
+
+def flush(world: World, topic: str, partition: int) -> None:
+    log = world.topics.find_log(topic, partition)
+    assert log is not None
+    log.flush()
