@@ -218,6 +218,8 @@ class Processor:
                 return
             if len(batch):
                 self._take(mode, batch)
+            if self._has_joined and not consumer.assignment():  # others have all of them, or there are none any more
+                find_source(consumer, self._topics, FIRST_CONTACT_S)
             is_at_end = self._has_reached_the_end(consumer)
             if mode.is_working and (is_at_end or self._is_due()):
                 self._settle(mode)

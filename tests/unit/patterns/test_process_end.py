@@ -194,6 +194,22 @@ def test_missing_source_topic_is_an_error_and_is_not_created(
     assert pipe.written() == Counter()
 
 
+def test_source_topic_that_is_deleted_meanwhile_is_an_error(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance without partitions waits for some: without this it would wait for ever."""
+    monkeypatch.setattr(process_module, "FIRST_CONTACT_S", 3.0)
+    options = pipe.options(consumer={"metadata.max.age.ms": 300})
+    processor = Processor(pipe.source, pipe.sink, copy, **options)
+    with ThreadPoolExecutor(1) as pool, Admin(bootstrap_servers=pipe.bootstrap) as admin:
+        run = pool.submit(processor.run)
+        try:
+            until(lambda: sum(at.offset for at in admin.group_offsets(pipe.application).values()) == COUNT)
+            admin.delete_topics([pipe.source])
+            with pytest.raises(MissingSourceError, match=pipe.source):
+                run.result(PATIENCE_S)
+        finally:
+            processor.stop()
+
+
 def test_source_topic_that_comes_a_little_later_is_waited_for(pipe: Pipe) -> None:
     late = f"{pipe.source}-late"
     looked = Processor(late, pipe.sink, copy, **pipe.options(stop_at_end=True))
