@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from semel.protocol.batch import iter_headers
+from semel.protocol.batch import HEADER_SIZE, LOG_OVERHEAD, iter_headers, seal_crc
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
 from semel.protocol.messages.create_partitions import (
@@ -184,6 +185,49 @@ def test_produce_refuses_what_kafka_refuses(client: DirectClient, topic: str) ->
     transactional = batch(b"a", transactional=True, producer_id=1, producer_epoch=0, base_sequence=0)
     assert produce(client, topic, transactional).error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert produce(client, topic, whole).base_offset == 0, "a refused batch left something behind"
+
+
+def test_records_that_are_not_there_are_not_stored(client: DirectClient, topic: str) -> None:
+    """The number of records in a header is a claim: a batch of 69 bytes must not take 2^31 offsets."""
+    for count, body in ((2**31 - 1, bytes(8)), (1000, bytes(range(32))), (2, None), (1000, None)):
+        claim = bytearray(batch(b"a"))
+        if body is not None:
+            claim[HEADER_SIZE:] = body
+        struct.pack_into(">i", claim, 8, len(claim) - LOG_OVERHEAD)
+        struct.pack_into(">i", claim, 23, count - 1)
+        struct.pack_into(">i", claim, 57, count)
+        seal_crc(claim)
+        assert produce(client, topic, bytes(claim)).error_code == E.INVALID_RECORD, count
+    assert list_offset(client, topic, -1).offset == 0
+
+
+def test_a_batch_that_takes_long_to_check_keeps_its_place(client: DirectClient, topic: str) -> None:
+    """Pipelined requests of one producer: the second must not be appended before the first, whatever that one holds."""
+    _, producer_id, epoch = client.init_producer_id()
+    now_ms = int(time.time() * 1000)
+    records = [Record(number, now_ms, None, bytes(50_000)) for number in range(100)]
+    first = encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=0, compression=4)
+    rest = [
+        batch(b"x", producer_id=producer_id, producer_epoch=epoch, base_sequence=100 + number) for number in range(4)
+    ]
+    for data in (bytes(first), *rest):
+        sent = TopicProduceData(topic, NO_UUID, [PartitionProduceData(0, data)])
+        client.send(PRODUCE, ProduceRequest(None, -1, 5000, [sent]), 9)
+    found = [client.receive(PRODUCE, 9).responses[0].partition_responses[0] for _ in range(5)]
+    assert [(each.error_code, each.base_offset) for each in found] == [(0, 0), (0, 100), (0, 101), (0, 102), (0, 103)]
+
+
+def test_batches_are_stored_in_the_compression_of_the_topic(cluster: Cluster, client: DirectClient) -> None:
+    for wanted, stored in (("zstd", 4), ("uncompressed", 0)):
+        name = cluster.unique(wanted)
+        client.create_topic(name, 1, compression_type=wanted)
+        wait_for_topic(client, name)
+        now_ms = int(time.time() * 1000)
+        records = [Record(number, now_ms, None, bytes(1000)) for number in range(200)]
+        for compression in (0, 1, 4):
+            assert produce(client, name, bytes(encode_batch(records, compression=compression))).error_code == E.NONE
+        headers = [header for _, header in iter_headers(bytes(client.fetch(name).records or b""))]
+        assert [(each.compression, each.base_offset) for each in headers] == [(stored, 0), (stored, 200), (stored, 400)]
 
 
 @pytest.mark.parametrize("acks", [1, -1])

@@ -7,6 +7,7 @@ import logging
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+INSPECTORS = 2  # threads: most of their work is done without the GIL
 _ALTERED = "broker-config"
 _ALTERED_FOR_CLUSTER = "cluster-config"
 
@@ -51,6 +53,7 @@ class Broker:
         self.cluster_id = self._cluster_id()
         self.advertised: tuple[str, int] | None = None  # what clients are told; None: the address that they reached
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
+        self.inspectors = ThreadPoolExecutor(INSPECTORS, "inspect")  # look at large batches, off the event loop
         self.groups: Groups
         self.transactions: Transactions
 
@@ -69,6 +72,7 @@ class Broker:
         """A clean end: coordinators, then the last fsyncs, then the logs."""
         await self.transactions.stop()
         await self.groups.stop()
+        self.inspectors.shutdown()
         await self.sync.close()
         self.store.close()
         self.data_dir.close()

@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_bug(slot.served)
             return
         if isinstance(step, Done):
-            self._complete(slot, step.value)
+            self._settle(slot, step.value)
         else:
             self._barrier = True
             self._await(slot, step)
@@ -236,7 +236,12 @@ class Connection(asyncio.BufferedProtocol):
             log.error("handler failed", exc_info=error, extra={"api": slot.served.name, "client": self.client_host})
             self.close(f"a bug in the handler of {slot.served.name}", level=logging.ERROR)
             return
-        self._complete(slot, future.result())
+        answer = future.result()
+        if isinstance(answer, asyncio.Future):  # what has to be done is done; only the answer waits
+            self._barrier = not slot.served.pipelined
+            self._await(slot, answer)
+        else:
+            self._complete(slot, answer)
         self._go_on()
 
     def _complete(self, slot: Slot, response: Struct | None) -> None:

@@ -280,7 +280,7 @@ _LOG = (
         "compression.type",
         "string",
         "producer",
-        "Shown only: batches stay as the producer compressed them.",
+        "How batches are stored: as the producer compressed them, or all in one way.",
         choices=_COMPRESSIONS,
         dynamic=True,
         topic="compression.type",

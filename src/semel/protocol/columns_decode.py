@@ -21,7 +21,9 @@ from semel.protocol.batch import DEFAULT_LIMIT_BYTES, TIMESTAMP_TYPE_BIT, Buffer
 from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, Limits, RecordSet, Run, runs
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.gathering import gather, views
-from semel.protocol.headers_decode import HEADERS_TYPE, Headers, headers_array, read_headers
+from semel.protocol.headers_decode import HEADERS_TYPE, headers_array
+from semel.protocol.record_fields import Fields, read_fields
+from semel.protocol.record_headers import Headers, read_headers
 from semel.protocol.record_sets import AbortedTransactions, Progress
 from semel.protocol.record_starts import Bodies, find_record_starts
 from semel.protocol.vector_varints import Int64s, VarintReader
@@ -131,7 +133,7 @@ def _decode_run(
     for row in range(0, len(starts), SLICE_ROWS):
         rows = slice(row, row + SLICE_ROWS)
         shares = np.clip(firsts + counts - row, 0, SLICE_ROWS) - np.clip(firsts - row, 0, SLICE_ROWS)
-        fields = _read_fields(reader, starts[rows], ends[rows])
+        fields = read_fields(reader, starts[rows], ends[rows])
         previous = -1 if row in firsts else previous
         previous = _check_offsets(fields.offset_deltas, shares, numbers.last_deltas, previous)
         found = None
@@ -170,47 +172,6 @@ class _BatchNumbers(NamedTuple):
         return cls(*np.array(rows, np.int64).T.copy())
 
 
-class _Fields(NamedTuple):
-    """The numbers of some records. Lengths are -1 for null."""
-
-    timestamp_deltas: Int64s
-    offset_deltas: Int64s
-    key_starts: Int64s
-    key_lengths: Int64s
-    value_starts: Int64s
-    value_lengths: Int64s
-    header_starts: Int64s
-    header_counts: Int64s | None  # None if there are none
-    ends: Int64s
-
-    def only(self, rows: npt.NDArray[np.bool_]) -> _Fields:
-        return _Fields(*(None if numbers is None else numbers[rows] for numbers in self))  # type: ignore[arg-type]
-
-
-def _read_fields(reader: VarintReader, starts: Int64s, ends: Int64s) -> _Fields:
-    """All fields up to the number of headers. Every step goes forward, so it is enough to check the end."""
-    timestamp_deltas, offset_deltas, key_lengths, key_starts = reader.read_front(starts)
-    value_lengths, value_starts = reader.read(key_starts + np.maximum(key_lengths, 0))
-    if min(int(key_lengths.min()), int(value_lengths.min())) < -1:
-        raise CorruptBatchError("the key or value of a record has a negative length")
-    header_counts, at = _read_header_counts(reader, value_starts + np.maximum(value_lengths, 0), ends)
-    return _Fields(
-        timestamp_deltas, offset_deltas, key_starts, key_lengths, value_starts, value_lengths, at, header_counts, ends
-    )
-
-
-def _read_header_counts(reader: VarintReader, at: Int64s, ends: Int64s) -> tuple[Int64s | None, Int64s]:
-    """(numbers of headers or None where no record has any, positions after them)."""
-    if (at == ends - 1).all() and not reader.data[at].any():
-        return None, ends
-    counts, at = reader.read(at)
-    if int(counts.min()) < 0:
-        raise CorruptBatchError("a record has a negative number of headers")
-    if ((at > ends) | ((counts == 0) & (at != ends))).any():
-        raise CorruptBatchError("the fields of a record do not end where the record ends")
-    return counts, at
-
-
 def _check_offsets(deltas: Int64s, shares: Int64s, last_deltas: Int64s, previous: int) -> int:
     """Offsets rise within a batch and stay within it. `shares` says how many rows are each batch's; `previous` is the
     delta before the first row, if that goes on with a batch, else -1. Returns the one for the rows that follow."""
@@ -234,7 +195,7 @@ def _sums(numbers: npt.NDArray[Any], shares: Int64s) -> Int64s:
 
 def _to_arrow(
     reader: VarintReader,
-    fields: _Fields,
+    fields: Fields,
     headers: Headers | None,
     numbers: _BatchNumbers,
     shares: Int64s,

@@ -46,6 +46,11 @@ class Compression(IntEnum):
             raise UnsupportedCompressionError(f"unknown compression {name!r}, expected one of {known}") from None
 
 
+def is_ready(kind: int) -> bool:
+    """Whether a compression can be used without loading pyarrow first, which takes tenths of a second."""
+    return kind <= Compression.GZIP or _is_loaded
+
+
 def compress(kind: int, data: Buffer, level: int | None = None) -> Buffer:
     """`data` compressed as Kafka's clients expect it. `level` where the format has levels (gzip, zstd)."""
     try:
@@ -87,9 +92,14 @@ def _refuse(limit_bytes: int) -> TooLargeError:
     return TooLargeError(f"a batch decompresses to more than the limit of {limit_bytes} bytes")
 
 
+_is_loaded = False  # pyarrow
+
+
 def _arrow_codec(name: str, level: int | None = None) -> Any:
+    global _is_loaded
     from pyarrow import Codec
 
+    _is_loaded = True
     return Codec(name, compression_level=level)
 
 
@@ -235,8 +245,10 @@ _LARGEST_READ_BYTES = 16 * 1024 * 1024
 
 def _decompress_stream(name: str) -> Callable[[Buffer, int], Buffer]:
     def decompressor(data: Buffer, limit_bytes: int) -> Buffer:
+        global _is_loaded
         import pyarrow as pa
 
+        _is_loaded = True
         if not len(data):
             raise CorruptBatchError(f"no bytes, where {name} data was expected")
         parts: list[bytes] = []

@@ -24,7 +24,7 @@ def size_of_varint(value: int) -> int:
     return (bits + 6) // 7 or 1
 
 
-def read_varint(data: bytes | memoryview, at: int, end: int, bits: int = 32) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray | memoryview, at: int, end: int, bits: int = 32) -> tuple[int, int]:
     """(number, position after it). `end` is where the surrounding record or batch ends."""
     if at < end and (byte := data[at]) < 0x80:  # most of them
         return (byte >> 1) ^ -(byte & 1), at + 1

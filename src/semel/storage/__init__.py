@@ -9,6 +9,7 @@ from semel.storage.log import PartitionLog
 from semel.storage.powercut import cut_power
 from semel.storage.results import AppendResult, Isolation, ProducerInfo, ReadResult, TimestampOffset
 from semel.storage.sync import FsyncMode, SyncGroup
+from semel.storage.validation import HeavyBatch
 
 __all__ = [
     "AppendResult",
@@ -17,6 +18,7 @@ __all__ = [
     "DataDirLockedError",
     "Files",
     "FsyncMode",
+    "HeavyBatch",
     "Isolation",
     "LogConfig",
     "PartitionLog",

@@ -20,7 +20,7 @@ class LogConfig:
     """A topic's settings. A field is Kafka's name with underscores for dots; `parse` reads Kafka's names."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
-    compression_type: str = "producer"  # other values are accepted, but batches stay as the producer compressed them
+    compression_type: str = "producer"  # other values: batches in another compression are written anew
     delete_retention_ms: int = DAY_MS
     file_delete_delay_ms: int = 60_000
     flush_messages: int = INT64_MAX

@@ -46,6 +46,7 @@ from semel.storage.results import (
 from semel.storage.segment import SNAPSHOT, Segment, file_name
 from semel.storage.segments import SegmentList
 from semel.storage.txnindex import AbortedTransaction
+from semel.storage.validation import Inspection
 
 _log = logging.getLogger("semel.storage")
 _unpack_header = HEADER.unpack_from
@@ -70,7 +71,6 @@ class PartitionLog:
         "_hw_base",
         "_hw_position",
         "_loaded",
-        "_looks_inside",
         "_recovery_point",
         "_segments",
         "_shared",
@@ -141,7 +141,6 @@ class PartitionLog:
     def config(self, config: LogConfig) -> None:
         """May change at any time; it counts from the next append on."""
         self._config = config
-        self._looks_inside = validation.needs_a_look_inside(config)
 
     # Offsets
 
@@ -277,11 +276,20 @@ class PartitionLog:
 
     # Appending
 
-    def append(self, batches: memoryview | bytearray, *, now_ms: int, guard: object | None = None) -> AppendResult:
+    def append(
+        self,
+        batches: memoryview | bytearray,
+        *,
+        now_ms: int,
+        guard: object | None = None,
+        inspection: Inspection | None = None,
+        light_only: bool = False,
+    ) -> AppendResult:
         """Appends a client's batch (exactly one), patching offset, epoch and LogAppendTime in place.
 
         Raises StorageError with Kafka's code. A transactional batch needs an open transaction or the guard that
-        `start_verification` gave before the coordinator was asked.
+        `start_verification` gave before the coordinator was asked. With `light_only`, HeavyBatch where the records
+        should be looked at by a thread first (`inspect`), whose `inspection` is then given here.
         """
         if not self._loaded:
             self._load()
@@ -290,9 +298,9 @@ class PartitionLog:
         config = self._config
         if size < HEADER_SIZE:
             validation.check_client_batch(data, config, now_ms)
-        (base, length, _, magic, crc, attributes, last_delta, _, max_timestamp, producer_id, epoch, sequence, count) = (
-            _unpack_header(data)
-        )
+        fields = _unpack_header(data)
+        base, length, _, magic, crc, attributes, last_delta, base_timestamp, max_timestamp = fields[:9]
+        producer_id, epoch, sequence, count = fields[9:]
         if (
             length + LOG_OVERHEAD != size
             or magic != MAGIC
@@ -307,8 +315,14 @@ class PartitionLog:
             or crc32c(data[CRC_START:]) != crc
         ):
             validation.check_client_batch(data, config, now_ms)
-        if self._looks_inside:
-            validation.check_records(data, config, now_ms)
+        if inspection is None and not attributes & 7 and config.compression_type == "producer":
+            if light_only and not validation.is_light(data, 0, 0, count):
+                raise validation.HeavyBatch
+            facts = validation.check_plain(data, count)
+        else:
+            facts, data = inspection or validation.inspect(data, attributes, count, config, light_only=light_only)
+            size = len(data)
+        validation.check_facts(facts, data, base_timestamp, config, now_ms)
         if config.log_append_time:
             patch_log_append_time(data, now_ms)
             max_timestamp = now_ms
@@ -334,6 +348,11 @@ class PartitionLog:
         return AppendResult(
             base_offset, last_offset, now_ms if config.log_append_time else NO_TIMESTAMP, False, self._start
         )
+
+    def inspect(self, batch: memoryview) -> Inspection:
+        """Looks at the records of a batch that `append` found too heavy, in any thread. StorageError: refused."""
+        header = read_header(batch)
+        return validation.inspect(batch, header.attributes, header.record_count, self._config)
 
     def _check_producer(self, batch: DataBatch, guard: object | None) -> BatchInfo | None:
         """The append rules. A snapshot keeps one batch per producer: before a refusal the log's tail is asked."""

@@ -1,27 +1,44 @@
-"""Why a client's batch is refused, in Kafka's order. Runs only for batches that failed the one quick check."""
+"""What a client's batch must be like, in Kafka's order.
+
+The header is checked in one quick expression by the log; `check_client_batch` says what was wrong with it. Then the
+records are looked at: `inspect` touches nothing but the batch, so that large ones can be inspected by a thread.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 from crc32c import crc32c
 
+from semel.protocol import compression, record_check
 from semel.protocol.batch import (
+    COMPRESSION_MASK,
     CONTROL_BIT,
     CRC_START,
+    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
     NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
+    Buffer,
+    read_body,
 )
-from semel.protocol.errors import DecodeError, ErrorCode
-from semel.storage.config import INT64_MAX, LogConfig
+from semel.protocol.errors import CorruptBatchError, DecodeError, ErrorCode, TooLargeError
+from semel.protocol.record_check import check_records
+from semel.protocol.record_facts import RecordFacts
+from semel.storage.config import LogConfig
 from semel.storage.errors import StorageError
 
 COMPRESSION_MAX = 4  # none, gzip, snappy, lz4, zstd
 PLAIN_ATTRIBUTES = 0x07 | 0x10  # a client may set the compression and the transactional bit
+LIGHT_COMPRESSED_BYTES = 64 << 10  # of a batch that is opened, and perhaps written anew, on the event loop
+LIGHT_DECOMPRESSED_BYTES = 1 << 20
+LIGHT_PLAIN_BYTES = 4 << 20
+MOST_DECOMPRESSED_BYTES = 256 << 20  # more in one batch is a bomb
+MOST_RECORD_ERRORS = 1000  # that a response lists
 
 
 def refuse(code: ErrorCode, message: str) -> NoReturn:
@@ -65,41 +82,110 @@ def check_timestamp(timestamp_ms: int, config: LogConfig, now_ms: int) -> None:
         )
 
 
-def needs_a_look_inside(config: LogConfig) -> bool:
-    """Whether keys or single timestamps matter: compacted topics, and those with a limit to the past."""
-    return config.compact or (config.message_timestamp_before_max_ms != INT64_MAX and not config.log_append_time)
+class HeavyBatch(Exception):
+    """Looking at the records of this batch would hold the event loop for long: a thread should `inspect` it."""
 
 
-def check_records(data: memoryview, config: LogConfig, now_ms: int) -> None:
-    """Record by record: a compacted topic needs keys; every timestamp counts where the past is limited."""
-    from semel.protocol.rows import decode_batch
+class Inspection(NamedTuple):
+    """What is known of a batch whose records were looked at."""
 
+    facts: RecordFacts
+    batch: memoryview  # as it is to be stored: the client's, or one in the topic's compression
+
+
+def target_compression(config: LogConfig) -> int:
+    """The compression of a topic that has one of its own."""
+    kind = config.compression_type
+    return 0 if kind == "uncompressed" else compression.Compression.parse(kind)
+
+
+def is_light(data: memoryview, source: int, target: int, record_count: int) -> bool:
+    """Whether a batch may be looked at on the event loop, as far as that can be said before it is opened."""
+    most_bytes = LIGHT_COMPRESSED_BYTES if source or target else LIGHT_PLAIN_BYTES
+    is_ready = compression.is_ready(source) and compression.is_ready(target) and record_check.is_ready(record_count)
+    return is_ready and len(data) <= most_bytes
+
+
+def check_plain(data: memoryview, record_count: int) -> RecordFacts:
+    """Looks at the records of a batch that is not compressed and whose header is right."""
     try:
-        records = decode_batch(data).records
-    except DecodeError as error:  # most of them know their code
-        raise StorageError(getattr(error, "code", ErrorCode.CORRUPT_MESSAGE), str(error)) from error
-    if config.compact:
-        keyless = tuple(
-            (number, "Compacted topic cannot accept message without key")
-            for number, record in enumerate(records)
-            if record.key is None
-        )
-        if keyless:
-            raise StorageError(
-                ErrorCode.INVALID_RECORD,
-                f"One or more records have been rejected due to {len(keyless)} record errors in total: "
-                "a compacted topic does not take records without key",
-                keyless,
+        return check_records(data[HEADER_SIZE:], record_count)
+    except CorruptBatchError as error:  # invalid, not corrupt, as in Kafka: the CRC says that they arrived as sent
+        raise StorageError(ErrorCode.INVALID_RECORD, str(error)) from error
+
+
+def inspect(
+    data: memoryview, attributes: int, record_count: int, config: LogConfig, *, light_only: bool = False
+) -> Inspection:
+    """Looks at the records of a batch whose header is right. StorageError: they are not what the header says.
+    With `light_only`, HeavyBatch where looking would take longer than a few milliseconds."""
+    source = attributes & COMPRESSION_MASK
+    target = source if config.compression_type == "producer" else target_compression(config)
+    if light_only and not is_light(data, source, target, record_count):
+        raise HeavyBatch
+    try:
+        body: Buffer = data[HEADER_SIZE:]
+        if source:
+            body = compression.decompress(
+                source, body, LIGHT_DECOMPRESSED_BYTES if light_only else MOST_DECOMPRESSED_BYTES
             )
-    if not config.log_append_time:
-        for record in records:
-            check_timestamp(record.timestamp, config, now_ms)
+        facts = check_records(body, record_count)
+        return Inspection(facts, data if target == source else _recompressed(data, body, target))
+    except TooLargeError as error:
+        if light_only:
+            raise HeavyBatch from None
+        raise StorageError(error.code, str(error)) from error
+    except CorruptBatchError as error:
+        raise StorageError(ErrorCode.INVALID_RECORD, str(error)) from error
+    except DecodeError as error:
+        raise StorageError(getattr(error, "code", ErrorCode.CORRUPT_MESSAGE), str(error)) from error
+
+
+def _recompressed(data: memoryview, body: Buffer, target: int) -> memoryview:
+    """The batch with its records in another compression."""
+    from semel.protocol.rows import seal_batch
+
+    header = BatchHeader._make(HEADER.unpack_from(data))
+    attributes = (header.attributes & ~COMPRESSION_MASK) | target
+    fields = (*header[:5], attributes, header.last_offset_delta, header.base_timestamp)
+    producer = (header.producer_id, header.producer_epoch, header.base_sequence, header.record_count)
+    return memoryview(seal_batch(fields, header.max_timestamp, producer, body, target))
+
+
+def check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:
+    """What the topic's settings ask of records, and of the batch as it is stored."""
+    if facts.keyless and config.compact:
+        _refuse_keyless(facts.keyless)
+    if len(batch) > config.max_message_bytes:  # it grew when it was compressed anew
+        refuse_size(len(batch), config)
+    if config.log_append_time:
+        return
+    latest = now_ms + config.message_timestamp_after_max_ms
+    if (
+        base_timestamp + facts.max_timestamp_delta <= latest
+        and now_ms - config.message_timestamp_before_max_ms <= base_timestamp + facts.min_timestamp_delta
+    ):
+        return
+    if not facts.is_exact:
+        header = BatchHeader._make(HEADER.unpack_from(batch))
+        body = read_body(batch, header, limit_bytes=2 * MOST_DECOMPRESSED_BYTES)
+        facts = check_records(body, header.record_count, exact=True)
+    check_timestamp(base_timestamp + facts.min_timestamp_delta, config, now_ms)
+    check_timestamp(base_timestamp + facts.max_timestamp_delta, config, now_ms)
+
+
+def _refuse_keyless(numbers: Sequence[int]) -> NoReturn:
+    message = "Compacted topic cannot accept message without key"
+    raise StorageError(
+        ErrorCode.INVALID_RECORD,
+        f"One or more records have been rejected due to {len(numbers)} record errors in total: "
+        "a compacted topic does not take records without key",
+        tuple((number, message) for number in numbers[:MOST_RECORD_ERRORS]),
+    )
 
 
 def _check_shape(data: memoryview) -> BatchHeader:
     """That there is exactly one whole batch of the right format."""
-    from semel.protocol.batch import HEADER
-
     if len(data) < HEADER_SIZE:
         if len(data) > 16 and data[16] < MAGIC:
             refuse(ErrorCode.INVALID_RECORD, f"message format {data[16]} is not supported, expected {MAGIC}")

@@ -9,7 +9,7 @@ import pytest
 from semel.protocol.batch import read_header, seal_crc
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, decode_batches, encode_batch
-from semel.storage import LogConfig, PartitionLog, StorageError
+from semel.storage import HeavyBatch, LogConfig, PartitionLog, StorageError
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, batch
 
 
@@ -162,15 +162,67 @@ def test_compacted_topic_looks_into_compressed_batches(folder: Folder) -> None:
     broken = batch([b"a"] * 10, compression=1)
     broken[80] ^= 0xFF
     seal_crc(broken)
-    assert code_of(log, broken) is ErrorCode.CORRUPT_MESSAGE
+    assert code_of(log, broken) is ErrorCode.INVALID_RECORD
 
 
-def test_plain_topic_takes_what_it_cannot_read(folder: Folder) -> None:
-    """The batch is opaque: the CRC holds, so it is stored as it came."""
-    broken = batch([b"a"] * 10, compression=1)
-    broken[80] ^= 0xFF
-    seal_crc(broken)
-    assert append(folder.log(), broken).last_offset == 9
+def claiming(whole: bytearray, count: int) -> bytearray:
+    """The batch with another number of records in its header."""
+    struct.pack_into(">i", whole, 23, count - 1)
+    struct.pack_into(">i", whole, 57, count)
+    struct.pack_into(">i", whole, 8, len(whole) - 12)
+    seal_crc(whole)
+    return whole
+
+
+@pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
+def test_records_that_are_not_there_are_not_stored(folder: Folder, compression: int) -> None:
+    """As in Kafka: the records of a batch are counted, and each of them has to be whole."""
+    log = folder.log()
+    whole = batch([b"a"] * 10, compression=compression)
+    for count in (1, 9, 11, 1000, 2**31 - 1):
+        assert code_of(log, claiming(bytearray(whole), count)) is ErrorCode.INVALID_RECORD, count
+    broken = bytearray(whole)
+    broken[62:] = bytes((37 * number + 11) & 0xFF for number in range(len(broken) - 62))
+    assert code_of(log, claiming(broken, 10)) is ErrorCode.INVALID_RECORD
+    assert code_of(log, claiming(bytearray(whole[:61]), 2**31 - 1)) is ErrorCode.INVALID_RECORD
+    assert log.end_offset == 0
+    assert append(log, bytearray(whole)).last_offset == 9
+
+
+def test_a_record_beyond_the_latest_timestamp_is_refused_though_the_header_hides_it(folder: Folder) -> None:
+    log = folder.log()
+    records = [Record(number, START_MS + number * 200_000, None, b"x" * 9) for number in range(40)]
+    hidden = encode_batch(records)
+    struct.pack_into(">q", hidden, 35, START_MS)
+    seal_crc(hidden)
+    assert code_of(log, hidden) is ErrorCode.INVALID_TIMESTAMP
+
+
+def test_a_bomb_is_left_to_a_thread(folder: Folder) -> None:
+    """A thousand times its size: on the event loop it is opened only up to a limit."""
+    log = folder.log()
+    bomb = memoryview(batch([bytes(5 << 20)], compression=4))
+    assert len(bomb) < 4096
+    with pytest.raises(HeavyBatch):
+        log.append(bomb, now_ms=START_MS, light_only=True)
+    inspection = log.inspect(bomb)
+    assert log.append(bomb, now_ms=START_MS, inspection=inspection, light_only=True).last_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored"), [("uncompressed", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
+)
+def test_batches_are_stored_in_the_compression_of_the_topic(folder: Folder, wanted: str, stored: int) -> None:
+    log = folder.log(compression_type=wanted)
+    for compression in range(5):
+        append(log, batch([b"value %d" % number for number in range(50)], compression=compression))
+    found = decode_batches(log.read(0, 1 << 20).records)
+    assert [(header.compression, len(records)) for header, records in found] == [(stored, 50)] * 5
+
+
+def test_a_batch_that_outgrows_its_limit_when_it_is_stored_uncompressed_is_refused(folder: Folder) -> None:
+    log = folder.log(compression_type="uncompressed", max_message_bytes=1000)
+    assert code_of(log, batch([bytes(5000)], compression=4)) is ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_refused_sequences_leave_no_trace(folder: Folder) -> None:

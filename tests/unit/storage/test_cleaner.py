@@ -449,14 +449,14 @@ def test_compactor_takes_the_dirtiest_log_on_its_own_thread(folder: Folder) -> N
 
 
 def test_a_batch_that_cannot_be_read_is_kept_as_it_is(folder: Folder) -> None:
-    """It came while the topic was not compacted: the log never looked inside."""
+    """The disk has it from a broker that did not look inside."""
     from semel.protocol.batch import seal_crc
 
     log = folder.log(segment_bytes=500)
     garbage = batch([b"x" * 30] * 3, keys=[b"k"] * 3, compression=1)
     garbage[80:90] = b"\xff" * 10
     seal_crc(garbage)
-    append(log, garbage)
+    log.append_records(garbage, now_ms=START_MS)
     for number in range(20):
         put(log, b"k", b"%d" % number)
     log.config = folder.config = folder.config.with_settings({"cleanup.policy": "compact"})

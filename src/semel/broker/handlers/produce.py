@@ -1,8 +1,9 @@
 """Produce (0): append record batches to partitions.
 
 A batch is appended when its request is read. The answer waits until it is durable, and therefore visible; the next
-Produce of the connection does not. acks=1 is acks=all where there is one replica. Only a transaction's first batch on a
-partition waits for the coordinator before it is appended.
+Produce of the connection does not. acks=1 is acks=all where there is one replica. Two kinds of batches wait before they
+are appended, and with them the next Produce of the connection: a transaction's first batch on a partition, for the
+coordinator; and one that is large when its records are looked at, for the thread that does so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
@@ -24,12 +25,13 @@ from semel.protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from semel.storage import StorageError
+from semel.storage import HeavyBatch, StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.context import RequestContext
     from semel.broker.topics import Partition, Topic
+    from semel.storage import AppendResult
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,15 @@ _ACKS_ALL = -1
 Waiting = list[tuple["Partition", int, PartitionProduceResponse]]  # until the log is durable up to an offset
 
 
+class Heavy(NamedTuple):
+    """A batch whose records a thread looks at before it is appended."""
+
+    topic: Topic
+    part: PartitionProduceData
+    guard: Any
+    result: PartitionProduceResponse
+
+
 def produce(
     broker: Broker, context: RequestContext, request: ProduceRequest
 ) -> ProduceResponse | asyncio.Future[Any] | Any:
@@ -57,15 +68,18 @@ def produce(
             guards = _Guards(broker, context, request)
             if guards.needed:
                 return guards.produce()
-    response, waiting = _append_all(broker, context, request, {})
+    response, waiting, heavy = _append_all(broker, context, request, {})
+    if heavy:
+        return _append_heavy(broker, context, request, response, waiting, heavy)
     return _answer(broker, context, request, response, waiting)
 
 
 def _append_all(
     broker: Broker, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
-) -> tuple[ProduceResponse, Waiting]:
+) -> tuple[ProduceResponse, Waiting, list[Heavy]]:
     """Appends what may be appended; an ErrorCode in place of a guard refuses its batch."""
     waiting: Waiting = []
+    heavy: list[Heavy] = []
     topics = []
     now_ms = broker.clock.now_ms()
     for data in request.topic_data:
@@ -81,17 +95,50 @@ def _append_all(
             try:
                 _check(context, topic, part, guard)
                 partition = topic.partitions[part.index]
-                done = partition.log.append(part.records, now_ms=now_ms, guard=guard)  # type: ignore[arg-type]
+                done = partition.log.append(part.records, now_ms=now_ms, guard=guard, light_only=True)  # type: ignore[arg-type]
             except StorageError as error:
                 _fill_error(result, _as_kafka_says(error, topic, part))
                 continue
-            result.base_offset = done.base_offset
-            result.log_append_time_ms = done.append_time_ms
-            result.log_start_offset = done.log_start_offset
-            if partition.log.high_watermark <= done.last_offset:
-                waiting.append((partition, done.last_offset + 1, result))
+            except HeavyBatch:
+                part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]  # the buffer is reused
+                heavy.append(Heavy(topic, part, guard, result))
+                continue
+            _fill_in(result, done, partition, waiting)
         topics.append(TopicProduceResponse(name=data.name, topic_id=data.topic_id, partition_responses=results))
-    return ProduceResponse(responses=topics), waiting
+    return ProduceResponse(responses=topics), waiting, heavy
+
+
+def _fill_in(result: PartitionProduceResponse, done: AppendResult, partition: Partition, waiting: Waiting) -> None:
+    result.base_offset = done.base_offset
+    result.log_append_time_ms = done.append_time_ms
+    result.log_start_offset = done.log_start_offset
+    if partition.log.high_watermark <= done.last_offset:
+        waiting.append((partition, done.last_offset + 1, result))
+
+
+async def _append_heavy(
+    broker: Broker,
+    context: RequestContext,
+    request: ProduceRequest,
+    response: ProduceResponse,
+    waiting: Waiting,
+    heavy: list[Heavy],
+) -> ProduceResponse | asyncio.Future[Any] | None:
+    """The rest of a request with batches that a thread looks at. Returns when they are appended, with the response or
+    a future of it: the next Produce need not wait for that."""
+    loop = asyncio.get_running_loop()
+    for each in heavy:
+        partition = each.topic.partitions[each.part.index]
+        batch = each.part.records
+        assert isinstance(batch, memoryview)
+        try:
+            inspection = await loop.run_in_executor(broker.inspectors, partition.log.inspect, batch)
+            done = partition.log.append(batch, now_ms=broker.clock.now_ms(), guard=each.guard, inspection=inspection)
+        except StorageError as error:
+            _fill_error(each.result, _as_kafka_says(error, each.topic, each.part))
+        else:
+            _fill_in(each.result, done, partition, waiting)
+    return _answer(broker, context, request, response, waiting)
 
 
 def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, guard: Any) -> None:
@@ -313,8 +360,7 @@ class _Guards:
                     part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]
         return self._produce()
 
-    async def _produce(self) -> ProduceResponse | None:
+    async def _produce(self) -> ProduceResponse | asyncio.Future[Any] | None:
         await self._ask_coordinator()
-        response, waiting = _append_all(self._broker, self._context, self._request, self.needed)
-        answer = _answer(self._broker, self._context, self._request, response, waiting)
-        return await answer if isinstance(answer, asyncio.Future) else answer
+        response, waiting, heavy = _append_all(self._broker, self._context, self._request, self.needed)
+        return await _append_heavy(self._broker, self._context, self._request, response, waiting, heavy)

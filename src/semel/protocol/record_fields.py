@@ -1,0 +1,52 @@
+"""The fields of many records at once, once it is known where the records start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from semel.protocol.errors import CorruptBatchError
+from semel.protocol.vector_varints import Int64s, VarintReader
+
+
+class Fields(NamedTuple):
+    """The numbers of some records. Lengths are -1 for null."""
+
+    timestamp_deltas: Int64s
+    offset_deltas: Int64s
+    key_starts: Int64s
+    key_lengths: Int64s
+    value_starts: Int64s
+    value_lengths: Int64s
+    header_starts: Int64s
+    header_counts: Int64s | None  # None if there are none
+    ends: Int64s
+
+    def only(self, rows: npt.NDArray[np.bool_]) -> Fields:
+        return Fields(*(None if numbers is None else numbers[rows] for numbers in self))  # type: ignore[arg-type]
+
+
+def read_fields(reader: VarintReader, starts: Int64s, ends: Int64s) -> Fields:
+    """All fields up to the number of headers. Every step goes forward, so it is enough to check the end."""
+    timestamp_deltas, offset_deltas, key_lengths, key_starts = reader.read_front(starts)
+    value_lengths, value_starts = reader.read(key_starts + np.maximum(key_lengths, 0))
+    if min(int(key_lengths.min()), int(value_lengths.min())) < -1:
+        raise CorruptBatchError("the key or value of a record has a negative length")
+    header_counts, at = _read_header_counts(reader, value_starts + np.maximum(value_lengths, 0), ends)
+    return Fields(
+        timestamp_deltas, offset_deltas, key_starts, key_lengths, value_starts, value_lengths, at, header_counts, ends
+    )
+
+
+def _read_header_counts(reader: VarintReader, at: Int64s, ends: Int64s) -> tuple[Int64s | None, Int64s]:
+    """(numbers of headers or None where no record has any, positions after them)."""
+    if (at == ends - 1).all() and not reader.data[at].any():
+        return None, ends
+    counts, at = reader.read(at)
+    if int(counts.min()) < 0:
+        raise CorruptBatchError("a record has a negative number of headers")
+    if ((at > ends) | ((counts == 0) & (at != ends))).any():
+        raise CorruptBatchError("the fields of a record do not end where the record ends")
+    return counts, at

@@ -1,0 +1,209 @@
+"""Records that are alike, checked as rows of bytes.
+
+Many batches are made of runs of records of one shape: the same lengths, and timestamp and offset deltas that take as
+many bytes. Such a run is a table. If every row has the first row's bytes in all places that hold lengths, and goes on
+with a varint where the first row does, then all rows have the first row's fields at the same places. What counts of a
+row fits two or three words of eight bytes, which are compared for all rows at once. The whole layout of small batches
+is kept: the next batch often has the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from semel.protocol.batch import Buffer
+from semel.protocol.errors import CorruptBatchError
+from semel.protocol.record_facts import RecordFacts, facts_of
+from semel.protocol.varints import read_varint
+from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_WORDS, Bytes, UInt64s, varint_words, zigzag
+
+SHORTEST_RUN = 8  # records; batches of shorter runs are read otherwise
+LARGEST_LAYOUT_BYTES = 64 << 10
+MOST_LAYOUTS = 16
+_WORD = 8
+_FIRST_OF_SIZE = (64, 8192, 1 << 20, 1 << 27)  # the offset deltas from which on a varint takes a byte more
+
+
+class _Shape(NamedTuple):
+    """Where the fields of a record are; it has no headers."""
+
+    size: int
+    timestamp_at: int
+    offset_at: int
+    key_length_at: int
+    key_at: int
+    value_length_at: int
+    value_at: int
+    is_keyless: bool
+
+
+class _Layout(NamedTuple):
+    """A whole batch of records that were right: the bits that hold structure. Producers of records of one size send
+    one batch after the other with the same."""
+
+    mask: Bytes
+    bits: bytes
+    facts: RecordFacts
+
+
+_layouts: OrderedDict[tuple[int, int, int], _Layout] = OrderedDict()
+
+
+def check_alike(body: Buffer, record_count: int) -> RecordFacts | None:
+    """None if the records are not alike: that says nothing about whether they are right."""
+    key = (record_count, len(body), body[0])
+    layout = _layouts.get(key)
+    if layout is not None and (np.frombuffer(body, np.uint8) & layout.mask).tobytes() == layout.bits:
+        return layout.facts
+    if not _starts_alike(body):
+        return None
+    runs: list[tuple[int, int, _Shape]] = []  # where it starts, its rows, their shape
+    at = number = 0
+    while number < record_count:
+        shape = _shape_of(body, at, number)
+        if shape is None:
+            return None
+        rows = _run(body, at, shape, number, record_count - number)
+        if rows < SHORTEST_RUN and number + rows < record_count - 1:
+            return None
+        runs.append((at, rows, shape))
+        number += rows
+        at += rows * shape.size
+    if at != len(body):
+        return None
+    facts = _facts(runs)
+    if len(body) <= LARGEST_LAYOUT_BYTES:
+        _keep(key, _layout_of(body, runs, facts))
+    return facts
+
+
+def _starts_alike(body: Buffer) -> bool:
+    """At a glance: whether the first records have the same size."""
+    low, high = body[0], body[1]
+    if low < 0x80:
+        size = 1 + (low >> 1)
+    elif high < 0x80:
+        size = 2 + ((low & 0x7F) >> 1 | high << 6)
+    else:
+        return True  # who knows
+    return 2 * size < len(body) and body[size] == low == body[2 * size]
+
+
+def _facts(runs: list[tuple[int, int, _Shape]]) -> RecordFacts:
+    keyless: list[range] = []
+    number = 0
+    for _, rows, shape in runs:
+        if shape.is_keyless:
+            keyless.append(range(number, number + rows))
+        number += rows
+    is_all = len(keyless) == len(runs)
+    numbers = range(number) if is_all else [each for numbers in keyless for each in numbers]
+    return facts_of(max(shape.offset_at - shape.timestamp_at for _, _, shape in runs), numbers)
+
+
+def _layout_of(body: Buffer, runs: list[tuple[int, int, _Shape]], facts: RecordFacts) -> _Layout:
+    mask = np.zeros(len(body), np.uint8)
+    for at, rows, shape in runs:
+        table = mask[at : at + rows * shape.size].reshape(rows, shape.size)
+        table[:, : shape.timestamp_at - 1] = 0xFF
+        table[:, shape.timestamp_at : shape.offset_at] = 0x80  # whether the timestamp goes on
+        table[:, shape.offset_at : shape.key_at] = 0xFF
+        table[:, shape.value_length_at : shape.value_at] = 0xFF
+        table[:, -1] = 0xFF
+    return _Layout(mask, (np.frombuffer(body, np.uint8) & mask).tobytes(), facts)
+
+
+def _keep(key: tuple[int, int, int], layout: _Layout) -> None:
+    """Several threads may be here: each step is one operation on the dictionary."""
+    _layouts[key] = layout
+    while len(_layouts) > MOST_LAYOUTS:
+        try:
+            _layouts.popitem(last=False)
+        except KeyError:
+            return
+
+
+def _shape_of(body: Buffer, start: int, number: int) -> _Shape | None:
+    """The shape of the record at a position; None if it has headers, or another number, or is none."""
+    try:
+        length, at = read_varint(body, start, len(body))
+        end = at + length
+        if length < 0 or end > len(body):
+            return None
+        timestamp_at = at + 1
+        _, offset_at = read_varint(body, timestamp_at, end, 64)
+        offset_delta, key_length_at = read_varint(body, offset_at, end)
+        key_length, key_at = read_varint(body, key_length_at, end)
+        value_length_at = key_at + key_length if key_length > 0 else key_at
+        value_length, value_at = read_varint(body, value_length_at, end)
+    except CorruptBatchError:
+        return None
+    after = value_at + value_length if value_length > 0 else value_at
+    if key_length < -1 or value_length < -1 or offset_delta != number or after != end - 1 or body[after]:
+        return None
+    return _Shape(
+        end - start,
+        timestamp_at - start,
+        offset_at - start,
+        key_length_at - start,
+        key_at - start,
+        value_length_at - start,
+        value_at - start,
+        key_length < 0,
+    )
+
+
+def _run(body: Buffer, at: int, shape: _Shape, number: int, left: int) -> int:
+    """How many records from a position on, of which the first was looked at, have its shape and their numbers."""
+    size = shape.size
+    boundary = next((first for first in _FIRST_OF_SIZE if number < first), number)
+    left_bytes = len(body) - at
+    rows = min(left, boundary - number, left_bytes // size, (left_bytes - shape.value_length_at - _WORD) // size + 1)
+    if rows < 2 or shape.key_length_at > _WORD or body[at + size] != body[at]:
+        return 1
+    front = np.ndarray((rows,), "<u8", body, at, (size,))
+    same = (front & _front_mask(shape)) == _expected_fronts(int(front[0]), shape, number, rows)
+    middle = np.ndarray((rows,), "<u8", body, at + shape.key_length_at, (size,))
+    same &= _equal_to_first(middle, min(shape.value_at, shape.key_length_at + _WORD) - shape.key_length_at)
+    if shape.value_at - shape.key_length_at > _WORD:
+        lengths = np.ndarray((rows,), "<u8", body, at + shape.value_length_at, (size,))
+        same &= _equal_to_first(lengths, shape.value_at - shape.value_length_at)
+    same &= np.ndarray((rows,), np.uint8, body, at + size - 1, (size,)) == 0  # no headers
+    return rows if same.all() else max(1, int(same.argmin()))
+
+
+def _front_mask(shape: _Shape) -> np.uint64:
+    """Of the bytes up to the key's length: the record's length, whether the timestamp goes on, the offset."""
+    mask = b"\xff" * (shape.timestamp_at - 1) + b"\0"  # the attributes say nothing
+    mask += b"\x80" * (shape.offset_at - shape.timestamp_at) + b"\xff" * (shape.key_length_at - shape.offset_at)
+    return np.uint64(int.from_bytes(mask, "little"))
+
+
+def _expected_fronts(first: int, shape: _Shape, number: int, rows: int) -> UInt64s:
+    """The masked bytes up to the key's length of records like the first one, with their offsets."""
+    deltas = SHORT_WORDS[number : number + rows] if number + rows <= SHORT_LIMIT else _deltas(number + rows)[number:]
+    offset = ((1 << 8 * shape.key_length_at) - 1) & ~((1 << 8 * shape.offset_at) - 1)
+    constant = first & int(_front_mask(shape)) & ~offset
+    expected: UInt64s = (deltas << np.uint64(8 * shape.offset_at)) | np.uint64(constant)
+    return expected
+
+
+def _deltas(end: int) -> UInt64s:
+    """The varints of 0 up to an end, as words."""
+    rounded = 1 << (end - 1).bit_length()
+    return _many_deltas(rounded)[:end]
+
+
+@lru_cache(maxsize=1)
+def _many_deltas(end: int) -> UInt64s:
+    return varint_words(zigzag(np.arange(end)))
+
+
+def _equal_to_first(words: UInt64s, bytes_: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    mask = np.uint64((1 << 8 * bytes_) - 1)
+    equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = (words & mask) == (words[0] & mask)
+    return equal
