@@ -110,6 +110,18 @@ def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
     assert committed_offset(cluster.bootstrap, owner.settings.transactional_id or "", topic) == 3
 
 
+def test_an_attempt_that_comes_late_learns_whose_the_partition_is(topic: str, owner: TransactionOwner) -> None:
+    """A broker remembers five batches of a producer: after more it refuses an opening without a word about the owner."""
+    handle = owner.begin(places(topic))
+    with handle.writer() as first, handle.writer() as late:
+        assert first.open(topic, 0, rows("a", 1), mark=77).is_owner
+        for number in range(6):
+            first.write(topic, 0, rows(f"b{number}", 1))
+            first.flush(30)
+        assert late.open(topic, 0, rows("c", 1), mark=88) == Opening(False, -1, 77)
+    owner.end(False, 30)
+
+
 @pytest.mark.parametrize("fault_of", [cut_before, cut_after_answer, half_answer], ids=lambda fault: fault.__name__)
 def test_a_writer_behind_a_bad_network_writes_once(
     cluster: Cluster, topic: str, owner: TransactionOwner, fault_of: object

@@ -32,7 +32,7 @@ from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
 from semel.client.coordinator import VERSIONS, TransactionCoordinator, new_identity
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.gates import FixedGate
-from semel.client.log_reading import header_at, last_sequences
+from semel.client.log_reading import header_at, last_sequences, opening_header
 from semel.client.producer_settings import ProducerSettings
 from semel.client.sender import NAMES_UP_TO, Sender
 from semel.client.timing import Deadline
@@ -85,7 +85,7 @@ class Opening(NamedTuple):
 
     is_owner: bool  # False: another attempt has this partition; write nothing more to it
     offset: int  # of the opening batch in the log, -1 if the broker refused this one
-    mark: int  # whose it is: the mark that was read back, -1 if the broker refused without one
+    mark: int  # whose it is: the mark that was read back, -1 if the log has none (any more)
 
 
 class Written(NamedTuple):
@@ -137,8 +137,9 @@ class PartitionWriter:
         try:
             self.flush(deadline.remaining_s())
         except KafkaError as error:
-            if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-                return Opening(False, -1, -1)  # another attempt has written more than an opening
+            if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:  # another attempt has written more than an opening
+                first = opening_header(self.cluster, place, self.handle.identity, deadline.remaining_s())
+                return Opening(False, -1, -1 if first is None else first.base_timestamp)
             raise
         offset = batches[0].base_offset
         header = header_at(self.cluster, place, offset, deadline.remaining_s())

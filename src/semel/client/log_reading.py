@@ -12,7 +12,12 @@ from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery
-from semel.protocol.messages.describe_producers import DESCRIBE_PRODUCERS, DescribeProducersRequest, TopicRequest
+from semel.protocol.messages.describe_producers import (
+    DESCRIBE_PRODUCERS,
+    DescribeProducersRequest,
+    ProducerState,
+    TopicRequest,
+)
 from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
@@ -91,16 +96,33 @@ def find_decision(
 
 def last_sequences(cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float) -> dict[Place, int]:
     """What the leaders hold of a producer: the last sequence of (id, epoch) per partition that has one."""
+    found = _producer_states(cluster, places, identity, timeout_s)
+    return {place: state.last_sequence for place, state in found.items() if state.last_sequence >= 0}
+
+
+def opening_header(cluster: Cluster, place: Place, identity: Identity, timeout_s: float) -> BatchHeader | None:
+    """The header of the first batch of a producer's open transaction in a partition; None if it has none there."""
+    deadline = Deadline(timeout_s)
+    state = _producer_states(cluster, [place], identity, timeout_s).get(place)
+    if state is None or state.current_txn_start_offset < 0:
+        return None
+    return header_at(cluster, place, state.current_txn_start_offset, deadline.remaining_s())
+
+
+def _producer_states(
+    cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float
+) -> dict[Place, ProducerState]:
+    """What the leaders hold of (id, epoch), per partition that knows it."""
     deadline = Deadline(timeout_s)
     wanted = list(places)
 
-    def attempt() -> dict[Place, int]:
-        found: dict[Place, int] = {}
+    def attempt() -> dict[Place, ProducerState]:
+        found: dict[Place, ProducerState] = {}
         for node, group in _by_leader(cluster, wanted, deadline).items():
-            found.update(_sequences_at(cluster, node, group, identity, deadline))
+            found.update(_states_at(cluster, node, group, identity, deadline))
         return found
 
-    return cluster.patiently(attempt, "asking for the last sequences of a producer", deadline)
+    return cluster.patiently(attempt, "asking for the state of a producer", deadline)
 
 
 def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dict[int, list[Place]]:
@@ -110,15 +132,15 @@ def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dic
     return groups
 
 
-def _sequences_at(
+def _states_at(
     cluster: Cluster, node: int, places: list[Place], identity: Identity, deadline: Deadline
-) -> dict[Place, int]:
+) -> dict[Place, ProducerState]:
     topics: dict[str, TopicRequest] = {}
     for topic, partition in places:
         topics.setdefault(topic, TopicRequest(topic)).partition_indexes.append(partition)
     request = DescribeProducersRequest(list(topics.values()))
     answer = cluster.call(Node(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None)
-    found: dict[Place, int] = {}
+    found: dict[Place, ProducerState] = {}
     for described in answer.topics:
         for part in described.partitions:
             if part.error_code:
@@ -126,8 +148,8 @@ def _sequences_at(
                 what = f"asking for the producers of {described.name}-{part.partition_index}"
                 raise error_of(part.error_code, what, part.error_message)
             for state in part.active_producers:
-                if (state.producer_id, state.producer_epoch) == identity and state.last_sequence >= 0:
-                    found[described.name, part.partition_index] = state.last_sequence
+                if (state.producer_id, state.producer_epoch) == identity:
+                    found[described.name, part.partition_index] = state
     return found
 
 
