@@ -111,7 +111,7 @@ def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
 
 
 def test_an_attempt_that_comes_late_learns_whose_the_partition_is(topic: str, owner: TransactionOwner) -> None:
-    """A broker remembers five batches of a producer: after more it refuses an opening without a word about the owner."""
+    """A broker remembers five batches of a producer: after more it refuses an opening and does not name the owner."""
     handle = owner.begin(places(topic))
     with handle.writer() as first, handle.writer() as late:
         assert first.open(topic, 0, rows("a", 1), mark=77).is_owner

@@ -34,8 +34,7 @@ class Run:
             raise CheckpointError(
                 "the sink was not called by a streaming query; use it with writeStream.foreachBatch(sink)"
             )
-        queries = session._jsparkSession.sharedState().activeStreamingQueries()
-        query = queries.get(context._jvm.java.util.UUID.fromString(self.query_id))
+        query = running_query(session)
         self.run_id: str = query.runId().toString()
         self.root: str = query.resolvedCheckpointRoot()
         self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
@@ -95,6 +94,13 @@ def short_lived(root: str, query_name: str | None, configured: str | None) -> st
             f'one is {root}); set .option("checkpointLocation", ...), or .queryName(...)'
         )
     return ""
+
+
+def running_query(session: Any) -> Any:
+    """Spark's own object for the query that calls, in the JVM."""
+    context = session.sparkContext
+    number = context._jvm.java.util.UUID.fromString(context.getLocalProperty("sql.streaming.queryId"))
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(number)
 
 
 def batch_of(read: Callable[[int], str | None], query_id: str, batch_id: int) -> Batch:

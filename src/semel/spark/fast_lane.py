@@ -36,6 +36,7 @@ from semel.spark.writing import (
     Blob,
     BlobWriter,
     Precautions,
+    drained,
     task_identity,
     to_batches,
 )
@@ -163,12 +164,6 @@ def _tasks(session: Any, count: int) -> Any:
     return session.range(0, count, 1, count)
 
 
-def _drained(batches: Iterator[Any]) -> None:
-    """Reads what Spark sends: a worker that leaves something unread is not used for another task."""
-    for _ in batches:
-        pass
-
-
 def _by_target(wanted: list[Range], topic: Topic, tasks: int) -> Dealt:
     """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
     by_target: dict[int, list[tuple[Range, int]]] = {}
@@ -202,7 +197,7 @@ def _copy_ranges(
 
     def run(numbers: Iterator[int]) -> Iterator[Any]:
         settle_worker()
-        _drained(numbers)
+        drained(numbers)
         yield from task("copy", copied())
 
     return run
@@ -223,7 +218,7 @@ def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iter
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        _drained(batches)
+        drained(batches)
         yield from task("encode", encoded())
 
     return run

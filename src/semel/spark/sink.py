@@ -12,6 +12,7 @@ runs the batch again.
 from __future__ import annotations
 
 import time
+from itertools import count
 from typing import Any
 
 from semel.client.coordinator import EndUnknownError
@@ -23,6 +24,7 @@ from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
 from semel.spark.checksums import Observed, why_state_differs
 from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import BadRowError
+from semel.spark.guesses import FailedGuessError
 from semel.spark.lag import send_positions
 from semel.spark.ledger import Batch, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry
@@ -154,13 +156,20 @@ class Sink(BaseSink):
         return decision.verdict is Verdict.ALREADY_WRITTEN
 
     def _write_until_done(self, df: Any, batch: Batch) -> None:
-        """Aborts and runs the batch again after anything that is not final, a bounded number of times."""
-        for attempt in range(1, self.options.max_attempts + 1):
+        """Aborts and runs the batch again after anything that is not final, a bounded number of times. A guess of the
+        sink that failed does not count: it is none of the query's failures, and is not made again."""
+        failures = 0
+        for attempt in count(1):
             try:
                 self._attempt(df, batch, attempt)
                 return
             except (SinkError, Cancelled):
                 raise
+            except FailedGuessError as error:
+                if self._settle(batch):
+                    return
+                self._raise_if_too_long(error)
+                log.info("batch %d runs again: %s", batch.batch_id, error)
             except Exception as error:  # also a FencedError: only InitProducerId knows who owns the id
                 if is_final(error):
                     self._abort()
@@ -168,7 +177,8 @@ class Sink(BaseSink):
                 if self._settle(batch):
                     return
                 self._raise_if_too_long(error)
-                if attempt == self.options.max_attempts:
+                failures += 1
+                if failures == self.options.max_attempts:
                     raise
                 log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
 

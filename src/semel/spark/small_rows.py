@@ -4,7 +4,8 @@ Spark closes an Arrow batch after so many rows or so many bytes. To know the byt
 for its size after every row, which costs more than writing the row does: half a microsecond where there are headers.
 Rows that are small need no such question, because a batch of so many of them cannot be too large. So each row's own
 size is looked at instead. A row that is not small ends the job; the batch is aborted and runs again in Spark's way, as
-do all that follow in this query. So do they after any other failure, which may have had that cause.
+do all that follow in this query. So do they after any other failure, which may have had that cause. A job that failed
+for a large row costs none of the query's attempts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from semel.spark.guesses import FailedGuessError
 from semel.spark.session_settings import changed
+from semel.spark.writing import OwnerStalledError
 
 Result = TypeVar("Result")
 
@@ -33,8 +36,8 @@ _BYTES_OF = {
 }
 
 
-class LargeRowError(RuntimeError):
-    """A row is too large to do without Spark's own limit."""
+class LargeRowError(FailedGuessError):
+    """A row is too large to do without Spark's own limit, or may have been."""
 
 
 class Limits(NamedTuple):
@@ -65,14 +68,17 @@ class SmallRows:
         try:
             with changed(session, settings):
                 return job(checked(rows, self._limits.row_bytes))
+        except FailedGuessError:
+            raise  # another one: it says nothing about rows
         except Exception as error:
-            # Spark tells of the last attempt at a task only; the first one may have met a large row.
+            # Spark tells of the last attempt at a task only; the first one may have met a large row. Those after it
+            # find the partition taken.
             self._are_small = False
-            if MARK not in str(error):
+            if MARK not in str(error) and OwnerStalledError.__name__ not in str(error):
                 raise
             raise LargeRowError(
-                f"a row has more than {self._limits.row_bytes} bytes: the batch is aborted and runs again with Spark's "
-                f"own limit ({BYTES_PER_BATCH}), as all do that follow"
+                f"a row has more than {self._limits.row_bytes} bytes, or an attempt at a task died: the batch is "
+                f"aborted and runs again with Spark's own limit ({BYTES_PER_BATCH}), as all do that follow"
             ) from error
 
 

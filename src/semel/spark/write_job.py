@@ -11,8 +11,9 @@ from semel.client.cluster import Cluster
 from semel.client.handle import PlainHandle, TransactionHandle
 from semel.client.producer_settings import ProducerSettings
 from semel.spark.columns import prepared
-from semel.spark.encoding import BLOB_COLUMNS, MURMUR2, SPREAD, Routing
-from semel.spark.in_place import keys_are_in_place, tasks_without_shuffle
+from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
+from semel.spark.guesses import FailedGuessError
+from semel.spark.in_place import InPlace
 from semel.spark.ledger import Batch
 from semel.spark.reruns import StageWatch, spark_notices
 from semel.spark.session_settings import changed
@@ -20,17 +21,17 @@ from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SinkOptions
 from semel.spark.small_rows import SmallRows
 from semel.spark.targets import Targets
 from semel.spark.writing import (
+    MOVED,
     REPORT_COLUMNS,
     OwnerStalledError,
     Precautions,
-    WrongTaskError,
     direct_task,
     encode_task,
+    guessing_task,
     write_task,
 )
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
-MOST_STALLED = 3  # batches that lose an attempt; then it is no accident, and every batch is shuffled
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 
@@ -38,8 +39,8 @@ class Cancelled(Exception):
     """The job was cancelled: the query was stopped. Not to be tried again."""
 
 
-class MovedRowsError(RuntimeError):
-    """Rows of one partition are in two tasks, or nobody can say that they are not, so they need a shuffle."""
+class MovedRowsError(FailedGuessError):
+    """Rows of one partition are in two tasks, so they need a shuffle."""
 
 
 class Report(NamedTuple):
@@ -61,10 +62,8 @@ class WriteJob:
     """Writes rows into a transaction and returns what the winners reported. One for each query: it learns."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._is_in_place: bool | None = None  # None: nobody has looked
+        self._in_place = InPlace(cluster)
         self._small_rows = SmallRows()
-        self._stalled: set[int] = set()  # batches in which an attempt found a partition taken, and nobody writing to it
 
     def __call__(
         self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
@@ -76,9 +75,9 @@ class WriteJob:
             fewest = min(topic.partitions for topic in targets.topics)
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
             return self._direct(rows, fewest, task, options, lambda job: collected(job, precautions))
-        if self._may_stay(df, options, targets, batch, precautions):
-            few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
-            task = direct_task(handle, routing, precautions)
+        few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
+        if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
+            task = guessing_task(direct_task(handle, routing, precautions))
             return self._direct(rows, few, task, options, lambda job: self._stay(job, batch.batch_id))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
@@ -93,42 +92,28 @@ class WriteJob:
 
         return self._small_rows.run(rows, job, lambda report: report.rows) if options.max_attempts > 1 else job(rows)
 
-    def _may_stay(
-        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, precautions: Precautions
-    ) -> bool:
-        """Whether tasks may write what they have read. A guess, so the handshake must be on; see `in_place`."""
-        allowed = options.shuffle == AUTO and options.max_attempts > 1 and precautions.handshake
-        if not allowed or self._is_in_place is False or speculates(df.sparkSession):
-            return False
-        if batch.batch_id in self._stalled or len(self._stalled) > MOST_STALLED:
-            return False
-        tasks = tasks_without_shuffle(df)
-        home = targets.topics[0]
-        if tasks is None or tasks > home.partitions or options.partitioner != MURMUR2:
-            return False
-        if self._is_in_place is None:
-            here = not options.source_cluster_is_other
-            self._is_in_place = here and keys_are_in_place(self._cluster, batch, home.partitions)
-        return self._is_in_place
-
     def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
         try:
-            return collected(job)
+            reports = collected(job)
         except Exception as error:
-            if WrongTaskError.__name__ in str(error):
-                self._is_in_place = False
-                raise MovedRowsError(
-                    "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all "
-                    "do that follow (shuffle='always' does so from the start)"
-                ) from error
             if OwnerStalledError.__name__ in str(error):
-                self._stalled.add(batch_id)
-                raise MovedRowsError(
-                    "an attempt at a task died in the middle of a partition: the batch is aborted and runs again "
-                    "with a shuffle"
-                ) from error
+                self._in_place.stalled(batch_id)
             raise
+        if any(report.target == MOVED for report in reports):
+            self._in_place.failed()
+            raise MovedRowsError(
+                "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all do "
+                "that follow (shuffle='always' does so from the start)"
+            )
+        return reports
+
+
+def may_guess(df: Any, options: SinkOptions, precautions: Precautions) -> bool:
+    """Whether the sink may guess that rows are in place: only if the handshake finds out that they are not, if no copy
+    of a task can be taken for another task, and if the batch may run again."""
+    allowed = options.shuffle == AUTO and options.max_attempts > 1 and precautions.handshake
+    return allowed and not speculates(df.sparkSession)
 
 
 def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:

@@ -19,6 +19,7 @@ from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker, worker_cluster
 
 REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
+MOVED = -1  # in place of a target in a report: another task has a partition that this one has rows for
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 LOOK_AGAIN_S = 0.5
 TASK_BITS = 20
@@ -165,6 +166,27 @@ def direct_task(
         yield from task("write", _write(handle, routing.targets, precautions, Encoder(routing, number).blobs(batches)))
 
     return run
+
+
+def guessing_task(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """A direct task whose rows are only believed to be where they belong. If they are not, it reports MOVED instead of
+    raising: nobody has failed, so Spark shall log no error, try nothing again, and end no other task in the middle of a
+    partition."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from task(batches)
+        except WrongTaskError:
+            drained(batches)
+            yield from report_batches([(MOVED, 0, 0, -1, -1, -1, 0)])
+
+    return run
+
+
+def drained(batches: Iterator[Any]) -> None:
+    """Reads what Spark sends: a worker that leaves something unread is not used for another task."""
+    for _ in batches:
+        pass
 
 
 def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> Iterator[Any]:
