@@ -187,6 +187,36 @@ def test_pattern_subscription_finds_topics_that_come_later(cluster: Cluster, gro
         assert consumer.subscription() == {first, second}
 
 
+def test_pattern_subscription_drops_topics_that_were_deleted(cluster: Cluster, group: str) -> None:
+    """Each member drops them, also those of which it reads nothing, and nobody's look-up creates them again."""
+    stem = cluster.unique("dropped")
+    topics = [create_topic(cluster.bootstrap, f"{stem}.{letter}", partitions=2) for letter in "abc"]
+    with (
+        member_of(cluster, group, metadata_max_age_ms=300) as first,
+        member_of(cluster, group, metadata_max_age_ms=300) as second,
+        Admin(bootstrap_servers=cluster.bootstrap) as admin,
+    ):
+        members = (first, second)
+        for member in members:
+            member.subscribe(re.compile(re.escape(stem) + r"\..*"))
+        settle(*members, total=6)
+
+        def has_dropped_down_to(left: set[str]) -> bool:
+            for member in members:
+                member.poll(100)
+            owned = {partition.topic for member in members for partition in member.assignment()}
+            return owned == left and all(member.subscription() == left for member in members)
+
+        admin.delete_topics(topics[:1])
+        until(lambda: has_dropped_down_to(set(topics[1:])), "the deleted topic is still subscribed to")
+        admin.delete_topics(topics[1:])
+        until(lambda: has_dropped_down_to(set()), "the last topics are still subscribed to")
+        assert not [name for name in admin.list_topics() if name.startswith(stem)]
+        again = create_topic(cluster.bootstrap, f"{stem}.d", partitions=2)
+        settle(*members, total=2)
+        assert first.subscription() == {again}
+
+
 def test_added_partitions_are_shared_out(cluster: Cluster, group: str) -> None:
     topic = create_topic(cluster.bootstrap, cluster.unique("growing"))
     with (

@@ -274,7 +274,7 @@ class Cluster:
         if answer.error_code:
             raise error_of(answer.error_code, "looking up the cluster")
         with self._lock:
-            self.metadata.update(answer, time.monotonic())
+            self.metadata.update(answer, time.monotonic(), is_complete=wanted is None)
         return self.metadata
 
     def feature(self, name: str, target: Target | None = None, timeout_s: float | None = None) -> int:

@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from semel.client.consumer_commits import Callback, Commit
 from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions, log
 from semel.client.consumer_errors import CommitFailedError, RebalanceError
@@ -402,7 +404,7 @@ class Consumer:
         wanted = self._to_commit(offsets)
         if not wanted:
             return
-        identity = self.group_metadata()
+        identity = self._identity()
         if self._core.member is not None and self._core.member.is_rebalancing:
             raise RebalanceError("the group is being rebalanced; call poll() to take part, then commit")
         try:
@@ -420,7 +422,7 @@ class Consumer:
         wanted = self._to_commit(offsets)
         if wanted:
             timeout_s = self.settings.request_timeout_ms / 1000
-            self._core.commits.send(self.group_metadata(), wanted, callback, timeout_s)
+            self._core.commits.send(self._identity(), wanted, callback, timeout_s)
 
     def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
@@ -443,7 +445,12 @@ class Consumer:
         )
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this consumer is in its group, for `producer.send_offsets_to_transaction`."""
+        """Who this consumer is in its group, for `producer.send_offsets_to_transaction`, which needs a consumer with
+        enable.auto.commit=false."""
+        return msgspec.structs.replace(self._identity(), commits_itself=self.settings.enable_auto_commit)
+
+    def _identity(self) -> GroupMetadata:
+        """Who commits."""
         self._core.check_usable()
         group_id = self._need_group("a commit")
         return self._core.member.identity() if self._core.member is not None else GroupMetadata(group_id)
@@ -488,14 +495,14 @@ class Consumer:
         wanted = self._processed() if self.settings.enable_auto_commit else {}
         if not wanted:
             return None
-        return self._core.commits.send(self.group_metadata(), wanted, _warn, CLOSE_TIMEOUT_S, retried=True)
+        return self._core.commits.send(self._identity(), wanted, _warn, CLOSE_TIMEOUT_S, retried=True)
 
     def _commit_before_leaving(self, deadline: Deadline) -> None:
         wanted = self._processed() if self.settings.enable_auto_commit and self.settings.group_id is not None else {}
         if not wanted:
             return
         try:
-            self._core.commits.commit(self.group_metadata(), wanted, deadline)
+            self._core.commits.commit(self._identity(), wanted, deadline)
         except KafkaError as error:
             _warn(wanted, error)
 

@@ -200,6 +200,9 @@ class ConsumerCore:
         else:
             self.member.rejoin("the subscription changed")
         self.subscription = subscription
+        # A pattern names no topic: looking up one that was deleted must not create it again.
+        by_name = self.settings.allow_auto_create_topics and subscription.pattern is None
+        self.cluster.settings = self.settings.replace(allow_auto_create_topics=by_name)
         self._rebalancer = Rebalancer(self.member, self.positions, listener, self._commit_before_revoke)
 
     def leave_group(self, reason: str, deadline: Deadline) -> None:

@@ -69,7 +69,7 @@ class Fetching:
         names = {state.topic_partition.topic for state in self._positions}
         plans = self.fetcher.plan(
             self._leader_of,
-            {name: topics[name].topic_id for name in names if name in topics},
+            {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None},
             [*self._in_flight, *(node for node in self._cluster.metadata.brokers if self._aside.is_busy(_lane(node)))],
             now_s,
             draining,

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from semel.client.errors import ConfigError
+
 
 class TopicPartition(NamedTuple):
     topic: str
@@ -37,6 +39,20 @@ class GroupMetadata(msgspec.Struct, frozen=True):
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+    commits_itself: bool = False  # whether the consumer it comes from has enable.auto.commit
+
+    @classmethod
+    def for_transaction(cls, group: GroupMetadata | str) -> GroupMetadata:
+        """Whose offsets a transaction is to commit. Refuses a consumer that commits them by itself: its commits come
+        before the transaction's, and if that is aborted, the records are lost."""
+        metadata = cls(group) if isinstance(group, str) else group
+        if metadata.commits_itself:
+            raise ConfigError(
+                f"a transaction is to commit the offsets of group {metadata.group_id!r}, but its consumer has "
+                "enable.auto.commit=true and commits them by itself: after an abort their records would be skipped. "
+                "Set enable_auto_commit=False in the consumer"
+            )
+        return metadata
 
 
 class ConsumerRecord(NamedTuple):

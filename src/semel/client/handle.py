@@ -332,7 +332,7 @@ class TransactionOwner:
         timeout_s: float | None = None,
     ) -> None:
         """A group's positions become part of the transaction."""
-        metadata = GroupMetadata(group) if isinstance(group, str) else group
+        metadata = GroupMetadata.for_transaction(group)
         remaining_s = self._deadline(timeout_s).remaining_s()
         self._coordinator.commit_offsets(self._owned(), metadata, offsets, self.generation, remaining_s)
 

@@ -45,13 +45,18 @@ class Metadata:
         self.cluster_id: str | None = None
         self._fetched_at_s: dict[str, float] = {}
 
-    def update(self, answer: MetadataResponse, now_s: float) -> None:
+    def update(self, answer: MetadataResponse, now_s: float, is_complete: bool = False) -> None:
+        """`is_complete`: the request was for all topics, so those that are not in the answer do not exist."""
         self.brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
         self.controller_id = answer.controller_id
         self.cluster_id = answer.cluster_id
         for topic in answer.topics:
             if topic.name is not None:
                 self._update_topic(topic.name, topic, now_s)
+        if is_complete:
+            for name in self.topics.keys() - {topic.name for topic in answer.topics}:
+                del self.topics[name]
+                self.forget(name)
 
     def forget(self, topic: str) -> None:
         """Its leaders are in doubt: the next look-up asks again."""

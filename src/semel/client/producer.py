@@ -210,7 +210,7 @@ class Producer:
     ) -> None:
         """A consumer group's positions are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
-        group = GroupMetadata(group_metadata) if isinstance(group_metadata, str) else group_metadata
+        group = GroupMetadata.for_transaction(group_metadata)
         positions = {
             place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
             for place, offset in offsets.items()

@@ -12,7 +12,14 @@ from semel.client.consumer_errors import CorruptRecordError
 from semel.client.consumer_patience import Patience
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
-from semel.client.errors import ConfigError, ConnectionFailedError, RequestTimedOutError, TimedOutError, error_of
+from semel.client.errors import (
+    ConfigError,
+    ConnectionFailedError,
+    IllegalStateError,
+    RequestTimedOutError,
+    TimedOutError,
+    error_of,
+)
 from semel.protocol.errors import ErrorCode
 
 
@@ -137,3 +144,20 @@ def test_consumer_dropped_without_close_leaves_no_descriptor_behind() -> None:
         Consumer(bootstrap_servers="localhost:9092", group_id="g").subscribe(["t"])
     gc.collect()
     assert len(os.listdir("/dev/fd")) <= before
+
+
+def test_transaction_refuses_the_offsets_of_a_consumer_that_commits_them_itself() -> None:
+    """Both would commit: after an abort of the transaction the records were skipped."""
+    from semel.client.consumer import Consumer
+    from semel.client.producer import Producer
+
+    address = {"bootstrap_servers": "127.0.0.1:1"}
+    with (
+        Consumer(**address, group_id="g") as automatic,
+        Consumer(**address, group_id="g", enable_auto_commit=False) as manual,
+        Producer(**address, transactional_id="t") as producer,
+    ):
+        with pytest.raises(ConfigError, match=r"enable_auto_commit=False"):
+            producer.send_offsets_to_transaction({("t", 0): 1}, automatic.group_metadata())
+        with pytest.raises(IllegalStateError, match="uninitialized"):  # nothing else is wrong with it
+            producer.send_offsets_to_transaction({("t", 0): 1}, manual.group_metadata())
