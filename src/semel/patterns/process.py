@@ -31,6 +31,7 @@ from semel.client.consumer_rebalance import RebalanceListener
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.producer import Producer
+from semel.client.producer_settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.patterns.process_end import EndOffsets, IdleClock, find_source
 from semel.patterns.process_modes import MODES, Mode
@@ -89,9 +90,10 @@ class Processor:
                         instances that run beside it do so for their own partitions
     idle_stop_ms        return when all was read and nothing more came for so long; None: never. For "caught up", use
                         stop_at_end, which does not depend on a clock
-    dead_letter_topic   where records go for which the function raises, in the same transaction: as they were, with
-                        headers that say why and where they were read. Without it, the loop ends with a `RecordError`
-                        that names topic, partition and offset
+    dead_letter_topic   where records go for which the function raises, or makes an output that is larger than
+                        max.request.size, in the same transaction: as they were, with headers that say why and where
+                        they were read. Without it, the loop ends with a `RecordError` that names topic, partition and
+                        offset
     on_error            called as on_error(record, error) when the function raises (with tables=True: a table of one
                         row); returns what the function might, such as None to skip the record, or raises: then it is a
                         dead letter
@@ -153,7 +155,6 @@ class Processor:
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
         self._owns_name = instance is None  # a name that nobody else can have: being fenced means a time-out
-        self._emitter = Emitter(function, sink, tables, dead_letter_topic=dead_letter_topic, on_error=on_error)
         self._mode_type = MODES[guarantee]
         self._stopping = threading.Event()
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
@@ -169,6 +170,15 @@ class Processor:
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
+        has_way_out = dead_letter_topic is not None or on_error is not None
+        self._emitter = Emitter(
+            function,
+            sink,
+            tables,
+            dead_letter_topic=dead_letter_topic,
+            on_error=on_error,
+            max_record_bytes=ProducerSettings.of(self._producer_options).max_request_size if has_way_out else None,
+        )
         self._mode: Mode | None = None
         self._consumer: Consumer | None = None
         self._backoff = Backoff(50, 2_000)

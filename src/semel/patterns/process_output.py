@@ -9,6 +9,7 @@ from semel.client.consumer_types import ConsumerRecord
 from semel.client.dead_letters import SOURCE_HEADER, reason_headers
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
+from semel.patterns.process_sizes import check_rows, check_tables
 from semel.protocol.errors import ErrorCode
 
 # Columns of an input table that name its place there, not in the sink.
@@ -75,12 +76,16 @@ class Emitter:
         *,
         dead_letter_topic: str | None = None,
         on_error: OnError | None = None,
+        max_record_bytes: int | None = None,
     ) -> None:
+        """`max_record_bytes`: a record whose output is larger counts as bad; None: the producer will refuse it."""
         self._function = function
         self._sink = sink
         self._tables = tables
         self._dead_letter_topic = dead_letter_topic
         self._on_error = on_error
+        self._max_record_bytes = max_record_bytes
+        self._rows_of = rows_of if max_record_bytes is None else self._checked_rows
 
     # -- making --------------------------------------------------------------------------------------------------------
     def outputs(self, batch: Any) -> Made:
@@ -89,10 +94,10 @@ class Emitter:
         if self._tables:
             self._add_table(batch, made)
             return made
-        outputs = made.outputs
+        outputs, function, to_rows = made.outputs, self._function, self._rows_of
         for record in batch:
             try:
-                outputs += rows_of(self._function(record), record)
+                outputs += to_rows(function(record), record)
             except KafkaError:
                 raise
             except Exception as error:
@@ -102,7 +107,7 @@ class Emitter:
     def _add_bad_row(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
         if self._on_error is not None:
             try:
-                made.outputs.extend(rows_of(self._on_error(record, error), record))
+                made.outputs.extend(self._rows_of(self._on_error(record, error), record))
                 return
             except KafkaError:
                 raise
@@ -110,9 +115,20 @@ class Emitter:
                 error = failure
         self._add_dead_letter(record, error, made)
 
+    def _checked_rows(self, returned: Any, record: ConsumerRecord) -> list[Output]:
+        outputs = rows_of(returned, record)
+        assert self._max_record_bytes is not None
+        check_rows(outputs, self._max_record_bytes)
+        return outputs
+
+    def _checked_tables(self, returned: Any) -> Any:
+        if returned is not None and self._max_record_bytes is not None:
+            check_tables(returned, self._max_record_bytes)
+        return returned
+
     def _add_table(self, table: Any, made: Made) -> None:
         try:
-            returned = self._function(table)
+            returned = self._checked_tables(self._function(table))
         except KafkaError:
             raise
         except Exception as error:
@@ -131,7 +147,7 @@ class Emitter:
             return
         if self._on_error is not None:
             try:
-                returned = self._on_error(table, error)
+                returned = self._checked_tables(self._on_error(table, error))
             except KafkaError:
                 raise
             except Exception as failure:

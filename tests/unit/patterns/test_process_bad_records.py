@@ -148,6 +148,27 @@ def test_dead_letters_are_invisible_until_the_transaction_commits(pipe: Pipe) ->
     assert pipe.written() == Counter()
 
 
+@pytest.mark.parametrize("tables", [False, True], ids=["rows", "tables"])
+def test_output_that_is_too_large_makes_its_record_a_dead_letter(pipe: Pipe, tables: bool) -> None:
+    """As on Spark. Nothing of the record is written, not even an output that is small enough."""
+
+    def blow_up(record: Any) -> Any:
+        return [record, Output(b"x" * 30_000)] if record.value in BAD else record
+
+    def blow_up_table(table: pa.Table) -> pa.Table:
+        values = [b"x" * 30_000 if value in BAD else value for value in table.column("value").to_pylist()]
+        return pa.table({"value": pa.array(values, pa.binary())})
+
+    options = pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", tables=tables)
+    options["producer"] = {"max.request.size": 20_000}
+    stats = semel.process(pipe.source, pipe.sink, blow_up_table if tables else blow_up, **options)
+    assert stats.dead_letters == 3
+    assert pipe.written() == GOOD
+    letters = dead(pipe)
+    assert Counter(letter.value for letter in letters) == Counter(BAD)
+    assert b"max.request.size" in dict(letters[0].headers)["semel.dead-letter.reason"]  # type: ignore[operator]
+
+
 # --- on_error ---
 
 
