@@ -69,7 +69,7 @@ def _rows(path: str) -> list[list[str]]:
 
 
 def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()
+    return text.isascii() and text.removeprefix("-").isdigit()
 
 
 def topic_id_text(topic_id: UUID) -> str:

@@ -218,7 +218,11 @@ class DataDir:
         """Takes a partition away at once; its files go later (`maintain`)."""
         log = self._take_out(topic, partition)
         doomed = self._name_aside((topic, partition), _DELETE_SUFFIX)
-        self.files.rename(log.folder, doomed)
+        try:
+            self.files.rename(log.folder, doomed)
+        except OSError as error:  # the partition is gone all the same: whoever keeps topics knows that it is a leftover
+            _log.error("the folder of the deleted partition %s-%d cannot be renamed: %s", topic, partition, error)
+            return
         self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, doomed))
         self._namespace_dirty = True
 

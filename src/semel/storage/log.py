@@ -255,6 +255,7 @@ class PartitionLog:
             [self.leader_epoch, *(epoch for epoch, _ in self._epochs)]
         )  # higher in a folder that was copied in
         self._start, self._end = opened.start_offset, opened.end_offset
+        self.cleaned_offset = min(self.cleaned_offset, self._end)  # what comes after a cut is not compacted
         self._clean = True
         self._end_limit = None
         self._loaded = True

@@ -1,4 +1,4 @@
-"""Which segments are too old, too many or below the start offset. Pure: it looks and counts."""
+"""Which segments are too old, too many or below the start offset. It looks and counts, and deletes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def _is_too_old(segment: Segment, config: LogConfig, now_ms: int) -> bool:
     newest_ms = segment.load_max_timestamp()
     if newest_ms < 0:
         newest_ms = segment.created_ms
-    return now_ms - newest_ms > config.retention_ms
+    if now_ms - newest_ms <= config.retention_ms:
+        return False
+    checked_ms = segment.check_max_timestamp()  # an index may be damaged, which is no reason to delete records
+    return checked_ms < 0 or now_ms - checked_ms > config.retention_ms
 
 
 def _is_wholly_visible(segment: Segment, high_watermark: int) -> bool:

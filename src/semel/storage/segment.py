@@ -136,6 +136,10 @@ class Segment:
         self.time_index.reset()
         self.txn_index.reset()
         self.suspect = False
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        """They come back with the batches that are counted from now on."""
         self.bytes_since_index = 0
         self.rolling_timestamp_ms = None
         self.max_timestamp_ms = -1
@@ -172,7 +176,7 @@ class Segment:
         size, self.size = self.size, 0
         self.offset_index.reset()
         self.time_index.reset()
-        self.bytes_since_index = 0
+        self._forget_times()
         for _, header in self.batches(0, size):
             self.note_found(header, index_interval_bytes)
         self.seal()
@@ -198,6 +202,15 @@ class Segment:
             last = self.time_index.load_last()
             if last is not None:
                 self.max_timestamp_ms, self.max_timestamp_offset = last.first, last.second + self.base_offset
+        return self.max_timestamp_ms
+
+    def check_max_timestamp(self) -> int:
+        """As `load_max_timestamp`, from the batch itself: before records are deleted for their age."""
+        claimed_ms = self.load_max_timestamp()
+        if claimed_ms >= 0:
+            found = self.find(self.max_timestamp_offset)
+            if found is None or found[1].max_timestamp != claimed_ms:
+                self.rebuild_indexes()
         return self.max_timestamp_ms
 
     def load_rolling_timestamp(self) -> int | None:

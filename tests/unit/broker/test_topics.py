@@ -569,3 +569,31 @@ def flush(world: World, topic: str, partition: int) -> None:
     log = world.topics.find_log(topic, partition)
     assert log is not None
     log.flush()
+
+
+def test_a_folder_that_cannot_be_renamed_does_not_keep_topics_half_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is deleted in the store must not take records any more: the next start would remove them."""
+
+    def go() -> None:
+        world = World(tmp_path)
+        doomed = [world.topics.create(name, 2) for name in ("a", "b")]
+        append(world, "a", 1)
+        real, fired = world.data_dir.files.rename, []
+
+        def rename(old: str, new: str) -> None:
+            if old.endswith("a-0"):
+                fired.append(old)
+                raise OSError(5, "Input/output error")
+            real(old, new)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.data_dir.files, "rename", rename)
+            world.topics.delete(doomed)
+        assert fired, "the fault did not fire"
+        for registry in (world, reopened(world, tmp_path)):
+            assert len(registry.topics) == 0
+            assert not registry.data_dir.logs
+
+    in_loop(go)

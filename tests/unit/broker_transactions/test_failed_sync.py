@@ -1,4 +1,4 @@
-"""A failed fsync of the transaction log, on real files: the log heals itself, and so do the ids that it keeps."""
+"""A failed fsync of a coordinator's log, on real files: the log heals itself, and so does what it keeps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from semel.broker.broker import Broker
 from semel.broker.context import RequestContext
+from semel.broker.groups import Commit, Committer, GroupCoordinator
 from semel.broker.settings import Settings
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.handlers import init_producer_id
@@ -23,14 +24,15 @@ ID = "orders"
 
 
 class FailingDisk(Files):
-    """Fails the next syncs of files below a folder."""
+    """Fails the next syncs of the partitions of a topic."""
 
     def __init__(self) -> None:
+        self.topic = "__transaction_state"
         self.failures_due = 0
         self.failed: list[str] = []
 
     def sync_file(self, fd: int, path: str) -> None:
-        if self.failures_due and "/__transaction_state-" in path:
+        if self.failures_due and f"/{self.topic}-" in path:
             self.failures_due -= 1
             self.failed.append(path)
             raise OSError(5, "Input/output error")
@@ -47,7 +49,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
 
 def with_broker(folder: Path, body: Callable[[Broker, TransactionCoordinator], Awaitable[None]]) -> None:
     async def run() -> None:
-        broker = Broker(Settings({"transaction.state.log.num.partitions": "1"}), folder)
+        counts = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+        broker = Broker(Settings(counts), folder)
         await broker.start()
         try:
             await body(broker, broker.transactions)  # type: ignore[arg-type]
@@ -146,3 +149,44 @@ def test_a_store_that_cannot_be_written_refuses_producer_ids_until_it_can(
         assert await ask(ID) == (E.NONE, 1)
 
     with_broker(tmp_path, body)
+
+
+@pytest.mark.parametrize("moment", ["commit", "transactional commit", "marker"])
+def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk: FailingDisk, moment: str) -> None:
+    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        disk.topic = "__consumer_offsets"
+        broker.topics.create("t", 1)
+        groups: GroupCoordinator = broker.groups  # type: ignore[assignment]
+        assert await groups.commits.commit("g", Committer(), [Commit("t", 0, 1)]) is E.NONE
+        owner = await coordinator.init(ID, 60_000, None)
+        who = (owner.producer_id, owner.epoch)
+        disk.failures_due = moment == "commit"
+        await until(lambda: groups.commits.commit("g", Committer(), [Commit("t", 0, 2)]), E.NONE)
+        assert offset_of(groups) == 2
+        assert await coordinator.add(ID, *who, [("__consumer_offsets", 0)]) is E.NONE
+        disk.failures_due = moment == "transactional commit"
+
+        async def commit_in_transaction() -> E:
+            return await groups.txn_offset_commit("g", [Commit("t", 0, 3)], producer_id=who[0], producer_epoch=who[1])
+
+        await until(commit_in_transaction, E.NONE)
+        assert offset_of(groups) == 2
+        disk.failures_due = moment == "marker"
+        assert (await coordinator.end(ID, *who, commit=True, is_v2=True)).error is E.NONE
+        while groups.commits.is_pending("g", "t", 0):
+            await asyncio.sleep(0.01)
+        assert offset_of(groups) == 3
+        assert len(disk.failed) == 1, "the fault did not fire"
+
+    with_broker(tmp_path, body)
+
+    async def after_restart(broker: Broker, coordinator: TransactionCoordinator) -> None:
+        assert offset_of(broker.groups) == 3  # type: ignore[arg-type]
+
+    with_broker(tmp_path, after_restart)
+
+
+def offset_of(groups: GroupCoordinator) -> int:
+    found = groups.commits.position("g", "t", 0)
+    assert found is not None
+    return found.offset

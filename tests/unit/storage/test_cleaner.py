@@ -589,3 +589,24 @@ def test_compaction_leaves_no_file_open(folder: Folder, monkeypatch: pytest.Monk
         with pytest.raises(CorruptBatchError):
             clean(made)
     assert len(os.listdir("/proc/self/fd")) <= open_before
+
+
+def test_what_comes_after_a_cut_log_counts_as_dirty(folder: Folder) -> None:
+    """Records at offsets that were compacted before the log was cut are new: their tombstones must replace values."""
+    log = folder.log(cleanup_policy=COMPACT, segment_bytes=400)
+    put(log, b"k", b"old")
+    for number in range(20):
+        put(log, b"k%d" % number, b"v")
+    assert compact(log)
+    folder.data_dir.checkpoint()
+    folder.data_dir.crash()
+    for path in sorted(folder.partition_path.glob("*.log"))[1:]:
+        path.unlink()
+    folder.data_dir = folder._open()
+    log = folder.log()
+    assert log.end_offset < 20
+    put(log, b"k", None)
+    for number in range(20):
+        put(log, b"new%d" % number, b"v")
+    assert compact(log)
+    assert [record.value for record in all_records(log) if record.key == b"k"] == [None]

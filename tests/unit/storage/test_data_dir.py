@@ -154,7 +154,17 @@ def test_meta_properties_are_kept(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x00\xff", b"0\n5\nt 0 1\n", b"1\n1\nt 0 1\n", b"0\n1\nt zero 1\n", b"0\nx\n"]
+    "content",
+    [
+        b"",
+        b"\x00\xff",
+        b"0\n5\nt 0 1\n",
+        b"1\n1\nt 0 1\n",
+        b"0\n1\nt zero 1\n",
+        b"0\nx\n",
+        b"0\n1\nt 0 --1\n",
+        "0\n1\nt 0 \u00b2\n".encode(),
+    ],
 )
 def test_damaged_checkpoints_only_cost_time(folder: Folder, content: bytes) -> None:
     for _ in range(5):

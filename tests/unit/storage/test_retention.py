@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,21 @@ def test_retention_while_a_sync_runs_closes_no_file_under_it(tmp_path: Path) -> 
 
     asyncio.run(scenario())
     folder.data_dir.crash()
+
+
+@pytest.mark.parametrize("entry", [bytes(12), struct.pack(">qi", START_MS - 10**6, 0)], ids=["zeros", "too early"])
+def test_a_damaged_time_index_makes_no_segment_old(folder: Folder, entry: bytes) -> None:
+    log = folder.log(segment_bytes=400, retention_ms=1000)
+    for number in range(20):
+        append(log, values=[b"%d" % number])
+    folder.data_dir.close()
+    damaged = 0
+    for path in folder.partition_path.glob("*.timeindex"):
+        damaged += path.stat().st_size
+        path.write_bytes(entry * (path.stat().st_size // 12))
+    assert damaged, "the fault did not fire"
+    folder.data_dir = folder._open()
+    log = folder.log()
+    assert log.apply_retention(START_MS + 900) == 0
+    assert len(all_records(log)) == 20
+    assert log.apply_retention(START_MS + 5000) > 0
