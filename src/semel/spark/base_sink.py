@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from semel.spark.checkpoint import Run
 from semel.spark.frames import one_frame
 from semel.spark.ledger import Batch
+from semel.spark.reasons import Reason, put_first, reason_in
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
@@ -93,11 +94,14 @@ class BaseSink(ABC):
                 raise SinkError(loop)
             self._batch(frame, batch)
         except Exception as error:
+            reason = reason_in(str(error))
             short = shortened(str(error))
             if short == str(error):
+                log.error("batch %d failed: %s", batch_id, reason)
+                put_first(error, reason)
                 raise
-            log.exception("batch %d failed", batch_id)
-            raise SinkError(short) from None
+            log.exception("batch %d failed: %s", batch_id, reason)
+            raise SinkError(f"{short}\n{reason}") from Reason(reason)
         finally:
             self._lock.release()
 

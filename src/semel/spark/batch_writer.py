@@ -27,6 +27,7 @@ from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import MURMUR2, SPREAD
 from semel.spark.ledger import Entry, topic_of
 from semel.spark.ledger_topic import all_entries, create
+from semel.spark.reasons import reason_first
 from semel.spark.targets import Targets
 from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
@@ -54,6 +55,7 @@ class Done(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """Made once, when the job is planned; pickled to the tasks and to the commit."""
 
+    @reason_first()
     def __init__(self, raw: Mapping[str, str], schema: StructType) -> None:
         given = {name.lower(): value for name, value in raw.items()}
         self.job_id = given.get("jobid")
@@ -96,9 +98,11 @@ class BatchWriter(DataSourceArrowWriter):
     def job_name(self) -> str:
         return f"{JOB_PREFIX}{self.job_id}"
 
+    @reason_first()
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return Done(write_rows(iterator, self.options, self.targets, 0, self.handle))
 
+    @reason_first()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         reports = [report for message in messages if isinstance(message, Done) for report in message.reports]
         with self._owner() as owner:

@@ -8,13 +8,14 @@ The ledger, not the checkpoint, says whether a batch may be written; `decide` is
 from __future__ import annotations
 
 import hashlib
+import json
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from semel import mutants
-from semel.spark.offsets import parse, parse_edge, recreated
+from semel.spark.offsets import parse, parse_edge, recreated, to_json
 from semel.spark.planning import ranges
 
 KEPT_BATCHES = 1_000
@@ -250,4 +251,16 @@ def _same_place(a: str, b: str) -> bool:
 
 
 def describe(starts: list[str | None], ends: list[str | None]) -> str:
-    return ", ".join(f"{a or '(start)'} to {b}" for a, b in zip(starts, ends, strict=False)) or "no source"
+    """Ranges for people: the ids of topics are shortened, and said once."""
+    return ", ".join(_range_text(a, b) for a, b in zip(starts, ends, strict=False)) or "no source"
+
+
+def _range_text(start: str | None, end: str | None) -> str:
+    first, last = parse_edge(start), parse_edge(end)
+    texts = [
+        text if edge is None else json.dumps(to_json(edge.offsets), separators=(",", ":"))
+        for text, edge in ((start, first), (end, last))
+    ]
+    ids = {**(first.ids if first else {}), **(last.ids if last else {})}
+    named = ", ".join(f"{topic} {topic_id[:8]}" for topic, topic_id in sorted(ids.items()))
+    return f"{texts[0] or '(start)'} to {texts[1]}" + (f" (topic ids: {named})" if named else "")

@@ -51,6 +51,7 @@ from semel.spark.own_topics import OwnTopics
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader, created_anew
+from semel.spark.reasons import reason_first
 from semel.spark.source_columns import HEADERS, schema_of, spark_columns
 from semel.spark.workers import settle_worker, worker_cluster
 
@@ -86,7 +87,10 @@ class SemelDataSource(DataSource):
         return BatchReader(dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options))
+        try:
+            return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options))
+        except OptionError as error:
+            return RefusedReader(error)
 
 
 class Task(InputPartition):
@@ -144,7 +148,8 @@ class _Planner:
         settle_worker()
         if self.options.emit_ranges:
             yield range_row(task.range)
-        else:
+            return
+        with reason_first():
             yield from stages.task("source", read_range(self.options, task.range))
 
 
@@ -154,6 +159,7 @@ class BatchReader(_Planner, DataSourceReader):
     def __init__(self, raw: Mapping[str, str]) -> None:
         super().__init__(raw, streaming=False)
 
+    @reason_first()
     def partitions(self) -> list[InputPartition]:
         start = self.start()
         end = self.positions.resolve(self.options.ending, self.positions.partitions())
@@ -168,6 +174,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target: Edge | None = None  # Trigger.AvailableNow: read up to here, then stop
         self._waiting_since_s = time.monotonic()
 
+    @reason_first()
     def initialOffset(self) -> dict[str, Any]:
         return {**to_json(*self.start()), INITIAL: True}
 
@@ -175,12 +182,15 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         limit = self.options.max_offsets
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @reason_first()
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._latest()
 
+    @reason_first()
     def reportLatestOffset(self) -> dict[str, Any]:
         return to_json(self._latest().offsets)
 
+    @reason_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         latest = self._target if self._target is not None else self._latest()
         known = Edge(from_json(start), ids_of(start))
@@ -193,6 +203,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
             return start  # nothing new: the very same offset, so that Spark runs no batch
         return to_json(end, ids)
 
+    @reason_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return self.tasks(start_of(end, start).offsets, Edge(from_json(end), ids_of(end)))
 
@@ -278,6 +289,29 @@ class StreamReader41(StreamReader):
         if self._initial is None:
             self._initial = self.start()
         return self._initial
+
+
+class RefusedReader(DataSourceStreamReader):
+    """In place of a reader whose options are wrong. Spark stops its readers in the end, also one that was not made,
+    and shows what fails then; so the reader is made, and raises as soon as it is used."""
+
+    def __init__(self, error: OptionError) -> None:
+        self._error = error
+
+    @reason_first()
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    @reason_first()
+    def latestOffset(self, *_: Any) -> dict[str, Any]:
+        raise self._error
+
+    @reason_first()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
 
 
 def _what_is_lost(topic: str, partition: int, offset: int, end: int | None) -> str:

@@ -34,6 +34,7 @@ from semel.spark.lag import send_positions
 from semel.spark.ledger import Batch, Decision, Entry, Verdict, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry, wait_for_markers
 from semel.spark.owners import why_in_use
+from semel.spark.reasons import reason_first
 from semel.spark.sink import FencedSinkError, RefusedError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_checkpoint import QueryCheckpoint
@@ -84,6 +85,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._location = given.get("checkpointlocation")
         self._plan: Plan | None = None
 
+    @reason_first()
     def __getstate__(self) -> dict[str, Any]:
         """Pickled for the tasks: the one moment that happens once per batch, before it is written."""
         if self._plan is None:
@@ -91,6 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._plan = plan(self.options, checkpoint.current(), checkpoint.is_stateful())
         return self.__dict__
 
+    @reason_first()
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Runs in a task."""
         assert self._plan is not None, "a writer is pickled before it writes"
@@ -104,6 +107,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         reports = write_rows(rows, self.options, self._plan.targets, self._plan.batch.batch_id, self._plan.handle)
         return Done(self._plan, run_id, reports, summed)
 
+    @reason_first()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         done = [message for message in messages if isinstance(message, Done)]
         plans = {(m.plan.batch.batch_id, m.plan.handle and m.plan.handle.identity) for m in done}

@@ -1,0 +1,117 @@
+"""The reason of a failure is the first and the last line of what Spark shows."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+
+from semel.spark.base_sink import MESSAGE_CHARS, BaseSink, SinkError
+from semel.spark.options import OptionError
+from semel.spark.reasons import reason_first, reason_in
+from semel.spark.sink_options import SinkOptions
+from semel.spark.source import BatchReader, SemelDataSource, StreamReader
+
+SENTENCE = "topic 't' cannot be read; create it"
+
+
+def shown(error: BaseException) -> list[str]:
+    """What Spark's Python processes send to the JVM."""
+    return "".join(traceback.format_exception(error)).strip().splitlines()
+
+
+def fails(chained: bool) -> None:
+    try:
+        raise KeyError("deep down")
+    except KeyError as error:
+        if chained:
+            raise OptionError(SENTENCE) from error
+        raise OptionError(SENTENCE) from None
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_traceback_begins_and_ends_with_the_reason(chained: bool) -> None:
+    with pytest.raises(OptionError) as failed, reason_first():
+        fails(chained)
+    lines = shown(failed.value)
+    assert lines[0] == f"Reason: {SENTENCE}"
+    assert lines[-1].endswith(f"OptionError: {SENTENCE}")
+    assert any("deep down" in line for line in lines) == chained  # nothing is left out
+    with pytest.raises(OptionError) as again, reason_first():
+        raise failed.value
+    assert sum(line.startswith("Reason: ") for line in shown(again.value)) == 1
+
+
+def test_an_error_that_is_its_own_cause_is_shown_all_the_same() -> None:
+    error, other = OptionError(SENTENCE), KeyError("x")
+    error.__cause__, other.__cause__ = other, error
+    with pytest.raises(OptionError) as failed, reason_first():
+        raise error
+    assert shown(failed.value)
+
+
+class Failing(BaseSink):
+    """A sink whose job fails as Spark tells it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(SinkOptions("127.0.0.1:1", "app", topic="out"))
+        self._error = error
+
+    def _same_run(self, session: Any) -> Any:
+        raise self._error
+
+    def _batch(self, df: Any, batch: Any) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+class Frame:
+    sparkSession = None
+    columns = ("value",)
+
+
+def of_spark(lines: int) -> str:
+    java = "\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)\n" * lines
+    failed = "Job aborted due to stage failure: Task 0 failed: PythonException: Traceback (most recent call last):"
+    return f"{failed}\n  File x, line 1\nsemel.spark.reading.DataLossError: {SENTENCE}\n\n{java}{'x' * lines}"
+
+
+@pytest.mark.parametrize("lines", [3, MESSAGE_CHARS])
+def test_the_reason_of_a_failed_job_is_found_in_sparks_text(lines: int) -> None:
+    assert reason_in(of_spark(lines)) == SENTENCE
+    with pytest.raises((SinkError, RuntimeError)) as failed:
+        Failing(RuntimeError(of_spark(lines)))(Frame(), 0)
+    text = shown(failed.value)
+    assert text[0] == f"Reason: {SENTENCE}"
+    if lines > 3:
+        assert text[-1] == SENTENCE
+
+
+def test_errors_of_the_sink_itself_have_their_reason_first() -> None:
+    with pytest.raises(SinkError) as failed:
+        Failing(SinkError(SENTENCE))(Frame(), 0)
+    assert shown(failed.value)[0] == f"Reason: {SENTENCE}"
+
+
+def test_the_source_says_its_reason_first_in_every_call() -> None:
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "kafka.default.api.timeout.ms": "300"}
+    options["kafka.request.timeout.ms"] = "200"
+    stream = StreamReader(options)
+    for call in (stream.initialOffset, stream.prepareForTriggerAvailableNow, BatchReader(options).partitions):
+        with pytest.raises(Exception, match="cannot connect") as failed:
+            call()
+        assert "cannot connect" in shown(failed.value)[0]
+
+
+def test_a_wrong_option_is_the_reason_and_not_what_comes_of_it() -> None:
+    """Spark stops a reader that could not be made, and fails with that."""
+    reader = SemelDataSource({"subscribee": "t"}).streamReader(None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="did you mean subscribe") as failed:
+        reader.initialOffset()
+    assert "did you mean subscribe" in shown(failed.value)[0]
+    with pytest.raises(OptionError, match="did you mean subscribe"):
+        reader.partitions({}, {})
+    reader.stop()
