@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ from semel.storage import StorageError
 if TYPE_CHECKING:
     from semel.broker.store import Store
     from semel.storage import DataDir, LogConfig, PartitionLog
+
+logger = logging.getLogger(__name__)
 
 EPOCHS_PER_START = 2  # as with Kafka: a leader is lost with the node, and elected when it comes back
 MAX_NAME_LENGTH = 249
@@ -153,9 +156,20 @@ class Topics:
         identify_folders(self._store, self._data_dir, self._base_config)
         for name, entry in self._store.items(TOPIC_KEY):
             topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"], entry.get("epoch_base", 0))
+            self._report_missing(name, entry["partitions"])
             self._open_partitions(topic, entry["partitions"])
             self._register(topic)
+        self._data_dir.drop_stale_checkpoints()
         remove_leftovers(self._store, self._data_dir)
+
+    def _report_missing(self, name: str, count: int) -> None:
+        for index in range(count):
+            end_offset = self._data_dir.last_known_end(name, index)
+            if end_offset and self._data_dir.get(name, index) is None:
+                logger.error(
+                    "the folder of a partition is missing, an empty one takes its place; stop and restore it",
+                    extra={"topic": name, "partition": index, "had_records_up_to": end_offset},
+                )
 
     def _open_partitions(self, topic: Topic, count: int) -> None:
         """Gives a topic its partitions up to a number, from the folder where it has them."""

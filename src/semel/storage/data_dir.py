@@ -155,6 +155,10 @@ class DataDir:
     def get(self, topic: str, partition: int) -> PartitionLog | None:
         return self.logs.get((topic, partition))
 
+    def last_known_end(self, topic: str, partition: int) -> int:
+        """Up to which offset the checkpoint knows a partition's records, whether its folder is there or not."""
+        return self._checkpointed[checkpoints.RECOVERY_POINTS].get((topic, partition), 0)
+
     def create(self, topic: str, partition: int, topic_id: UUID, config: LogConfig) -> PartitionLog:
         """A new, empty partition. Its folder exists afterwards; its segment files come with the first append."""
         key = (topic, partition)

@@ -597,3 +597,26 @@ def test_a_folder_that_cannot_be_renamed_does_not_keep_topics_half_deleted(
             assert not registry.data_dir.logs
 
     in_loop(go)
+
+
+def test_a_folder_that_vanished_is_reported_and_leaves_no_offset_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def go() -> None:
+        world = World(tmp_path)
+        world.topics.create("orders", 2)
+        for _ in range(5):
+            append(world, "orders")
+        world.topics.find_log("orders", 0).delete_records(4)  # type: ignore[union-attr]
+        world.data_dir.close()
+        shutil.rmtree(tmp_path / "orders-0")
+        world = World(tmp_path)
+        for _ in range(9):
+            append(world, "orders")
+        world.crash()
+        log = World(tmp_path).topics.find_log("orders", 0)
+        assert log is not None
+        assert (log.start_offset, log.end_offset) == (0, 9)
+
+    in_loop(go)
+    assert [record.partition for record in caplog.records if "is missing" in record.message] == [0]  # type: ignore[attr-defined]

@@ -275,7 +275,7 @@ class TransactionCoordinator:
         for partition, members in by_partition.items():
             try:
                 await self._journal.append(partition, [(encode_key(entry.id), None) for entry in members])
-            except StorageError:
+            except Exception:
                 log.exception("cannot forget unused transactional ids; it is tried again")
                 for entry in members:
                     self._reread_later(entry)
