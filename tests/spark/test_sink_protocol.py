@@ -20,7 +20,7 @@ from semel.client.errors import FencedError, KafkaError, error_of
 from semel.client.settings import ClientSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
-from semel.spark import owners
+from semel.spark import ledger_topic, owners
 from semel.spark.checkpoint import short_lived
 from semel.spark.ledger import Batch, LostLedgerError, topic_of
 from semel.spark.ledger_topic import create, last_entry
@@ -174,6 +174,27 @@ def test_ledger_whose_entries_were_deleted_is_not_taken_for_a_new_one(app: Appli
         app.sink(source_cluster_is_other=True)
 
 
+@BOTH
+def test_ledger_that_was_lost_is_known_by_the_last_transaction_where_no_offsets_are_stored(app: Application) -> None:
+    first = app.sink(source_cluster_is_other=True)
+    first._batch(Frame("a"), app.batch(0, 0, 1))
+    assert not app.admin.group_offsets(app.id)
+    app.delete_ledger()
+    for _ in range(2):
+        with pytest.raises(LostLedgerError, match="was committed"):
+            app.sink(source_cluster_is_other=True)
+
+
+@SEMEL
+def test_first_batch_that_was_aborted_leaves_a_new_ledger(app: Application) -> None:
+    first = app.sink()
+    handle = first._owner.begin([(app.output, 0)])
+    write(Frame("a"), None, first._targets, app.batch(0, 0, 1), handle)
+    first._owner.end(commit=False)
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    assert app.values() == ["a"]
+
+
 @SEMEL
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_ledger_that_would_be_deleted_by_retention_is_refused(app: Application, policy: str) -> None:
@@ -203,6 +224,24 @@ def test_one_unknown_topic_response_is_not_an_empty_ledger(
     assert unknown == [0]
     assert found is not None
     assert found.batch_id == 0
+
+
+@SEMEL
+def test_first_entry_whose_marker_comes_after_the_offsets_is_waited_for(
+    app: Application, client: ClientCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    until(lambda: app.admin.group_offsets(app.id), "the group got no offsets")
+    real, waited = ledger_topic._read_last, list[bool]()
+
+    def late(cluster: ClientCluster, name: str) -> Any:
+        return real(cluster, name) if waited else (0, None)
+
+    monkeypatch.setattr(ledger_topic, "_read_last", late)
+    monkeypatch.setattr(ledger_topic, "wait_for_markers", lambda *_: waited.append(True))
+    found = last_entry(client, app.id)
+    assert waited
+    assert found is not None
 
 
 @SEMEL

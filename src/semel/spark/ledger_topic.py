@@ -23,6 +23,7 @@ from semel.protocol.messages.describe_configs import (
 )
 from semel.spark.ledger import Entry, LostLedgerError, decode, topic_of
 from semel.spark.offsets import Offsets, to_json
+from semel.spark.owners import COMMITTED, transaction_of
 from semel.spark.planning import Range
 from semel.spark.positions import list_offsets
 from semel.spark.reading import RangeReader
@@ -36,10 +37,10 @@ CONFIG = {POLICY: "compact", "retention.ms": "-1", "retention.bytes": "-1"}
 TOPIC_RESOURCE = 2
 NOT_ALLOWED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 _WAYS_OUT = (
-    "Restore the ledger topic; or choose another application id, if the offsets are another program's or everything "
-    "may be written again; or, if you know that the output holds everything up to these offsets, continue there: with "
-    "the same checkpoint and adopt_checkpoint=True, or with a new one, adopt_checkpoint=True and startingOffsets set "
-    "to these offsets"
+    "Restore the ledger topic; or choose another application id, if another program uses this one or everything may be "
+    "written again; or, if you know up to which offsets the output holds everything, continue there: with the same "
+    "checkpoint and adopt_checkpoint=True, or with a new one, adopt_checkpoint=True and startingOffsets set to these "
+    "offsets"
 )
 
 log = logging.getLogger("semel.spark")
@@ -163,12 +164,25 @@ def why_lost(cluster: Cluster, application_id: str, start: int) -> str:
     if start > 0:
         return f"its log starts at offset {start}: its entries were deleted"
     offsets = _group_offsets(cluster, application_id)
-    if not offsets:
-        return ""
-    by_topic: Offsets = {}
-    for (topic, partition), offset in offsets.items():
-        by_topic.setdefault(topic, {})[partition] = offset
-    return f"the group {application_id!r} has committed offsets: {json.dumps(to_json(by_topic))}"
+    if offsets:
+        by_topic: Offsets = {}
+        for (topic, partition), offset in offsets.items():
+            by_topic.setdefault(topic, {})[partition] = offset
+        return f"the group {application_id!r} has committed offsets: {json.dumps(to_json(by_topic))}"
+    if _has_committed(cluster, application_id):
+        return f"the last transaction of the transactional id {application_id!r} was committed, and each has an entry"
+    return ""
+
+
+def _has_committed(cluster: Cluster, transactional_id: str) -> bool:
+    """Whether the last transaction of an id was committed. Also known where no offsets are stored in a group."""
+    try:
+        found = transaction_of(cluster, transactional_id)
+    except KafkaError as error:
+        if error.code is not ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            raise
+        return False  # a source may have no rights on it; the sink has, and looks too
+    return found is not None and found.state == COMMITTED
 
 
 def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int]:

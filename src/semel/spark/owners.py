@@ -26,7 +26,7 @@ RECENT_MS = 10_000  # an entry that is younger may be that of a live owner betwe
 QUIET_S = 2.0  # an owner that does nothing for so long is not taken for alive
 LONGEST_S = 10.0  # an owner that is never quiet for so long is
 LOOK_AGAIN_S = 0.1
-ONGOING = "Ongoing"
+ONGOING, COMMITTED = "Ongoing", "CompleteCommit"
 ENDING = ("PrepareCommit", "PrepareAbort")
 
 
