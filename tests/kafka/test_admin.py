@@ -77,6 +77,12 @@ def test_deleted_topics_are_gone(admin: Admin, topic: str) -> None:
         admin.delete_topics([topic])
 
 
+def test_one_topic_may_be_named_without_a_list(admin: Admin, topic: str) -> None:
+    assert [found.name for found in admin.describe_topics(topic)] == [topic]
+    admin.delete_topics(topic)
+    until(lambda: topic not in admin.list_topics(), "the topic is still listed")
+
+
 def test_partitions_can_be_added_not_taken_away(admin: Admin, topic: str) -> None:
     admin.create_partitions(topic, 5)
     assert len(admin.describe_topics([topic])[0].partitions) == 5

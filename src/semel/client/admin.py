@@ -143,8 +143,8 @@ class Admin:
             raise
         return True
 
-    def delete_topics(self, names: Iterable[str], timeout_ms: float | None = None) -> None:
-        deadline, wanted = self._deadline(timeout_ms), list(names)
+    def delete_topics(self, names: Iterable[str] | str, timeout_ms: float | None = None) -> None:
+        deadline, wanted = self._deadline(timeout_ms), _listed(names)
         connection = self._cluster.patiently(
             lambda: self._cluster.connect(Controller(), deadline), "looking for the controller", deadline
         )
@@ -163,11 +163,11 @@ class Admin:
         return sorted(name for name, topic in metadata.items() if include_internal or not topic.is_internal)
 
     def describe_topics(
-        self, names: Iterable[str] | None = None, offsets: bool = False, timeout_ms: float | None = None
+        self, names: Iterable[str] | str | None = None, offsets: bool = False, timeout_ms: float | None = None
     ) -> list[TopicInfo]:
         """Partitions, leaders, replicas (None: of all topics); with `offsets` also where each log starts and ends."""
         deadline = self._deadline(timeout_ms)
-        wanted = None if names is None else list(names)
+        wanted = None if names is None else _listed(names)
         known = self._all_metadata(timeout_ms)
         missing = [name for name in wanted or () if name not in known]
         if missing:
@@ -327,9 +327,9 @@ class Admin:
         wanted = checked_partitions(partitions)
         admin_groups.delete_positions(self._cluster, group_id, wanted, self._deadline(timeout_ms))
 
-    def delete_groups(self, group_ids: Iterable[str], timeout_ms: float | None = None) -> None:
+    def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
         """Deletes groups without members; the first that fails is raised."""
-        outcome = admin_groups.delete_groups(self._cluster, group_ids, self._deadline(timeout_ms))
+        outcome = admin_groups.delete_groups(self._cluster, _listed(group_ids), self._deadline(timeout_ms))
         for error in outcome.values():
             if error is not None:
                 raise error
@@ -406,6 +406,11 @@ class Admin:
                 raise error_of(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {topic!r}")
 
         self._cluster.patiently(attempt, f"waiting for the leaders of topic {topic!r}", deadline)
+
+
+def _listed(names: Iterable[str] | str) -> list[str]:
+    """One name may be given as it is: its letters are never meant."""
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _resource(topic: str | None, broker: int | None) -> tuple[int, str, Target]:

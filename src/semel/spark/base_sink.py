@@ -29,6 +29,11 @@ NOT_ON_CONNECT = (
     'writeStream.format("semel") with the option applicationId (see docs/spark.md), or a session without Connect'
 )
 
+NOT_IN_TASKS = (
+    "a sink stays in the driver and cannot be sent to tasks. Use writeStream.foreachBatch(sink), which calls it with "
+    "the DataFrame of each batch; foreach(sink) would call it with rows"
+)
+
 ONE_CALL = (
     "Write several frames by one call, sink([df_a, df_b], batch_id), or unite them with df_a.unionByName(df_b, "
     "allowMissingColumns=True); a column `topic` says where each row goes (see docs/spark.md, several topics)."
@@ -106,7 +111,8 @@ class BaseSink(ABC):
             self._lock.release()
 
     def __reduce__(self) -> Any:
-        raise SinkError(NOT_ON_CONNECT)
+        refuse_connect()
+        raise SinkError(NOT_IN_TASKS)
 
     @abstractmethod
     def _batch(self, df: Any, batch: Batch) -> None:

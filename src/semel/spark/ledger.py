@@ -191,7 +191,8 @@ def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> 
         f"application {application_id!r} has written {last.batch_id + 1} batches with another checkpoint. This query "
         "keeps state, and its state was lost with that checkpoint: what it writes would not agree with what is there. "
         "Restore the checkpoint; or start over under a new application id; or, if the query may go on with empty "
-        "state, say so with accept_lost_state=True"
+        "state, say so with accept_lost_state=True (acceptLostState for the stream writer), and let the source go on "
+        "where the ledger ends, with startingOffsets=committed"
     )
 
 

@@ -152,6 +152,7 @@ class Sink(BaseSink):
         """What the ledger says: written before, or to be written now; anything else is refused."""
         decision = decide(self._last, batch, adopt=self.options.adopt_checkpoint)
         if decision.verdict is Verdict.REFUSE:
+            self._check_state(batch)  # where the state is lost, too, that is the reason, and it has another way out
             raise RefusedError(self._explained(decision.reason))
         return decision.verdict is Verdict.ALREADY_WRITTEN
 

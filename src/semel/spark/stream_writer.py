@@ -169,11 +169,11 @@ def _decided(
     if decision.verdict is Verdict.REFUSE:  # perhaps the entry of the batch before is not visible yet
         wait_for_markers(owner.cluster, options.application_id)
         last, decision = _asked(owner, options, batch)
-    if decision.verdict is Verdict.REFUSE:
-        raise RefusedError(f"application {options.application_id!r}: {decision.reason}")
     lost = refuse_lost_state(last, batch, options.application_id)
     if lost is not None and is_stateful and not options.accept_lost_state:
         raise RefusedError(lost)
+    if decision.verdict is Verdict.REFUSE:
+        raise RefusedError(f"application {options.application_id!r}: {decision.reason}")
     return decision.verdict is Verdict.ALREADY_WRITTEN, last
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from semel.client.handle import TransactionOwner
+from semel.spark import api, stream_writer
+from semel.spark.base_sink import BaseSink, SinkError
 from semel.spark.encoding import Encoder, Routing
 from semel.spark.fast_lane import FunctionError, as_table, writable
 from semel.spark.lag import group_positions
 from semel.spark.ledger import Batch, Entry, refuse_lost_state
 from semel.spark.options import OptionError
+from semel.spark.sink import RefusedError, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.writer_options import writer_options
@@ -111,3 +117,63 @@ def test_state_is_lost_with_another_checkpoint_only():
     assert refuse_lost_state(None, Batch("new", 0, [], []), "app") is None
     assert refuse_lost_state(last, Batch("old", 5, [], []), "app") is None
     assert "accept_lost_state" in (refuse_lost_state(last, Batch("new", 0, [], []), "app") or "")
+
+
+# --- what a lost checkpoint of a stateful query is refused with ---
+
+WRITTEN = Entry(sequence=4, query_id="old", run_id="", batch_id=4, starts=['{"t":{"0":0}}'], ends=['{"t":{"0":9}}'])
+FROM_THE_START = Batch("new", 0, ['{"t":{"0":0}}'], ['{"t":{"0":9}}'])  # startingOffsets=earliest with a new checkpoint
+
+
+class StatefulRun:
+    short_lived = None
+
+    def is_stateful(self) -> bool:
+        return True
+
+
+def test_a_sink_names_accept_lost_state_wherever_the_new_checkpoint_starts():
+    sink = object.__new__(Sink)
+    sink.options, sink._last, sink._run = options(), WRITTEN, StatefulRun()  # type: ignore[assignment]
+    with pytest.raises(RefusedError, match=r"accept_lost_state=True.*startingOffsets=committed"):
+        sink._is_written(FROM_THE_START)
+    sink.options = options(accept_lost_state=True)
+    with pytest.raises(RefusedError, match="startingOffsets=committed"):
+        sink._is_written(FROM_THE_START)
+
+
+def test_a_stream_writer_names_accept_lost_state_wherever_the_new_checkpoint_starts(monkeypatch):
+    monkeypatch.setattr(stream_writer, "last_entry", lambda *_, **__: WRITTEN)
+    monkeypatch.setattr(stream_writer, "wait_for_markers", lambda *_: None)
+    with TransactionOwner(options().producer_settings()) as owner:
+        with pytest.raises(RefusedError, match=r"accept_lost_state=True.*startingOffsets=committed"):
+            stream_writer._decided(owner, options(), FROM_THE_START, True)
+        with pytest.raises(RefusedError, match="Give each query its own application id"):
+            stream_writer._decided(owner, options(), FROM_THE_START, False)
+
+
+# --- sinks that are used in another way than they are made for ---
+
+
+def test_one_topic_may_be_given_as_a_text(monkeypatch):
+    made = []
+    monkeypatch.setattr(api, "Sink", made.append)
+    api.sink("b:9092", application_id="app", topics="orders")
+    api.sink("b:9092", application_id="app", topics=["orders", "bills"])
+    assert [found.extra_topics for found in made] == [("orders",), ("orders", "bills")]
+
+
+def test_a_sink_in_foreach_is_told_to_use_foreach_batch(monkeypatch):
+    class Local(BaseSink):
+        def _batch(self, df, batch):
+            pass
+
+        def close(self):
+            pass
+
+    with pytest.raises(SinkError, match=r"foreachBatch\(sink\)") as refused:
+        pickle.dumps(Local(options()))
+    assert "Connect" not in str(refused.value)
+    monkeypatch.setattr("pyspark.sql.utils.is_remote", lambda: True)
+    with pytest.raises(SinkError, match="Connect"):
+        pickle.dumps(Local(options()))
