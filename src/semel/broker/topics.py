@@ -333,13 +333,18 @@ def check_name(name: str) -> None:
         raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
 
 
+def plain_name(name: str) -> str:
+    """A topic's name as Kafka's metrics write it."""
+    return name.replace(".", "_")
+
+
 def check_collision(name: str, others: Iterable[str]) -> None:
     """Kafka's metrics write '.' as '_', so names that differ only there are refused."""
     if "." not in name and "_" not in name:
         return
-    plain = name.replace(".", "_")
+    plain = plain_name(name)
     for other in others:
-        if other.replace(".", "_") == plain:
+        if plain_name(other) == plain:
             raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
 
 

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from semel.protocol.batch import Buffer, check_batch, read_body, read_header
 from semel.protocol.errors import CorruptBatchError
+from semel.protocol.record_starts import Bodies, find_record_starts
 from semel.protocol.vector_varints import Int64s, VarintReader
 
 
@@ -50,3 +52,26 @@ def _read_header_counts(reader: VarintReader, at: Int64s, ends: Int64s) -> tuple
     if ((at > ends) | ((counts == 0) & (at != ends))).any():
         raise CorruptBatchError("the fields of a record do not end where the record ends")
     return counts, at
+
+
+def first_at_or_after(batch: Buffer, timestamp_ms: int, start_offset: int) -> tuple[int, int] | None:
+    """(timestamp, offset) of the first record of a batch, from an offset on, that has at least this timestamp."""
+    header = read_header(batch)
+    check_batch(batch, header)
+    body = read_body(batch, header)
+    if not header.record_count:
+        return None
+    reader = VarintReader(np.frombuffer(body, np.uint8))
+    numbers = (0, len(body), header.record_count, header.last_offset_delta)
+    starts = find_record_starts(reader, Bodies(*(np.array([number], np.int64) for number in numbers)))
+    timestamp_deltas, offset_deltas, _, _ = reader.read_front(starts)
+    right = offset_deltas >= start_offset - header.base_offset
+    if header.is_log_append_time:
+        timestamps = np.full(len(starts), header.max_timestamp)
+    else:
+        timestamps = header.base_timestamp + timestamp_deltas
+    right &= timestamps >= timestamp_ms
+    if not right.any():
+        return None
+    row = int(right.argmax())
+    return int(timestamps[row]), header.base_offset + int(offset_deltas[row])

@@ -39,9 +39,8 @@ def highest(segments: list[Segment], start_offset: int) -> Found | None:
 def _first_record(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
 ) -> Found | None:
-    from semel.protocol.rows import decode_batch
+    from semel.protocol.record_fields import first_at_or_after
 
-    for record in decode_batch(segment.files.read_at(segment.fd, header.size, position)).records:
-        if record.timestamp >= timestamp_ms and record.offset >= start_offset:
-            return record.timestamp, record.offset, header.leader_epoch
-    return None
+    batch = segment.files.read_at(segment.fd, header.size, position)
+    found = first_at_or_after(batch, timestamp_ms, start_offset)
+    return None if found is None else (*found, header.leader_epoch)

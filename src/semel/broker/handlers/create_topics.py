@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker import describe_settings
 from semel.broker.handlers.assignments import check_assignment
-from semel.broker.topics import TopicError, check_collision
+from semel.broker.topics import TopicError, check_collision, plain_name
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import (
     CreatableTopic,
@@ -31,11 +31,12 @@ def create_topics(broker: Broker, context: RequestContext, request: CreateTopics
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatableTopicResult] = {}
     wanted: list[Wanted] = []
+    plain_names: dict[str, str] = {}
     for asked in request.topics:
         try:
             if counts[asked.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            wanted.append(_check(broker, asked, wanted))
+            wanted.append(_check(broker, asked, plain_names))
             results[asked.name] = CreatableTopicResult(asked.name)
         except TopicError as error:
             results[asked.name] = _refused(asked.name, error)
@@ -64,9 +65,12 @@ def _refused(name: str, error: TopicError) -> CreatableTopicResult:
     return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
 
 
-def _check(broker: Broker, asked: CreatableTopic, earlier: list[Wanted]) -> Wanted:
-    """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request."""
-    check_collision(asked.name, (name for name, _, _ in earlier))
+def _check(broker: Broker, asked: CreatableTopic, earlier: dict[str, str]) -> Wanted:
+    """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
+    stand under their plain form."""
+    plain = plain_name(asked.name)
+    if plain in earlier:
+        check_collision(asked.name, (earlier[plain],))
     configs: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:
@@ -75,6 +79,7 @@ def _check(broker: Broker, asked: CreatableTopic, earlier: list[Wanted]) -> Want
     broker.topics.check_new(asked.name, 1, configs)
     count = _manual_count(broker, asked) if asked.assignments else _automatic_count(broker, asked)
     broker.topics.check_new(asked.name, count, configs)
+    earlier[plain] = asked.name
     return asked.name, count, configs
 
 

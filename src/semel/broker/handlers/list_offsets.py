@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.handlers.epochs import epoch_error
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -28,24 +31,34 @@ Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: Found = (-1, -1, -1)
 
 
-def list_offsets(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def list_offsets(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     response = ListOffsetsResponse()
+    turns = Turns()
     for topic in request.topics:
-        indexes = [ask.partition_index for ask in topic.partitions]
-        results = []
-        for ask in topic.partitions:
-            log = broker.topics.find_log(topic.name, ask.partition_index)
-            if indexes.count(ask.partition_index) > 1:
-                code, found = ErrorCode.INVALID_REQUEST, _NOTHING
-            elif log is None:
-                code, found = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NOTHING
-            else:
-                code, found = _find(log, ask, context.version, request.isolation_level)
-            timestamp, offset, epoch = found
-            epoch = epoch if context.version >= 4 else -1
-            results.append(ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch))
-        response.topics.append(ListOffsetsTopicResponse(topic.name, results))
+        counts = Counter(ask.partition_index for ask in topic.partitions)
+        find = partial(_answer, broker, context, request.isolation_level, topic.name, counts)
+        response.topics.append(ListOffsetsTopicResponse(topic.name, await turns.map(find, topic.partitions)))
     return response
+
+
+def _answer(
+    broker: Broker,
+    context: RequestContext,
+    isolation: int,
+    topic: str,
+    counts: Counter[int],
+    ask: ListOffsetsPartition,
+) -> ListOffsetsPartitionResponse:
+    log = broker.topics.find_log(topic, ask.partition_index)
+    if counts[ask.partition_index] > 1:
+        code, found = ErrorCode.INVALID_REQUEST, _NOTHING
+    elif log is None:
+        code, found = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NOTHING
+    else:
+        code, found = _find(log, ask, context.version, isolation)
+    timestamp, offset, epoch = found
+    epoch = epoch if context.version >= 4 else -1
+    return ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch)
 
 
 def _find(log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int) -> tuple[ErrorCode, Found]:
