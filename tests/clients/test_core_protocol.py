@@ -217,6 +217,27 @@ def test_a_batch_that_takes_long_to_check_keeps_its_place(client: DirectClient, 
     assert [(each.error_code, each.base_offset) for each in found] == [(0, 0), (0, 100), (0, 101), (0, 102), (0, 103)]
 
 
+def test_settings_without_effect_are_accepted_kept_and_shown(
+    cluster: Cluster, client: DirectClient, topic: str
+) -> None:
+    node = "1"
+    wanted = {(4, node, "background.threads"): "12", (4, node, "sasl.kerberos.min.time.before.relogin"): "61000"}
+    wanted[2, topic, "preallocate"] = "true"
+    for (kind, name, setting), value in wanted.items():
+        change = AlterConfigsResource(kind, name, [AlterableConfig(setting, 0, value)])
+        request = IncrementalAlterConfigsRequest(resources=[change])
+        assert client.call(INCREMENTAL_ALTER_CONFIGS, request, 1).responses[0].error_code == E.NONE, setting
+
+        def shown(kind: int = kind, name: str = name, setting: str = setting) -> str | None:
+            asked = DescribeConfigsRequest([DescribeConfigsResource(kind, name, [setting])])
+            (found,) = client.call(DESCRIBE_CONFIGS, asked, 4).results[0].configs
+            return found.value
+
+        eventually(shown, lambda text, value=value: text == value)
+        undo = AlterConfigsResource(kind, name, [AlterableConfig(setting, 1, None)])
+        client.call(INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest(resources=[undo]), 1)
+
+
 def test_batches_are_stored_in_the_compression_of_the_topic(cluster: Cluster, client: DirectClient) -> None:
     for wanted, stored in (("zstd", 4), ("uncompressed", 0)):
         name = cluster.unique(wanted)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.topics import Topic
 
-_TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7}
+_TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "class": 8, "password": 9}
 
 
 class Entry(NamedTuple):
@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     origins: list[Origin]  # the strongest first; its value is the one that holds
     type: int
     doc: str
+    is_sensitive: bool
 
 
 def of_topic(broker: Broker, topic: Topic, names: Collection[str] | None = None) -> list[Entry]:
@@ -49,6 +50,8 @@ def _topic_entry(broker: Broker, topic: Topic, name: str) -> Entry:
 
 def _is_listed(name: str, origin: Origin) -> bool:
     """Of the broker's defaults Kafka names one only, that of the strongest synonym, if it has one."""
+    if name in topic_configs.NO_EFFECT:
+        return True
     strongest = topic_configs.SYNONYMS[name][0][0]
     is_default = origin.source == SOURCE_DEFAULT
     return not is_default or (origin.name == strongest and settings.TABLE[strongest].default is not None)
@@ -101,4 +104,7 @@ def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:
 
 def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> Entry:
     value, source = (origins[0].value, origins[0].source) if origins else (None, SOURCE_DEFAULT)
-    return Entry(name, value, source, is_read_only, origins, _TYPES[row.kind], row.doc)
+    if row.kind == "password":  # nobody is shown one
+        origins = [origin._replace(value=None, shown=None) for origin in origins]
+        value = None
+    return Entry(name, value, source, is_read_only, origins, _TYPES[row.kind], row.doc, row.kind == "password")

@@ -148,26 +148,36 @@ def _stop_with_stdin(stopping: asyncio.Event) -> None:
 
 
 def listen_address(settings: Settings) -> tuple[str, int]:
-    return parse_listener(settings["listeners"], "listeners")
+    return parse_listener(settings, "listeners")
 
 
 def advertised_address(settings: Settings, host: str, port: int) -> tuple[str, int] | None:
     """What clients are told. None if the broker listens everywhere: then each is told the address that it reached."""
     if settings["advertised.listeners"] is not None:
-        named_host, named_port = parse_listener(settings["advertised.listeners"], "advertised.listeners")
+        named_host, named_port = parse_listener(settings, "advertised.listeners")
         return named_host, named_port or port
     named = listen_address(settings)[0]
     return None if host in ("0.0.0.0", "::") else (named or host, port)
 
 
-def parse_listener(listeners: tuple[str, ...], name: str) -> tuple[str, int]:
-    """PLAINTEXT://host:port, or host:port, one of them."""
+def parse_listener(settings: Settings, name: str) -> tuple[str, int]:
+    """PLAINTEXT://host:port, or host:port, one of them. Those of a controller are left out: the broker is its own."""
     from semel.broker.settings import SettingError
 
+    controllers = settings["controller.listener.names"] or ()
+    listeners = [each for each in settings[name] if each.rpartition("://")[0] not in controllers]
     if len(listeners) != 1:
-        raise SettingError(f"{name} is {','.join(listeners)!r}; expected one PLAINTEXT://HOST:PORT")
-    protocol, separator, address = listeners[0].rpartition("://")
+        raise SettingError(f"{name} is {','.join(settings[name])!r}; expected one PLAINTEXT://HOST:PORT")
+    listener, separator, address = listeners[0].rpartition("://")
     host, colon, port = address.rpartition(":")
-    if (separator and protocol.upper() != "PLAINTEXT") or not colon or not port.isdecimal() or int(port) > 65535:
+    is_plain = not separator or _protocol_of(settings, listener) == "PLAINTEXT"
+    if not is_plain or not colon or not port.isdecimal() or int(port) > 65535:
         raise SettingError(f"{name} is {listeners[0]!r}; expected PLAINTEXT://HOST:PORT (there is no security layer)")
     return host.strip("[]"), int(port)
+
+
+def _protocol_of(settings: Settings, listener: str) -> str:
+    """The security protocol of a listener: by listener.security.protocol.map, or else its name."""
+    pairs = (pair.strip().partition(":") for pair in (settings["listener.security.protocol.map"] or "").split(","))
+    protocols = {name.upper(): protocol.upper() for name, _, protocol in pairs}
+    return protocols.get(listener.upper(), listener.upper())

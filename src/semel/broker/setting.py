@@ -14,7 +14,7 @@ class Setting(NamedTuple):
     """One row: how a setting is read and what it does."""
 
     name: str
-    kind: str  # "int", "long", "short", "double", "boolean", "string", "list"
+    kind: str  # "int", "long", "short", "double", "boolean", "string", "list", "class", "password"
     default: Any  # None: not set
     doc: str
     minimum: float | None = None
@@ -22,6 +22,7 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
     dynamic: bool = False  # may be altered while the broker runs
     topic: str | None = None  # the topic setting whose default this is
+    no_effect: str = ""  # why Kafka's setting is accepted, kept and shown, but does nothing here
 
     def parse(self, text: str) -> Any:
         text = text.strip()
@@ -77,6 +78,8 @@ _PARSERS: dict[str, Any] = {
     "double": _parse_double,
     "boolean": _parse_boolean,
     "string": str,
+    "class": str,
+    "password": str,
     "list": lambda text: tuple(word.strip() for word in text.split(",") if word.strip()),
 }
 

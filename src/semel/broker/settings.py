@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from semel.broker.setting import Setting, SettingError, as_text
-from semel.broker.settings_table import HOUR_MS, MEANINGLESS, MINUTE_MS, TABLE
+from semel.broker.settings_table import HOUR_MS, MEANINGLESS, MINUTE_MS, TABLE, reason_of
 
 __all__ = [
     "HOUR_MS",
@@ -19,17 +20,10 @@ __all__ = [
     "as_text",
     "parse_dynamic",
     "read_properties",
-    "refusal_of",
     "row_of",
 ]
 
-
-def refusal_of(name: str) -> str | None:
-    """Why a setting of Kafka means nothing here; None if it is not in that list."""
-    for prefix, reason in MEANINGLESS.items():
-        if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
-            return reason
-    return None
+log = logging.getLogger(__name__)
 
 
 def row_of(name: str) -> Setting:
@@ -37,7 +31,7 @@ def row_of(name: str) -> Setting:
     row = TABLE.get(name)
     if row is not None:
         return row
-    reason = refusal_of(name)
+    reason = reason_of(name)
     if reason is not None:
         raise SettingError(f"setting {name} means nothing to this broker: {reason}; take it out")
     from difflib import get_close_matches
@@ -50,7 +44,10 @@ class Settings:
     """The settings of a running broker. The strongest first: altered for this broker, altered for the cluster, given
     at the start, default."""
 
-    def __init__(self, given: Mapping[str, str] | None = None) -> None:
+    def __init__(self, given: Mapping[str, str] | None = None, *, strict: bool = False) -> None:
+        self._strict = strict  # settings without effect are refused
+        self._noted: set[str] = set()  # settings without effect that were logged
+        self.accept(map(row_of, given or {}))
         self._given: dict[str, Any] = {name: row_of(name).parse(text) for name, text in (given or {}).items()}
         self._altered: dict[str, Any] = {}
         self._cluster: dict[str, Any] = {}
@@ -62,6 +59,17 @@ class Settings:
             if name in layer:
                 return layer[name]
         return TABLE[name].default
+
+    def accept(self, rows: Iterable[Setting]) -> None:
+        """Logs, once, which settings that somebody gives have no effect. SettingError: --strict refuses them."""
+        for row in rows:
+            if row.no_effect and self._strict:
+                raise SettingError(
+                    f"setting {row.name} has no effect here: {row.no_effect}; take it out, or start without --strict"
+                )
+            if row.no_effect and row.name not in self._noted:
+                self._noted.add(row.name)
+                log.warning("setting %s has no effect: %s", row.name, row.no_effect)
 
     def given(self, name: str) -> Any:
         """What the broker was started with, or None."""

@@ -1,9 +1,12 @@
-"""Every setting that means something here: Kafka's name, type, limits and default. And Kafka's that mean nothing.
+"""Every setting that has an effect here: Kafka's name, type, limits and default. And Kafka's that have none.
 
 Defaults differ from Kafka's only where one node on a laptop wants another; those rows say so.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 from semel.broker.setting import Setting
 
@@ -23,6 +26,13 @@ _GENERAL = (
     Setting("broker.rack", "string", None, "The rack that metadata shows for the broker."),
     Setting("listeners", "list", ("PLAINTEXT://127.0.0.1:9092",), "Where the broker listens; PLAINTEXT only."),
     Setting("advertised.listeners", "list", None, "Host and port that clients are told; by default the listener."),
+    Setting("controller.listener.names", "list", None, "Listeners that are a controller's: they are left out."),
+    Setting(
+        "listener.security.protocol.map",
+        "string",
+        "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "The protocol of each listener by its name; that of the broker must be PLAINTEXT.",
+    ),
     Setting("log.dirs", "string", None, "The data folder (one)."),
     Setting("log.dir", "string", None, "Other name of log.dirs."),
     Setting(
@@ -285,6 +295,23 @@ _LOG = (
         dynamic=True,
         topic="compression.type",
     ),
+    *(
+        Setting(
+            f"compression.{codec}.level",
+            "int",
+            default,
+            doc,
+            low,
+            high,
+            dynamic=True,
+            topic=f"compression.{codec}.level",
+        )
+        for codec, default, low, high, doc in (
+            ("gzip", -1, -1, 9, "Level for batches that are compressed anew with gzip."),
+            ("lz4", 9, 1, 17, "Shown only: lz4 is used without levels."),
+            ("zstd", 3, -131_072, 22, "Level for batches that are compressed anew with zstd."),
+        )
+    ),
     Setting(
         "producer.id.expiration.ms",
         "int",
@@ -397,19 +424,17 @@ _TRANSACTION = (
     Setting("transaction.version", "short", 2, "Feature level: 2 is TV2 (KIP-890), below that TV1.", 0, 2),
 )
 
-TABLE: dict[str, Setting] = {row.name: row for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION)}
-
 _ONE_NODE = "there is one node"
 _NO_THREADS = "the broker is one event loop"
 _NO_SECURITY = "there is no security layer; listen on loopback or put a proxy in front"
-# Kafka has these, here they cannot mean anything: name or prefix (ending in a dot), and why.
+# Why settings of Kafka have no effect here: name or prefix (ending in a dot), and the reason. Those that Kafka 4.3 does
+# not know, or that promise a protection which does not exist, are refused.
 MEANINGLESS: dict[str, str] = {
     "zookeeper.": "there is no ZooKeeper",
     "controller.": _ONE_NODE,
     "process.roles": "one process is broker and controller",
     "inter.broker.": _ONE_NODE,
     "security.inter.broker.protocol": _ONE_NODE,
-    "listener.security.protocol.map": _NO_SECURITY,
     "listener.name.": _NO_SECURITY,
     "ssl.": _NO_SECURITY,
     "sasl.": _NO_SECURITY,
@@ -474,4 +499,29 @@ MEANINGLESS: dict[str, str] = {
     "connections.max.reauth.ms": _NO_SECURITY,
     "request.timeout.ms": _ONE_NODE,
     "unstable.": "there are no unstable versions",
+}
+
+
+def reason_of(name: str) -> str | None:
+    """Why a setting of Kafka has no effect here; None if that is not known."""
+    for prefix, reason in MEANINGLESS.items():
+        if name == prefix or (prefix.endswith(".") and name.startswith(prefix)):
+            return reason
+    return None
+
+
+def _without_effect() -> Iterator[Setting]:
+    """Kafka's settings that do nothing here, from the list beside this file."""
+    for line in Path(__file__).with_name("settings_without_effect.txt").read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        words, _, default = line.partition(" =")
+        name, kind, change = words.split()
+        reason = reason_of(name) or "there is nothing like it in this broker"
+        row = Setting(name, kind, None, f"No effect: {reason}.", dynamic=change == "dynamic", no_effect=reason)
+        yield row._replace(default=row.parse(default)) if _ else row
+
+
+TABLE: dict[str, Setting] = {
+    row.name: row for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION, *_without_effect())
 }

@@ -1,4 +1,4 @@
-"""Settings of topics: which there are, where their values come from, and which of Kafka's mean nothing here."""
+"""Settings of topics: which there are, where their values come from, and which of Kafka's have no effect here."""
 
 from __future__ import annotations
 
@@ -12,21 +12,33 @@ from semel.storage import LogConfig, StorageError
 # What DescribeConfigs calls the origin of a value.
 SOURCE_TOPIC, SOURCE_BROKER_DYNAMIC, SOURCE_BROKER_DEFAULT, SOURCE_BROKER_STATIC, SOURCE_DEFAULT = 1, 2, 3, 4, 5
 
-# Settings that are the broker's business; all others are the storage's (LogConfig).
-BROKER_SIDE = ("min.insync.replicas", "unclean.leader.election.enable")
+_ONE_NODE, _NO_TIERS = "there is one node", "there is no tiered storage"
 
+
+def _without_effect(name: str, kind: str, default: Any, reason: str) -> Setting:
+    return Setting(name, kind, default, f"No effect: {reason}.", dynamic=True, no_effect=reason)
+
+
+# Kafka's settings of topics that are accepted, kept and shown, and do nothing here.
+NO_EFFECT: dict[str, Setting] = {
+    row.name: row
+    for row in (
+        _without_effect("follower.replication.throttled.replicas", "list", (), _ONE_NODE),
+        _without_effect("leader.replication.throttled.replicas", "list", (), _ONE_NODE),
+        _without_effect("preallocate", "boolean", False, "files grow as they are written"),
+        _without_effect("remote.storage.enable", "boolean", False, _NO_TIERS),
+        _without_effect("remote.log.copy.disable", "boolean", False, _NO_TIERS),
+        _without_effect("remote.log.delete.on.disable", "boolean", False, _NO_TIERS),
+        _without_effect("local.retention.bytes", "long", -2, _NO_TIERS),
+        _without_effect("local.retention.ms", "long", -2, _NO_TIERS),
+    )
+}
+
+# Settings that are the broker's business; all others are the storage's (LogConfig).
+BROKER_SIDE = ("min.insync.replicas", "unclean.leader.election.enable", *NO_EFFECT)
+
+# Settings of older Kafkas, which Kafka 4.3 does not know.
 MEANINGLESS: dict[str, str] = {
-    "follower.replication.throttled.replicas": "there is one node",
-    "leader.replication.throttled.replicas": "there is one node",
-    "preallocate": "files grow as they are written",
-    "remote.storage.enable": "there is no tiered storage",
-    "remote.log.copy.disable": "there is no tiered storage",
-    "remote.log.delete.on.disable": "there is no tiered storage",
-    "local.retention.bytes": "there is no tiered storage",
-    "local.retention.ms": "there is no tiered storage",
-    "compression.gzip.level": "batches stay as the producer compressed them",
-    "compression.lz4.level": "batches stay as the producer compressed them",
-    "compression.zstd.level": "batches stay as the producer compressed them",
     "message.format.version": "there is one message format, version 2",
     "message.downconversion.enable": "there is one message format, version 2",
     "message.timestamp.difference.max.ms": "Kafka 4 took it away; use message.timestamp.before.max.ms and after.max.ms",
@@ -39,7 +51,7 @@ SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", HOUR_MS)),
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", MINUTE_MS), ("log.retention.hours", HOUR_MS)),
 }
-NAMES = tuple(sorted(SYNONYMS))
+NAMES = tuple(sorted((*SYNONYMS, *NO_EFFECT)))
 
 
 class Origin(NamedTuple):
@@ -53,6 +65,8 @@ class Origin(NamedTuple):
 
 def row_of(name: str) -> Setting:
     """How a topic setting is read: as the broker setting that gives its default."""
+    if name in NO_EFFECT:
+        return NO_EFFECT[name]
     if name in SYNONYMS:
         return TABLE[SYNONYMS[name][0][0]]._replace(name=name)
     if name in MEANINGLESS:
@@ -63,7 +77,9 @@ def row_of(name: str) -> Setting:
 def validate(overrides: Mapping[str, str]) -> None:
     """Raises SettingError for the first setting that is unknown, meaningless or wrong, or that contradicts another."""
     for name, text in overrides.items():
-        row_of(name).parse(text)
+        value = row_of(name).parse(text)
+        if name == "remote.storage.enable" and value:
+            raise SettingError(f"topic config {name} cannot be true: {_NO_TIERS}")
     try:
         config = LogConfig.parse({name: text for name, text in overrides.items() if name not in BROKER_SIDE})
     except StorageError as error:
@@ -104,6 +120,9 @@ def default_of(settings: Settings, name: str) -> str | None:
 
 def broker_origins(settings: Settings, name: str) -> list[Origin]:
     """Where the broker's default of a topic setting comes from, the strongest first, in the topic setting's unit."""
+    if name in NO_EFFECT:
+        default = as_text(NO_EFFECT[name].default)
+        return [Origin(name, default, SOURCE_DEFAULT, default)]
     found: list[Origin] = []
     layers = (
         (settings.altered, SOURCE_BROKER_DYNAMIC),

@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="one setting; may be repeated"
     )
+    parser.add_argument("--strict", action="store_true", help="refuse Kafka's settings that have no effect here")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there (default: off)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--end-with-stdin", action="store_true", help="stop when stdin closes, for embedding")
@@ -38,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from semel.broker.runner import Options
     from semel.broker.runner import run as run_broker
 
+    logs.set_up(args.log_level)
     settings = _settings(args)
     data = settings["log.dirs"] or settings["log.dir"]
-    logs.set_up(args.log_level)
     metrics = _address(args.metrics, "--metrics") if args.metrics else None
     options = Options(settings, Path(data), metrics, args.end_with_stdin)
 
@@ -73,7 +74,7 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         given["fsync"] = args.fsync
     if args.data:
         given["log.dirs"] = args.data
-    settings = Settings(given)
+    settings = Settings(given, strict=args.strict)
     if not (settings["log.dirs"] or settings["log.dir"]):
         raise UsageError("say where the data goes: --data DIR")
     return settings

@@ -21,6 +21,9 @@ class LogConfig:
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     compression_type: str = "producer"  # other values: batches in another compression are written anew
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9  # shown only: lz4 is used without levels
+    compression_zstd_level: int = 3
     delete_retention_ms: int = DAY_MS
     file_delete_delay_ms: int = 60_000
     flush_messages: int = INT64_MAX
@@ -80,6 +83,9 @@ class Setting(NamedTuple):
 SETTINGS: dict[str, Setting] = {
     "cleanup.policy": Setting("list", choices=("compact", "delete")),
     "compression.type": Setting("string", choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
+    "compression.gzip.level": Setting("int", -1, 9),
+    "compression.lz4.level": Setting("int", 1, 17),
+    "compression.zstd.level": Setting("int", -131_072, 22),
     "delete.retention.ms": Setting("long", 0, INT64_MAX),
     "file.delete.delay.ms": Setting("long", 0, INT64_MAX),
     "flush.messages": Setting("long", 1, INT64_MAX),

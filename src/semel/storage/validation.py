@@ -130,7 +130,7 @@ def inspect(
                 source, body, LIGHT_DECOMPRESSED_BYTES if light_only else MOST_DECOMPRESSED_BYTES
             )
         facts = check_records(body, record_count)
-        return Inspection(facts, data if target == source else _recompressed(data, body, target))
+        return Inspection(facts, data if target == source else _recompressed(data, body, target, config))
     except TooLargeError as error:
         if light_only:
             raise HeavyBatch from None
@@ -141,15 +141,16 @@ def inspect(
         raise StorageError(getattr(error, "code", ErrorCode.CORRUPT_MESSAGE), str(error)) from error
 
 
-def _recompressed(data: memoryview, body: Buffer, target: int) -> memoryview:
+def _recompressed(data: memoryview, body: Buffer, target: int, config: LogConfig) -> memoryview:
     """The batch with its records in another compression."""
     from semel.protocol.rows import seal_batch
 
+    level = {1: config.compression_gzip_level, 4: config.compression_zstd_level}.get(target)
     header = BatchHeader._make(HEADER.unpack_from(data))
     attributes = (header.attributes & ~COMPRESSION_MASK) | target
     fields = (*header[:5], attributes, header.last_offset_delta, header.base_timestamp)
     producer = (header.producer_id, header.producer_epoch, header.base_sequence, header.record_count)
-    return memoryview(seal_batch(fields, header.max_timestamp, producer, body, target))
+    return memoryview(seal_batch(fields, header.max_timestamp, producer, body, target, level))
 
 
 def check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:

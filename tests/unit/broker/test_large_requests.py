@@ -10,6 +10,7 @@ from typing import Any
 from semel.broker.context import RequestContext
 from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
+from semel.broker.settings import Settings
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from semel.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -48,11 +49,9 @@ def test_list_offsets_of_many_partitions_takes_linear_time_and_gives_way() -> No
 
 
 def test_names_of_one_request_that_collide_are_found_without_comparing_all() -> None:
-    def refuse(*_: Any) -> None: ...
-
     topics = [CreatableTopic(f"topic.{number}", 1, 1) for number in range(20_000)] + [CreatableTopic("topic_9", 1, 1)]
     broker: Any = SimpleNamespace(
-        topics=SimpleNamespace(check_new=refuse, create_many=lambda _: []), settings={"num.partitions": 1}
+        topics=SimpleNamespace(check_new=lambda *_: None, create_many=lambda _: []), settings=Settings()
     )
     started_s = time.monotonic()
     response = create_topics(broker, CONTEXT, CreateTopicsRequest(topics=topics))

@@ -1,10 +1,11 @@
-"""Settings have Kafka's names, types and defaults; what is unknown or means nothing is refused by name."""
+"""Settings have Kafka's names, types and defaults; those without effect are kept, unknown ones refused by name."""
 
 from __future__ import annotations
 
 import pytest
 
 from semel.broker import topic_configs
+from semel.broker.runner import advertised_address, listen_address
 from semel.broker.settings import MEANINGLESS, TABLE, SettingError, Settings, as_text, read_properties, row_of
 from semel.storage.config import SETTINGS as STORAGE_SETTINGS
 
@@ -17,8 +18,58 @@ def test_every_default_can_be_written_and_read_back() -> None:
             assert row.parse(text) == row.default, name
 
 
-def test_a_setting_is_either_known_or_meaningless() -> None:
-    assert not set(TABLE) & set(MEANINGLESS)
+def test_a_setting_with_a_reason_to_have_no_effect_has_none() -> None:
+    assert {name for name in MEANINGLESS if name in TABLE and not TABLE[name].no_effect} == set()
+    assert sum(bool(row.no_effect) for row in TABLE.values()) > 200
+
+
+STOCK_SERVER_PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+
+
+def test_a_stock_server_properties_is_taken_and_what_has_no_effect_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = read_properties(STOCK_SERVER_PROPERTIES.splitlines())
+    settings = Settings(given)
+    settings.accept([row_of("num.io.threads")])
+    assert caplog.messages.count("setting num.io.threads has no effect: the broker is one event loop") == 1
+    assert not any("log.retention" in message for message in caplog.messages)
+    assert settings["num.io.threads"] == 8
+    assert listen_address(settings) == ("", 9092)
+    assert advertised_address(settings, "0.0.0.0", 9092) == ("localhost", 9092)
+    with pytest.raises(SettingError, match=r"process\.roles has no effect here: .*without --strict"):
+        Settings(given, strict=True)
+
+
+def test_a_listener_with_a_security_protocol_is_refused_under_any_name() -> None:
+    settings = Settings({"listeners": "OUT://:9092", "listener.security.protocol.map": "OUT:SASL_SSL"})
+    with pytest.raises(SettingError, match="there is no security layer"):
+        listen_address(settings)
 
 
 def test_given_settings_win_over_defaults_and_altered_ones_over_both() -> None:
@@ -39,8 +90,8 @@ def test_given_settings_win_over_defaults_and_altered_ones_over_both() -> None:
     [
         ("num.partition", "1", "did you mean num.partitions?"),
         ("zookeeper.connect", "x", "zookeeper.connect means nothing to this broker: there is no ZooKeeper"),
-        ("num.io.threads", "8", "num.io.threads means nothing"),
-        ("ssl.keystore.location", "x", "no security layer"),
+        ("num.io.threads", "x", "Not a number of type INT"),
+        ("authorizer.class.name", "x", "no security layer"),  # it would promise what nobody keeps
         ("num.partitions", "many", "Invalid value many for configuration num.partitions: Not a number of type INT"),
         ("num.partitions", "1_000", "Not a number of type INT"),
         ("log.cleaner.min.cleanable.ratio", "nan", "Not a number of type DOUBLE"),
@@ -76,7 +127,7 @@ def test_retention_and_rolling_take_the_finest_unit_that_was_given() -> None:
 
 def test_every_setting_of_the_storage_can_be_set_for_a_topic_and_for_the_broker() -> None:
     assert set(STORAGE_SETTINGS) <= set(topic_configs.NAMES)
-    for name in topic_configs.NAMES:
+    for name in set(topic_configs.NAMES) - set(topic_configs.NO_EFFECT):
         assert row_of(topic_configs.SYNONYMS[name][0][0])
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from semel.broker import named_settings
+from semel.broker import named_settings, topic_configs
 from semel.broker.named_settings import CLIENT_METRICS, GROUP
-from semel.broker.settings import TABLE, SettingError, parse_dynamic
+from semel.broker.settings import TABLE, SettingError, parse_dynamic, row_of
 from semel.broker.topics import TopicError, check_configs, check_name
 from semel.protocol.errors import ErrorCode
 
@@ -68,12 +69,21 @@ def replace_settings(
     if resource_type == TOPIC:
         topic = find_topic(broker, name)
         check_configs(texts)
+        accept_topic_settings(broker, texts)
         if not validate_only:
             broker.topics.set_configs(topic, texts)
     elif resource_type == BROKER:
         _replace_brokers(broker, name, texts, validate_only=validate_only)
     else:
         _replace_named(broker, resource_type, name, texts, validate_only=validate_only)
+
+
+def accept_topic_settings(broker: Broker, texts: Mapping[str, str]) -> None:
+    """Of settings that were checked: those without effect are logged, or refused where the broker is strict."""
+    try:
+        broker.settings.accept(map(topic_configs.row_of, texts))
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
 
 
 def _replace_named(
@@ -96,6 +106,7 @@ def _replace_brokers(broker: Broker, name: str, texts: dict[str, str], *, valida
         raise TopicError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
     try:
         parse_dynamic(texts)
+        broker.settings.accept(map(row_of, texts))
         if not validate_only:
             broker.alter_settings(texts, for_cluster=for_cluster)
     except SettingError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker import describe_settings
 from semel.broker.handlers.assignments import check_assignment
+from semel.broker.handlers.config_resources import accept_topic_settings
 from semel.broker.topics import TopicError, check_collision, plain_name
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.create_topics import (
@@ -79,6 +80,7 @@ def _check(broker: Broker, asked: CreatableTopic, earlier: dict[str, str]) -> Wa
     broker.topics.check_new(asked.name, 1, configs)
     count = _manual_count(broker, asked) if asked.assignments else _automatic_count(broker, asked)
     broker.topics.check_new(asked.name, count, configs)
+    accept_topic_settings(broker, configs)
     earlier[plain] = asked.name
     return asked.name, count, configs
 

@@ -59,6 +59,7 @@ def _result(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsRes
         value=entry.value,
         read_only=entry.is_read_only,
         config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
         synonyms=synonyms,
         config_type=entry.type,
         documentation=entry.doc if request.include_documentation else None,
