@@ -22,6 +22,7 @@ POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
 
 
 def crash_again_and_again(broker: SemelBroker, rounds: int, seed: int, *, power: bool) -> Load:
+    print(f"seed: {seed}")  # shown when the test fails
     rng = random.Random(seed)
     with DirectClient(broker.bootstrap) as client:
         client.create_topic("load", PARTITIONS)

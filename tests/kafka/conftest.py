@@ -1,20 +1,38 @@
-"""Every test in this folder needs Apache Kafka."""
+"""Tests on Apache Kafka or with its tools, and the same tests on semel's broker, which run without Apache Kafka too."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from tests.support.kafka import KafkaMissing
+from tests.support.missing import skip_loudly
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        needed = {"apache_kafka", "kafka_installation"} & set(getattr(item, "fixturenames", ()))
+        if HERE in item.path.parents and needed:
             item.add_marker(pytest.mark.kafka)
 
 
-@pytest.fixture(autouse=True)
-def _needs_apache_kafka(kafka_installation: Path) -> None:
-    """Skips, loudly, where there is no Apache Kafka."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _skipping())
+
+
+def _skipping() -> Generator[None, object, object]:
+    """A test on semel's broker that wants one of Kafka's tools is skipped, loudly, where there are none."""
+    try:
+        return (yield)
+    except KafkaMissing as missing:
+        skip_loudly(str(missing))

@@ -134,6 +134,32 @@ def test_group_reads_every_record_once_across_rebalances(cluster: Cluster, topic
     assert sorted(seen, key=int) == [b"%d" % number for number in range(3000)]
 
 
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_automatic_commit_comes_before_partitions_move(cluster: Cluster, topic: str, group: str, strategy: str) -> None:
+    """The interval never passes: what the new owner knows was committed because partitions were given back."""
+    fill(cluster, topic, 600)
+    options = {
+        "partition_assignment_strategy": strategy,
+        "enable_auto_commit": True,
+        "auto_commit_interval_ms": 3_600_000,
+    }
+    with (
+        member_of(cluster, group, **options) as first,
+        member_of(cluster, group, **options) as second,
+        Admin(bootstrap_servers=cluster.bootstrap) as admin,
+    ):
+        first.subscribe([topic])
+        seen = []
+        until(lambda: (seen.extend(first.poll(100)), len(seen) == 600)[1], "not everything was read")
+        assert admin.group_offsets(group) == {}
+        second.subscribe([topic])
+        settle(first, second)
+        moved = admin.group_offsets(group)
+        assert all(moved[partition].offset == second.position(partition) for partition in second.assignment())
+        ends = first.end_offsets(second.assignment())
+        assert {partition: moved[partition].offset for partition in ends} == ends
+
+
 class Committer(RebalanceListener):
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
@@ -323,6 +349,22 @@ def test_program_slower_than_the_poll_interval_loses_its_partitions(brisk_broker
         slow.poll(200)
         assert "lost" in [kind for kind, _ in diary.events]
         settle(slow, quick)
+
+
+def test_program_that_does_not_poll_leaves_the_group_by_itself(brisk_broker: SemelBroker) -> None:
+    """Alone: nobody's rebalance would show that it is gone, and its heartbeats go on. Its next poll joins again."""
+    cluster = Cluster("semel", brisk_broker)
+    topic = create_topic(cluster.bootstrap, "alone", partitions=PARTITIONS)
+    diary = Diary()
+    with (
+        member_of(cluster, "g", heartbeat_interval_ms=100, max_poll_interval_ms=700) as consumer,
+        Admin(bootstrap_servers=cluster.bootstrap) as admin,
+    ):
+        consumer.subscribe([topic], diary)
+        settle(consumer)
+        until(lambda: not admin.describe_group("g").members, "it is still a member", BEFORE_A_SESSION_ENDS_S)
+        settle(consumer)
+        assert [kind for kind, _ in diary.events] == ["assigned", "lost", "assigned"]
 
 
 def test_transaction_of_a_member_that_lost_its_place_is_refused(brisk_broker: SemelBroker) -> None:

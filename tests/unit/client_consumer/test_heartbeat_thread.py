@@ -18,12 +18,15 @@ class Member:
 
     def __init__(self, fail_first: bool = False) -> None:
         self.beats = 0
+        self.is_stopped = False
+        self.late_beats = 0
         self.served = threading.Event()
         self.beaten_twice = threading.Event()
         self._fail_first = fail_first
 
     def beat(self) -> None:
         self.beats += 1
+        self.late_beats += self.is_stopped
         if self.beats >= 2:
             self.beaten_twice.set()
         if self._fail_first and self.beats == 1:
@@ -44,9 +47,10 @@ def test_it_beats_until_it_is_stopped() -> None:
     thread = started(member)
     assert member.beaten_twice.wait(PATIENCE_S)
     thread.stop(PATIENCE_S)
-    beats = member.beats
+    member.is_stopped = True
+    thread._thread.join(PATIENCE_S)
     assert not thread._thread.is_alive()
-    assert member.beats == beats
+    assert member.late_beats == 0
 
 
 def test_a_surprise_does_not_end_the_heartbeats() -> None:
