@@ -388,7 +388,6 @@ class Admin:
 
     def _all_metadata(self, timeout_ms: float | None) -> dict[str, Any]:
         deadline = self._deadline(timeout_ms)
-        self._cluster.metadata.topics.clear()
         metadata = self._cluster.patiently(lambda: self._cluster.refresh(None, deadline), "listing topics", deadline)
         return dict(metadata.topics)
 

@@ -4,8 +4,8 @@
     answer = cluster.call(Leader("orders", 0), LIST_OFFSETS, request, timeout_s=10)
 
 `call` finds the broker, connects, retries what is transient with back-off, and never takes longer than its time-out.
-Threads may share a cluster: each uses a lane (a set of connections) of its own, so that a long wait in one (a group
-join, say) does not hold up another. A forked child starts with no connections.
+Threads may share a cluster. Calls on one connection take turns, so work that waits for long (a group join, say) uses a
+lane, a set of connections, of its own. A forked child starts with no connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from semel.client.connection import Connection
@@ -98,9 +99,10 @@ class Cluster:
         self.settings = settings
         self.metadata = Metadata()
         self.closed = False
+        self._end = threading.Event()  # wakes those that pause before a retry
         self._lock = threading.RLock()  # guards what follows and the metadata
         self._connections: dict[tuple[str, str, int], Connection] = {}
-        self._lanes: dict[str, threading.RLock] = {}
+        self._openings: dict[tuple[str, str, int], threading.Lock] = {}
         self._coordinators: dict[Coordinator, Broker] = {}
         self._owner_pid = os.getpid()
         self.outages = Outages()
@@ -138,8 +140,7 @@ class Cluster:
         def attempt() -> Response:
             connection = self.connect(target, deadline, lane)
             version = connection.capabilities.version_of(api, at_most, at_least)
-            with self._lane(lane):
-                answer = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
+            answer = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
             for code in errors(answer) if errors else ():
                 if code:
                     raise error_of(code, f"{api.name} to {describe(target)}", getattr(answer, "error_message", None))
@@ -269,8 +270,7 @@ class Cluster:
         connection = self._connect_any(deadline, lane)
         version = connection.capabilities.version_of(METADATA, at_least=1)
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        with self._lane(lane):
-            answer = _checked_call(connection, METADATA, request, limit_s, version)
+        answer = _checked_call(connection, METADATA, request, limit_s, version)
         if answer.error_code:
             raise error_of(answer.error_code, "looking up the cluster")
         with self._lock:
@@ -297,8 +297,7 @@ class Cluster:
         else:
             request.key = target.key
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        with self._lane(lane):
-            answer = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
+        answer = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
         found = answer.coordinators[0] if version >= 4 else answer
         if found.error_code:
             raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)
@@ -332,7 +331,7 @@ class Cluster:
     def _connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> Connection:
         self._check_open()
         key = (lane, host, port)
-        with self._lane(lane):
+        with self._opening(key, deadline):
             with self._lock:
                 connection = self._connections.get(key)
             if connection is not None and not connection.in_flight:
@@ -365,9 +364,20 @@ class Cluster:
         with self._lock:
             return [c for (its_lane, _, _), c in self._connections.items() if its_lane == lane and not c.closed]
 
-    def _lane(self, name: str) -> threading.RLock:
+    @contextmanager
+    def _opening(self, key: tuple[str, str, int], deadline: Deadline) -> Iterator[None]:
+        """One thread at a time opens a connection; those that want the same one wait for it, up to their deadline."""
         with self._lock:
-            return self._lanes.setdefault(name, threading.RLock())
+            lock = self._openings.setdefault(key, threading.Lock())
+        if not lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise ConnectionFailedError(
+                f"another thread has been connecting to {key[1]}:{key[2]} for longer than {deadline.total_s:.3g} s",
+                ErrorCode.NETWORK_EXCEPTION,
+            )
+        try:
+            yield
+        finally:
+            lock.release()
 
     # --- small things ---
 
@@ -383,7 +393,7 @@ class Cluster:
         wait_s = backoff.next_s()
         if deadline.remaining_s() <= wait_s:
             return False
-        time.sleep(wait_s)
+        self._end.wait(wait_s)
         return True
 
     def close(self) -> None:
@@ -392,6 +402,7 @@ class Cluster:
             self.closed = True
             connections = list(self._connections.values())
             self._connections.clear()
+        self._end.set()
         if os.getpid() == self._owner_pid:
             for connection in connections:
                 connection.close()
@@ -407,7 +418,7 @@ class Cluster:
             raise ClosedError("this client is closed; make a new one")
         if os.getpid() != self._owner_pid:
             self._lock = threading.RLock()  # another thread of the parent may have held it at the fork
-            self._lanes = {}
+            self._openings = {}
             self._connections = {}  # the parent's sockets; using them would mix both processes' requests
             self.outages = Outages()
             self._owner_pid = os.getpid()

@@ -1,8 +1,9 @@
 """One connection to one broker: TCP, TLS, ApiVersions, SASL, then any number of requests in flight.
 
 `send` queues a request and writes what the kernel takes; `progress` reads and writes what is possible now; `call` and
-`wait` block until an answer or a deadline. A connection belongs to one thread at a time; `read_ahead` lends the reading
-of a large answer to a thread of its own.
+`wait` block until an answer or a deadline. Threads may share a connection for `call`: they take turns, and one whose
+turn does not come in time raises. All else is for one thread, except `close`. `read_ahead` lends the reading of a large
+answer to a thread of its own.
 Any failure closes it and fails all that was pending, each error saying whether the broker may have got the request.
 """
 
@@ -13,6 +14,7 @@ import logging
 import select
 import socket
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Iterable
@@ -63,6 +65,8 @@ class Connection:
         self._ahead: ReadAhead | None = None
         self._end_ahead: weakref.finalize[..., Connection] | None = None
         self._unreported: list[Pending] = []
+        self._turn = threading.RLock()  # held by the thread that sends, reads, or waits in a call
+        self._closing = False  # another thread has asked for the end
 
     def __repr__(self) -> str:
         return f"Connection({self.address}{', closed' if self.closed else ''}, {len(self._wire.pending)} pending)"
@@ -147,12 +151,13 @@ class Connection:
 
     def waits_for(self) -> dict[int, int]:
         """File descriptors and the events with which it can go on, for select.poll."""
-        if self.closed:
-            return {}
-        write = select.POLLOUT if self.wants_write else 0
-        if self._ahead is None or not self._ahead.busy:
-            return {self._socket.fileno(): select.POLLIN | write}
-        return {self._ahead.fd: select.POLLIN} | ({self._socket.fileno(): write} if write else {})
+        with self._turn:
+            if self.closed:
+                return {}
+            write = select.POLLOUT if self.wants_write else 0
+            if self._ahead is None or not self._ahead.busy:
+                return {self._socket.fileno(): select.POLLIN | write}
+            return {self._ahead.fd: select.POLLIN} | ({self._socket.fileno(): write} if write else {})
 
     def send(
         self,
@@ -172,36 +177,48 @@ class Connection:
         if version is None:
             version = self.capabilities.version_of(api)
         deadline_s = time.monotonic() + limit_s
-        if self.closed:
-            pending = Pending(api, version, 0, deadline_s, context)
-            pending.error = self._failed("the connection is closed")
-            return pending
-        try:
-            pending = self._wire.send(api, request, version, deadline_s, context, answer)
-        except EncodeError as error:
-            raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
-        self._write()
+        with self._turn:
+            if self.closed:
+                pending = Pending(api, version, 0, deadline_s, context)
+                pending.error = self._failed("the connection is closed")
+                return pending
+            try:
+                pending = self._wire.send(api, request, version, deadline_s, context, answer)
+            except EncodeError as error:
+                raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+            self._write()
         return pending
 
     def call(
         self, api: Api[Request, Response], request: Request, timeout_s: float | None = None, version: int | None = None
     ) -> Response:
-        """Sends a request and waits for its answer."""
-        pending = self.send(api, request, version=version, timeout_s=timeout_s)
-        self.wait(pending)
+        """Sends a request and waits for its answer, after the calls of other threads; no longer than its timeout."""
+        deadline = Deadline(self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s)
+        if not self._turn.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise RequestTimedOutError(
+                f"{api.name} was not sent to {self.address}: a request of another thread on the same connection took "
+                f"longer than {deadline.total_s:.3g} s",
+                ErrorCode.REQUEST_TIMED_OUT,
+            )
+        try:
+            pending = self.send(api, request, version=version, timeout_s=deadline.remaining_s())
+            self.wait(pending)
+        finally:
+            self._turn.release()
         answer: Response = pending.result()
         return answer
 
     def wait(self, pending: Pending) -> None:
         """Blocks until the request has an answer or an error; its own deadline bounds the wait."""
-        while not pending.done:
-            self._wait_for_io(max(0.0, pending.deadline_s - time.monotonic()))
-            self._unreported += self._advance()
-            self._close_if_late()
-            if not pending.done and self.closed:
-                pending.error = self._failed("the connection was closed")
-        if pending in self._unreported:
-            self._unreported.remove(pending)  # its caller knows; the others are told by `progress`
+        with self._turn:
+            while not pending.done:
+                self._wait_for_io(max(0.0, pending.deadline_s - time.monotonic()))
+                self._unreported += self._advance()
+                self._expire()
+                if not pending.done and self.closed:
+                    pending.error = self._failed("the connection was closed")
+            if pending in self._unreported:
+                self._unreported.remove(pending)  # its caller knows; the others are told by `progress`
 
     def _wait_for_io(self, timeout_s: float) -> None:
         if not self.closed:
@@ -226,13 +243,18 @@ class Connection:
 
     def notice_closing(self) -> None:
         """Finds out, without waiting, whether the broker has closed a connection that nobody used for a while."""
-        self._unreported += self._advance()
+        if self._turn.acquire(blocking=False):  # else somebody uses it now
+            try:
+                self._unreported += self._advance()
+            finally:
+                self._turn.release()
 
     # --- progress ---
 
     def progress(self) -> list[Pending]:
         """Reads and writes what is possible without waiting; the requests that got their answer or an error."""
-        return self._advance() + self.take_unreported()
+        with self._turn:
+            return self._advance() + self.take_unreported()
 
     def take_unreported(self) -> list[Pending]:
         """Requests that are done and were not reported yet: they failed with the connection, or got their answer while
@@ -246,31 +268,50 @@ class Connection:
         return [] if self.closed else self._read()
 
     def check_deadlines(self) -> list[Pending]:
-        """Closes the connection if the oldest request waited too long; what is done and was not reported."""
-        self._close_if_late()
-        return self.take_unreported()
+        """Fails the requests that waited too long; what is done and was not reported."""
+        with self._turn:
+            self._expire()
+            return self.take_unreported()
 
-    def _close_if_late(self) -> None:
-        late = self._wire.oldest
-        if late is None or late.deadline_s > time.monotonic():
+    def _expire(self) -> None:
+        """If the oldest request is late the broker is taken for dead: all fail with the connection. One that is late
+        behind another, which may still take its time, fails alone."""
+        now_s = time.monotonic()
+        if self.next_deadline_s() > now_s:
             return
-        self._fail_all(
-            RequestTimedOutError(
-                f"{self.address} did not answer {late.api.name} within its time-out; "
-                "is the broker overloaded, stopped or cut off?",
-                ErrorCode.REQUEST_TIMED_OUT,
-            )
+        waiting = list(self._wire.waiting())
+        if waiting[0].deadline_s <= now_s:
+            self._fail_all(self._timed_out(waiting[0], "is the broker overloaded, stopped or cut off?"))
+            return
+        for late in waiting:
+            if late.deadline_s <= now_s:
+                late.error = self._timed_out(late, f"it is still busy with {waiting[0].api.name}")
+                self._unreported.append(late)
+
+    def _timed_out(self, late: Pending, why: str) -> RequestTimedOutError:
+        return RequestTimedOutError(
+            f"{self.address} did not answer {late.api.name} within its timeout; {why}",
+            ErrorCode.REQUEST_TIMED_OUT,
+            maybe_sent=True,
         )
 
     def next_deadline_s(self) -> float:
         """On time.monotonic(): when `check_deadlines` has something to do."""
-        oldest = self._wire.oldest
-        return float("inf") if oldest is None else oldest.deadline_s
+        return min((pending.deadline_s for pending in self._wire.waiting()), default=float("inf"))
 
     def close(self) -> None:
-        """Closes the socket and fails what was pending. May be called twice."""
-        if not self.closed:
-            self._fail_all(ConnectionFailedError(f"the connection to {self.address} was closed"))
+        """Closes the socket and fails what was pending. May be called twice, and by any thread: one that waits for an
+        answer notices at once, and closes the socket itself."""
+        self._closing = True
+        if not self._turn.acquire(blocking=False):
+            with contextlib.suppress(OSError):  # it is closed already
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # also below TLS, whose state is the other's
+            return
+        try:
+            if not self.closed:
+                self._fail_all(ConnectionFailedError(f"the connection to {self.address} was closed"))
+        finally:
+            self._turn.release()
 
     def _write(self) -> None:
         wire = self._wire
@@ -294,7 +335,7 @@ class Connection:
         done: list[Pending] = []
         try:
             if self._ahead is not None and self._ahead.busy:
-                done.extend(map(self._wire.match, self._ahead.take()))
+                done.extend(self._wire.match(self._ahead.take()))
                 if self._ahead.busy:
                     return done
             while not self.closed:
@@ -303,7 +344,7 @@ class Connection:
                 if not count:
                     self._fail_all(self._failed(self._closed_by_broker()))
                     break
-                done.extend(map(self._wire.match, self._frames.filled(count)))
+                done.extend(self._wire.match(self._frames.filled(count)))
                 if count < len(space) and not self._tls:
                     break
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -321,6 +362,8 @@ class Connection:
         return done
 
     def _closed_by_broker(self) -> str:
+        if self._closing:
+            return "the connection was closed by this client"
         if not hasattr(self, "capabilities"):
             return (
                 "the other side closed the connection during the handshake; does the port speak "
@@ -341,6 +384,9 @@ class Connection:
             pending.error = _copied(error)
         if self._end_ahead is not None:
             self._end_ahead()
+        if self._closing:  # another thread may wait for this socket
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with contextlib.suppress(OSError):  # nothing more can be done for it
             self._socket.close()
 

@@ -64,7 +64,7 @@ class Metadata:
 
     def is_fresh(self, topic: str, now_s: float, max_age_s: float) -> bool:
         fetched_at_s = self._fetched_at_s.get(topic)
-        return fetched_at_s is not None and now_s - fetched_at_s < max_age_s
+        return fetched_at_s is not None and now_s - fetched_at_s < max_age_s and topic in self.topics
 
     def _update_topic(self, name: str, answer: MetadataResponseTopic, now_s: float) -> None:
         if answer.error_code:

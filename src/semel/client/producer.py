@@ -264,9 +264,11 @@ class Producer:
     def _shut_down(self, deadline: Deadline) -> None:
         if self._thread is not None and self._finalizer is not None:
             self._finalizer.detach()
-            self._thread.stop(max(deadline.remaining_s(), STOP_S))
+            self._thread.stop()
+        self._cluster.close()  # which ends the calls that the thread may wait in
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(deadline.remaining_s(), STOP_S))
         self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
-        self._cluster.close()
         if self._thread is None:
             self._sender.close()
 
@@ -409,12 +411,10 @@ class _SenderThread(threading.Thread):
         self._finishing = True
         self._sender.interrupt()
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self) -> None:
         """Ends the thread after the step that it is in."""
         self._stopping = True
         self._sender.interrupt()
-        if threading.current_thread() is not self:
-            self.join(timeout_s)
 
 
 _running: set[_SenderThread] = set()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, KafkaError, UnsupportedByBrokerError, error_of
@@ -22,7 +22,8 @@ _SIZE = struct.Struct(">i")
 class Pending:
     """A request on its way: `done` once there is an answer or an error; `result()` returns or raises it.
 
-    A request without an answer (acks=0) is done when its last byte is written, and its result is None."""
+    A request that timed out is done, but stays in its place until its answer comes, which is dropped. A request without
+    an answer (acks=0) is done when its last byte is written, and its result is None."""
 
     __slots__ = ("_answer", "api", "context", "correlation_id", "deadline_s", "error", "frame", "version", "written")
 
@@ -70,15 +71,14 @@ class Wire:
     def in_flight(self) -> int:
         return len(self.pending) + len(self.unanswered)
 
-    @property
-    def oldest(self) -> Pending | None:
-        if self.pending:
-            return self.pending[0]
-        return self.unanswered[0][1] if self.unanswered else None
+    def waiting(self) -> Iterator[Pending]:
+        """The requests that are not done, oldest first."""
+        yield from (pending for pending in self.pending if not pending.done)
+        yield from (pending for _, pending in self.unanswered if not pending.done)
 
     def clear(self) -> list[Pending]:
         """Takes back all that is not done."""
-        left = [*self.pending, *(pending for _, pending in self.unanswered)]
+        left = list(self.waiting())
         self.pending.clear()
         self.unanswered.clear()
         self.outgoing.clear()
@@ -122,14 +122,22 @@ class Wire:
         done = []
         while self.unanswered and self.unanswered[0][0] <= self._written_bytes:
             _, pending = self.unanswered.popleft()
-            pending.written = True
-            done.append(pending)
+            if not pending.done:
+                pending.written = True
+                done.append(pending)
         return done
 
     # --- in ---
 
-    def match(self, frame: memoryview) -> Pending:
-        """The request that a frame answers: the oldest one."""
+    def match(self, frames: Iterable[memoryview]) -> Iterator[Pending]:
+        """The requests that frames answer, which are the oldest ones, without those that have timed out."""
+        for frame in frames:
+            pending = self._oldest(frame)
+            if not pending.done:
+                pending.frame = frame
+                yield pending
+
+    def _oldest(self, frame: memoryview) -> Pending:
         if not self.pending:
             raise ConnectionFailedError("the broker sent an answer that nobody asked for")
         pending = self.pending[0]
@@ -138,9 +146,7 @@ class Wire:
             raise ConnectionFailedError(
                 f"the broker answered request {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
             )
-        self.pending.popleft()
-        pending.frame = frame
-        return pending
+        return self.pending.popleft()
 
 
 def _merged(parts: list[Buffer]) -> Iterator[Buffer]:

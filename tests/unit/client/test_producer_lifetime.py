@@ -129,7 +129,7 @@ def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
 
         def send() -> None:
             try:
-                producer.send(topic, b"y" * 800)
+                producer.send(topic, b"y" * 800).result(PATIENCE_S)
             except Exception as error:
                 errors.append(error)
 

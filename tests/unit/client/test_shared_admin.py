@@ -1,0 +1,58 @@
+"""Threads may share a client: their calls do not get into each other's way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from semel.client.admin import Admin
+from semel.client.metadata import Metadata
+from semel.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+from tests.support.broker import SemelBroker
+from tests.support.reading import create_topic
+
+CALLS: list[Callable[[Admin], Any]] = [
+    lambda admin: admin.list_topics(),
+    lambda admin: admin.describe_topics(["shared-admin"]),
+    lambda admin: admin.list_offsets({("shared-admin", 0): -1}),
+    lambda admin: admin.list_groups(),
+    lambda admin: admin.describe_cluster(),
+]
+
+
+def test_four_threads_share_an_admin(shared_semel_broker: SemelBroker) -> None:
+    create_topic(shared_semel_broker.bootstrap, "shared-admin", partitions=2)
+    errors: list[BaseException] = []
+    usual_s = sys.getswitchinterval()
+    with Admin(bootstrap_servers=shared_semel_broker.bootstrap) as admin:
+
+        def work(first: int) -> None:
+            for number in range(150):
+                try:
+                    CALLS[(first + number) % len(CALLS)](admin)
+                except BaseException as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(usual_s)
+    assert errors == []
+
+
+def test_a_complete_answer_removes_deleted_topics_and_no_other_answer_does() -> None:
+    metadata = Metadata()
+    both = [MetadataResponseTopic(name="kept"), MetadataResponseTopic(name="deleted")]
+    metadata.update(MetadataResponse(topics=both), now_s=1.0)
+    metadata.update(MetadataResponse(topics=both[:1]), now_s=2.0)
+    assert set(metadata.topics) == {"kept", "deleted"}
+    metadata.update(MetadataResponse(topics=both[:1]), now_s=3.0, is_complete=True)
+    assert set(metadata.topics) == {"kept"}
+    assert (metadata.is_fresh("kept", 3.0, 10), metadata.is_fresh("deleted", 3.0, 10)) == (True, False)
