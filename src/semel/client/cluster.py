@@ -30,6 +30,7 @@ from semel.client.errors import (
 )
 from semel.client.metadata import Broker, Metadata, Partition, Topic
 from semel.client.outages import Outages
+from semel.client.reconnects import Reconnects
 from semel.client.settings import ClientSettings, parse_address
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.api import Api
@@ -104,6 +105,7 @@ class Cluster:
         self._connections: dict[tuple[str, str, int], Connection] = {}
         self._openings: dict[tuple[str, str, int], threading.Lock] = {}
         self._coordinators: dict[Coordinator, Broker] = {}
+        self._reconnects = Reconnects(settings)
         self._owner_pid = os.getpid()
         self.outages = Outages()
 
@@ -173,7 +175,7 @@ class Cluster:
                     self.forget(target)
                 if not is_network(error):  # of the network `_connect_to` says it
                     self.outages.failed(what, error)
-                if not self.pause(backoff, deadline):
+                if not self.pause(backoff, deadline, getattr(error, "retry_after_s", 0.0)):
                     self.outages.over(what)
                     raise _out_of_time(what, deadline, first, error) from first
             else:
@@ -190,10 +192,10 @@ class Cluster:
         try:
             return self._connect_to(broker.host, broker.port, deadline, lane)
         except ConnectionFailedError as error:
-            raise ConnectionFailedError(
+            raise _not_reached(
                 f"{error} (broker {broker.node_id} advertises this address: if it is wrong, correct the broker's "
                 "advertised.listeners)",
-                error.code,
+                [error],
             ) from None
 
     def locate(self, target: Target, deadline: Deadline, lane: str = "main") -> Broker:
@@ -323,10 +325,8 @@ class Cluster:
             try:
                 return self._connect_to(host, port, deadline, lane)
             except ConnectionFailedError as error:
-                failures.append(str(error))
-        raise ConnectionFailedError(
-            f"none of the brokers can be reached: {'; '.join(failures)}", ErrorCode.NETWORK_EXCEPTION
-        )
+                failures.append(error)
+        raise _not_reached(f"none of the brokers can be reached: {'; '.join(map(str, failures))}", failures)
 
     def _connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> Connection:
         self._check_open()
@@ -352,7 +352,7 @@ class Cluster:
         """Whoever retries, and wherever: a broker that cannot be reached is in the log before the timeout passes."""
         address = f"{host}:{port}"
         try:
-            connection = Connection.open(host, port, self.settings, deadline.remaining_s())
+            connection = self._reconnects.open(host, port, deadline)
         except ConnectionFailedError as error:
             self.outages.failed(address, error)
             raise
@@ -388,9 +388,10 @@ class Cluster:
         first_ms = self.settings.retry_backoff_ms if first_wait_ms is None else first_wait_ms
         return Backoff(first_ms, self.settings.retry_backoff_max_ms)
 
-    def pause(self, backoff: Backoff, deadline: Deadline) -> bool:
-        """Sleeps before the next try; False, at once, if the deadline comes first."""
-        wait_s = backoff.next_s()
+    def pause(self, backoff: Backoff, deadline: Deadline, retry_after_s: float = 0.0) -> bool:
+        """Sleeps before the next try, exactly `retry_after_s` if that is known; False, at once, if the deadline comes
+        first."""
+        wait_s = retry_after_s or backoff.next_s()
         if deadline.remaining_s() <= wait_s:
             return False
         self._end.wait(wait_s)
@@ -437,6 +438,12 @@ def describe(target: Target) -> str:
             return "the controller"
         case _:
             return "any broker"
+
+
+def _not_reached(message: str, causes: list[ConnectionFailedError]) -> ConnectionFailedError:
+    error = ConnectionFailedError(message, causes[0].code)
+    error.retry_after_s = min(cause.retry_after_s for cause in causes)
+    return error
 
 
 def _checked_call(

@@ -66,6 +66,7 @@ class Connection:
         self._end_ahead: weakref.finalize[..., Connection] | None = None
         self._unreported: list[Pending] = []
         self._turn = threading.RLock()  # held by the thread that sends, reads, or waits in a call
+        self.throttled_until_s = 0.0  # on time.monotonic(): the broker asked for no more requests before that
         self._closing = False  # another thread has asked for the end
 
     def __repr__(self) -> str:
@@ -142,7 +143,16 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        return bool(self._wire.outgoing) or self._tls_wants_write
+        return (bool(self._wire.outgoing) and not self.is_throttled) or self._tls_wants_write
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether requests are held back because the broker asked for it (a quota is used up)."""
+        return time.monotonic() < self.throttled_until_s
+
+    def _throttle(self, throttle_ms: int) -> None:
+        log.debug("%s asks for a pause of %s ms: a quota is used up", self.address, throttle_ms)
+        self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
 
     @property
     def retiring(self) -> bool:
@@ -186,6 +196,7 @@ class Connection:
                 pending = self._wire.send(api, request, version, deadline_s, context, answer)
             except EncodeError as error:
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+            pending.on_throttle = self._throttle
             self._write()
         return pending
 
@@ -212,7 +223,7 @@ class Connection:
         """Blocks until the request has an answer or an error; its own deadline bounds the wait."""
         with self._turn:
             while not pending.done:
-                self._wait_for_io(max(0.0, pending.deadline_s - time.monotonic()))
+                self._wait_for_io(max(0.0, min(pending.deadline_s, self._resumes_s()) - time.monotonic()))
                 self._unreported += self._advance()
                 self._expire()
                 if not pending.done and self.closed:
@@ -270,22 +281,27 @@ class Connection:
     def check_deadlines(self) -> list[Pending]:
         """Fails the requests that waited too long; what is done and was not reported."""
         with self._turn:
+            if not self.closed:
+                self._write()  # what was held back
             self._expire()
             return self.take_unreported()
 
     def _expire(self) -> None:
         """If the oldest request is late the broker is taken for dead: all fail with the connection. One that is late
-        behind another, which may still take its time, fails alone."""
+        behind another, which may still take its time, fails alone, and so do those that were held back."""
         now_s = time.monotonic()
         if self.next_deadline_s() > now_s:
             return
         waiting = list(self._wire.waiting())
-        if waiting[0].deadline_s <= now_s:
+        if not waiting:
+            return
+        if waiting[0].deadline_s <= now_s and not self.is_throttled:
             self._fail_all(self._timed_out(waiting[0], "is the broker overloaded, stopped or cut off?"))
             return
         for late in waiting:
             if late.deadline_s <= now_s:
-                late.error = self._timed_out(late, f"it is still busy with {waiting[0].api.name}")
+                why = "it asked for a pause" if self.is_throttled else f"it is still busy with {waiting[0].api.name}"
+                late.error = self._timed_out(late, why)
                 self._unreported.append(late)
 
     def _timed_out(self, late: Pending, why: str) -> RequestTimedOutError:
@@ -297,7 +313,11 @@ class Connection:
 
     def next_deadline_s(self) -> float:
         """On time.monotonic(): when `check_deadlines` has something to do."""
-        return min((pending.deadline_s for pending in self._wire.waiting()), default=float("inf"))
+        return min([self._resumes_s(), *(pending.deadline_s for pending in self._wire.waiting())])
+
+    def _resumes_s(self) -> float:
+        """On time.monotonic(): when requests that are held back may be written."""
+        return self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
 
     def close(self) -> None:
         """Closes the socket and fails what was pending. May be called twice, and by any thread: one that waits for an
@@ -315,6 +335,8 @@ class Connection:
 
     def _write(self) -> None:
         wire = self._wire
+        if self.is_throttled:
+            return
         try:
             while wire.outgoing and not self.closed:
                 if self._tls:

@@ -53,6 +53,8 @@ class FatalError(KafkaError):
 class ConnectionFailedError(RetriableError):
     """A broker cannot be reached, or closed the connection; `maybe_sent` says whether it may have got the request."""
 
+    retry_after_s = 0.0  # above 0: no attempt was made, and the next one will be after this time (reconnect.backoff.ms)
+
     def __init__(self, message: str, code: ErrorCode | None = None, maybe_sent: bool = False) -> None:
         super().__init__(message, code)
         self.maybe_sent = maybe_sent

@@ -278,7 +278,8 @@ class Sender:
                 queue.last_error = error
                 if retry:
                     queue.retries += 1
-                    queue.retry_at_s = time.monotonic() + self._pause_s(queue.retries)
+                    pause_s = getattr(error, "retry_after_s", 0.0) or self._pause_s(queue.retries)
+                    queue.retry_at_s = time.monotonic() + pause_s
                     continue
                 for batch in [each for each in queue.batches() if not each.sent]:
                     self._fail(queue, batch, error)
@@ -294,6 +295,8 @@ class Sender:
             return float("inf")
         if connection.retiring:
             return float("inf")  # it is replaced when its last answer is there
+        if connection.is_throttled:
+            return connection.throttled_until_s
         while connection.in_flight < self._max_in_flight and not connection.closed:
             sendings = self._take(queues, identity)
             if not sendings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, KafkaError, UnsupportedByBrokerError, error_of
@@ -25,7 +25,18 @@ class Pending:
     A request that timed out is done, but stays in its place until its answer comes, which is dropped. A request without
     an answer (acks=0) is done when its last byte is written, and its result is None."""
 
-    __slots__ = ("_answer", "api", "context", "correlation_id", "deadline_s", "error", "frame", "version", "written")
+    __slots__ = (
+        "_answer",
+        "api",
+        "context",
+        "correlation_id",
+        "deadline_s",
+        "error",
+        "frame",
+        "on_throttle",
+        "version",
+        "written",
+    )
 
     def __init__(
         self, api: Api[Any, Any], version: int, correlation_id: int, deadline_s: float, context: Any = None
@@ -38,6 +49,7 @@ class Pending:
         self.frame: Buffer | None = None
         self.error: KafkaError | None = None
         self.written = False  # and no answer will come
+        self.on_throttle: Callable[[int], None] | None = None  # called with the milliseconds that an answer asks for
         self._answer: Any = None
 
     @property
@@ -52,6 +64,9 @@ class Pending:
             if self.frame is None:
                 raise RuntimeError(f"{self.api.name} has no answer yet")
             _, self._answer = self.api.read_response(self.frame, self.version)
+            throttle_ms = getattr(self._answer, "throttle_time_ms", 0)
+            if throttle_ms > 0 and self.on_throttle is not None:
+                self.on_throttle(throttle_ms)
         return self._answer
 
 
