@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True):
 def decode(value: bytes, offset: int) -> Entry:
     try:
         entry = msgspec.json.decode(value, type=Entry)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableEntryError(f"offset {offset} of the ledger is no entry: {error}") from error
     if entry.format != KNOWN_FORMAT:
         raise UnreadableEntryError(

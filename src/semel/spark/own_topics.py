@@ -70,6 +70,6 @@ def is_entry(value: bytes | None) -> bool:
         decode(value or b"")
     except LedgerError:
         return True
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # anything may be in a topic of the user's
         return False
     return True

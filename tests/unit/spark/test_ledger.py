@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from semel.spark.checkpoint import batch_of
 from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode, refuse_loop
+from semel.spark.own_topics import is_entry
 from semel.spark.sink_options import SinkOptions
 
 
@@ -180,6 +182,18 @@ def test_entries_without_topic_ids_agree_with_batches_that_have_them():
 
 
 # --- a query that reads what it writes about itself ---
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"\xff", b'{"query_id":"\xff"}', b'{"a":' * 100_000, b"7", b'{"format":2}']
+)
+def test_a_record_of_any_other_kind_is_no_entry_of_a_ledger(value):
+    assert not is_entry(value)
+
+
+def test_entries_of_this_format_and_of_later_ones_are_known():
+    assert is_entry(entry(4, 40, 50).encode())
+    assert is_entry(msgspec.json.encode(msgspec.structs.replace(entry(4, 40, 50), format=2)))
 
 
 @pytest.mark.parametrize("own", ["app.ledger", "bad"])
