@@ -41,7 +41,7 @@ def test_it_shows_something_at_once_and_ctrl_c_leaves_nothing_behind(tmp_path: P
 def test_kept_data_is_named_and_json_is_one_object(tmp_path: Path) -> None:
     with demo(tmp_path, "ads", "--engine", "process", "--json", "--keep", "--seed", "3") as process:
         assert process.wait(120) == 0, process.output
-        result = json.loads(process.output.splitlines()[0])
+        result = json.loads(next(line for line in process.output.splitlines() if line.startswith("{")))
     assert result["seed"] == 3
     assert len(result["held"]) == 9
     assert Path(result["kept"]).is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -60,6 +61,7 @@ def missing_for_spark() -> str | None:
 def run(options: Options) -> int:
     """The exit code: 0 if exactly once was exact and every fault hit all three pipelines."""
     screen = Screen(silent=options.as_json)
+    logging.getLogger("semel.client").setLevel(logging.ERROR)  # the demo kills its broker, and says so itself
     screen.line("semel demo: one program, three guarantees, the same faults")
     missing = missing_for_spark() if options.engine != "process" else None
     if missing and options.engine == "spark":
