@@ -35,7 +35,7 @@ class PlainSink(BaseSink):
         self._settings = options.producer_settings()
         self._admin = Admin(self._settings.common())
         self._cluster = Cluster(self._settings)
-        self._targets = Targets.of(self._cluster, options.topics())
+        Targets.of(self._cluster, options.topics())  # a topic that is missing shows before the query starts
 
     def close(self) -> None:
         self._admin.close()
@@ -75,7 +75,8 @@ class PlainSink(BaseSink):
         self._report(batch, "write", rows, dead, started_s, time.monotonic())
 
     def _write(self, df: Any, batch: Batch) -> tuple[int, int]:
-        reports = plain_job(df, self.options, self._targets, batch.batch_id, PlainHandle(self._settings))
+        targets = Targets.of(self._cluster, self.options.topics())  # partitions may have been added
+        reports = plain_job(df, self.options, targets, batch.batch_id, PlainHandle(self._settings))
         return sum(r.rows for r in reports), sum(r.dead for r in reports)
 
     def _commit(self, positions: Positions) -> None:

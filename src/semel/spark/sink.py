@@ -187,6 +187,7 @@ class Sink(BaseSink):
         started_s = self._began_s = time.monotonic()
         faults.reach("sink.before_begin")
         ledger = (topic_of(self.options.application_id), 0)
+        self._targets = Targets.of(self._owner.cluster, self.options.topics())  # partitions may have been added
         handle = self._owner.begin([*self._targets.places(), ledger])
         faults.reach("sink.after_begin")
         assert self._run is not None

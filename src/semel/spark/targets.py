@@ -46,7 +46,8 @@ class Targets:
 
     @classmethod
     def of(cls, cluster: Cluster, topics: list[str]) -> Targets:
-        """Asks the cluster how many partitions each topic has. A topic that was created just now is waited for."""
+        """How many partitions each topic has, by metadata that is requested again when it is older than
+        metadata.max.age.ms. A topic that was created just now is waited for."""
         found = {}
         for name in dict.fromkeys(topics):
             try:
