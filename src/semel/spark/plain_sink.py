@@ -4,7 +4,8 @@ at_least_once: rows first, then the positions. A crash in between writes the bat
 at_most_once:  positions first, then the rows, once. A crash in between leaves rows out: loss, no duplicates.
 
 Tasks write straight to the partitions of their rows: without exactly-once a partition may have many writers, so there
-is no shuffle.
+is no shuffle. at_most_once needs to know whether a task ran before, so rows that crossed a shuffle of the query are
+computed first, and written from where Spark keeps them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from semel.spark import faults
 from semel.spark.base_sink import BaseSink, BatchReport
 from semel.spark.lag import group_positions, is_here
 from semel.spark.ledger import Batch
+from semel.spark.reruns import settled
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.write_job import plain_job
@@ -69,9 +71,10 @@ class PlainSink(BaseSink):
             df.write.format("noop").mode("overwrite").save()
             self._report(batch, "already tried", 0, 0, started_s, started_s)
             return
-        self._commit(positions)
-        faults.reach("sink.after_positions")
-        rows, dead = self._write(df, batch)
+        with settled(df) as frame:
+            self._commit(positions)
+            faults.reach("sink.after_positions")
+            rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, started_s, time.monotonic())
 
     def _write(self, df: Any, batch: Batch) -> tuple[int, int]:

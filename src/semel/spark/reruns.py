@@ -5,15 +5,21 @@ read the first run and tasks that read the second then hold a mix: some rows twi
 compare order-independent checksums of both runs and fail or repeat what has read the wrong one. Where that is off or
 absent, and where rows crossed a shuffle of the query before (which is compared only within one of the jobs that a
 batch consists of), a batch that ran any stage twice is not trusted: it is aborted and runs again from the start.
+
+Without a transaction nothing can be aborted. There the rows are settled first: no stage behind them runs again.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import pyspark
+
+from semel.spark.lineage import tasks_without_shuffle
 
 CHECKSUMS = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
@@ -34,6 +40,23 @@ def spark_notices(session: Any) -> bool:
         return False
     pushed = session.sparkContext._conf.get("spark.shuffle.push.enabled", "false")
     return pushed != "true" and all(session.conf.get(name, "false") == "true" for name in CHECKSUMS)
+
+
+@contextmanager
+def settled(df: Any) -> Iterator[Any]:
+    """The rows of a DataFrame for one job whose tasks know by their attempt number that they are not the first.
+
+    Spark runs a stage again when shuffle files before it are lost, and counts its tasks' attempts from 0 again. So rows
+    that crossed a shuffle are computed and kept on the executors; what reads them from there has nothing to fetch.
+    """
+    if tasks_without_shuffle(df) is not None:
+        yield df
+        return
+    kept = df.localCheckpoint(eager=True)
+    try:
+        yield kept
+    finally:
+        kept._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
 class StageWatch:
