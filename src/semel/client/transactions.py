@@ -14,7 +14,8 @@ The six failure rules:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from semel.client.accumulator import Place
 from semel.client.batches import Batch, Identity
@@ -51,6 +52,7 @@ class TransactionalGate:
         self.generation = 1
         self._request_timeout_s = request_timeout_s
         self._lock = threading.Lock()
+        self._adding_offsets = threading.Lock()  # held by the thread that adds offsets to the transaction
         self._identity: Identity | None = None
         self._needs_epoch = False  # the next transaction must run under a new epoch
         self._added: set[Place] = set()  # TV1: partitions that the coordinator knows of
@@ -163,13 +165,32 @@ class TransactionalGate:
     def send_offsets(
         self, offsets: Mapping[tuple[str, int], OffsetAndMetadata], group: GroupMetadata, timeout_s: float
     ) -> None:
-        self.check_can_send()
-        if not offsets:
-            return
+        deadline = Deadline(timeout_s)
+        with self._offsets_turn(deadline):
+            self.check_can_send()
+            if offsets:
+                self._send_offsets(offsets, group, deadline)
+
+    @contextmanager
+    def _offsets_turn(self, deadline: Deadline) -> Iterator[None]:
+        """While a thread adds offsets, no other one ends the transaction: it would be committed without them."""
+        if not self._adding_offsets.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            raise TimedOutError(
+                f"another thread was still adding offsets to the transaction after {deadline.total_s:.3g} s; "
+                "make the same call again"
+            )
+        try:
+            yield
+        finally:
+            self._adding_offsets.release()
+
+    def _send_offsets(
+        self, offsets: Mapping[tuple[str, int], OffsetAndMetadata], group: GroupMetadata, deadline: Deadline
+    ) -> None:
         assert self._identity is not None
         self._touched = True
         try:
-            self.coordinator.commit_offsets(self._identity, group, offsets, self.generation, timeout_s)
+            self.coordinator.commit_offsets(self._identity, group, offsets, self.generation, deadline.remaining_s())
         except TimedOutError:
             raise  # the same call again may work: positions are set, not added
         except KafkaError as error:
@@ -218,6 +239,8 @@ class TransactionalGate:
             raise
 
     def _flush_and_seal(self, deadline: Deadline) -> None:
+        with self._offsets_turn(deadline):
+            pass  # those that another thread was adding; now that the state is COMMITTING, nobody begins to
         accumulator = self.sender.accumulator
         delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
         if delivered:
@@ -288,6 +311,8 @@ class TransactionalGate:
             self._raise_if_failed()
         self._move(Event.ABORT)
         self.sender.wake()
+        with self._offsets_turn(deadline):
+            pass  # a late request must not follow the end
         if not self.sender.accumulator.flush(deadline, lambda: self.state is State.FENCED):
             raise TimedOutError(
                 f"records are still on their way after {deadline.total_s:.3g} s; call abort_transaction() again"

@@ -211,3 +211,33 @@ def test_nothing_is_taken_for_sending_once_the_transaction_ends() -> None:
     gate._identity = Identity(7, 1)
     assert sender._take(queues, Identity(7, 1)) == [(queues[0], batch)]
     sender.close()
+
+
+def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
+    shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread is held where the coordinator has refused the offsets and the transaction does not know yet."""
+    with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
+        gate, refused = producer._transactional(), threading.Event()
+        end = proxy.add(delay(END_TXN, 0))
+
+        def commit_offsets(*_: Any) -> None:
+            refused.set()
+            end.happened.wait(1.0)
+            raise AbortableError("made up: the group was rebalanced")
+
+        def add_offsets() -> None:
+            with suppress(AbortableError):
+                producer.send_offsets_to_transaction({(narrow, 0): 1}, "group", PATIENCE_S)
+
+        monkeypatch.setattr(gate.coordinator, "commit_offsets", commit_offsets)
+        producer.begin_transaction()
+        producer.send(narrow, b"x").result(PATIENCE_S)
+        other = threading.Thread(target=add_offsets)
+        other.start()
+        assert refused.wait(PATIENCE_S)
+        with pytest.raises(AbortableError, match="made up"):
+            producer.commit_transaction(PATIENCE_S)
+        assert END_TXN.key not in proxy.seen
+        other.join()
+        producer.abort_transaction(PATIENCE_S)
