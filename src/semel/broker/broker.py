@@ -54,6 +54,7 @@ class Broker:
         self.advertised: tuple[str, int] | None = None  # what clients are told; None: the address that they reached
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
         self.inspectors = ThreadPoolExecutor(INSPECTORS, "inspect")  # look at large batches, off the event loop
+        self.codec = ThreadPoolExecutor(1, "codec")  # large requests and responses; one: it needs the GIL
         self.groups: Groups
         self.transactions: Transactions
 
@@ -73,6 +74,7 @@ class Broker:
         await self.transactions.stop()
         await self.groups.stop()
         self.inspectors.shutdown()
+        self.codec.shutdown()
         await self.sync.close()
         self.store.close()
         self.data_dir.close()

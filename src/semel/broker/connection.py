@@ -15,6 +15,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,7 @@ MAX_UNANSWERED = 64  # requests taken off the socket before their answers are ou
 MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
 WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
 JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
+LARGE_REQUEST_BYTES = 64 << 10  # beyond this a request other than Produce is decoded by a thread
 _PRODUCE, _FETCH = 0, 1
 
 
@@ -181,7 +183,8 @@ class Connection(asyncio.BufferedProtocol):
         try:
             header = read_request_header(frame, FLEXIBLE_FROM)
             served = self._server.dispatcher.find(header.api_key, header.version)
-            request = served.decode(frame, header.version, header.body_at)
+            is_large = len(frame) > LARGE_REQUEST_BYTES and header.api_key != _PRODUCE  # that one is mostly records
+            request = None if is_large else served.decode(frame, header.version, header.body_at)
         except UnsupportedVersionError as error:
             self._refuse_version(frame, error)
             return
@@ -194,12 +197,31 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         if self._broker.quotas.is_active:
             slot.charged = (header.client_id or "", len(frame))
+        if is_large:
+            self._go_as_far_as_possible(slot, self._work_on_large(slot, context, bytes(frame), header.body_at))
+            return
         try:
             answer = served.handler(self._broker, context, request)
         except Exception:
             self._on_bug(served)
             return
         self._settle(slot, answer)
+
+    async def _work_on_large(self, slot: Slot, context: RequestContext, frame: bytes, body_at: int) -> Struct | None:
+        """A request of very many entries: a thread decodes it and encodes the response, handlers take turns."""
+        in_thread = partial(self._loop.run_in_executor, self._broker.codec)
+        served = slot.served
+        try:
+            request = await in_thread(served.decode, frame, slot.version, body_at)
+        except ProtocolError as error:
+            self.close(str(error))
+            return None
+        answer: Any = served.handler(self._broker, context, request)
+        while answer is not None and not isinstance(answer, Struct):
+            answer = await answer
+        if answer is not None and slot.charged is None:  # a quota changes the response
+            slot.parts = await in_thread(served.api.frame_response, answer, slot.version, slot.correlation_id)
+        return cast("Struct | None", answer)
 
     def _settle(self, slot: Slot, answer: Answer) -> None:
         """Sends an answer that is there, or waits for one that is not."""
@@ -249,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
         slot.served.seconds += perf_counter() - slot.started_s
         if slot.charged is not None:
             self._charge(slot.served.api.key, *slot.charged, response)
-        if response is not None:
+        if response is not None and slot.parts is None:
             try:
                 slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)
             except ProtocolError:

@@ -31,9 +31,11 @@ class Turns:
         for item in items:
             results.append(function(item))
             if perf_counter() > self._until_s:
-                await self.give_way()
+                await self.next()
         return results
 
-    async def give_way(self) -> None:
-        await asyncio.sleep(0)
-        self._until_s = perf_counter() + TURN_S
+    async def next(self) -> None:
+        """Lets others run, if this one had its turn."""
+        if perf_counter() > self._until_s:
+            await asyncio.sleep(0)
+            self._until_s = perf_counter() + TURN_S

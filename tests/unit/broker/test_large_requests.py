@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from semel.broker.connection import LARGE_REQUEST_BYTES
 from semel.broker.context import RequestContext
 from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
 from semel.broker.settings import Settings
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from semel.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from semel.protocol.messages.list_offsets import (
+    LIST_OFFSETS,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from semel.protocol.messages.metadata import METADATA, MetadataRequest
+from tests.support.broker import SemelBroker
+from tests.support.direct import DirectClient
 from tests.support.waiting import STALL_S
 
 MANY = 60_000
@@ -57,3 +70,28 @@ def test_names_of_one_request_that_collide_are_found_without_comparing_all() -> 
     response = create_topics(broker, CONTEXT, CreateTopicsRequest(topics=topics))
     assert time.monotonic() - started_s < STALL_S
     assert {each.name for each in response.topics if each.error_code} == {"topic_9"}
+
+
+def test_a_large_request_is_answered_in_its_place_and_a_broken_one_ends_its_connection(tmp_path: Path) -> None:
+    """Threads decode it and encode the response; what the client sent after it waits."""
+    asks = [ListOffsetsPartition(number, -1, -1) for number in range(10_000)]
+    request = ListOffsetsRequest(topics=[ListOffsetsTopic("t", asks)])
+    assert sum(map(len, LIST_OFFSETS.frame_request(request, 7, 1, "test"))) > 2 * LARGE_REQUEST_BYTES
+    with SemelBroker(tmp_path / "broker") as broker, DirectClient(broker.bootstrap) as client:
+        client.create_topic("t", 3)
+        client.send(LIST_OFFSETS, request, 7)
+        client.send(METADATA, MetadataRequest([]), 12)
+        client.send(LIST_OFFSETS, request, 7)
+        (first,) = client.receive(LIST_OFFSETS, 7).topics
+        assert client.receive(METADATA, 12).cluster_id
+        (second,) = client.receive(LIST_OFFSETS, 7).topics
+        assert first == second
+        codes = [each.error_code for each in first.partitions]
+        assert codes == [E.NONE] * 3 + [E.UNKNOWN_TOPIC_OR_PARTITION] * 9_997
+        head = struct.pack(">hhih4s", 2, 7, 1, 4, b"test") + bytes([0, 0xFF, 0xFF, 0x7F])
+        body = head + bytes(2 * LARGE_REQUEST_BYTES)
+        client.socket.sendall(struct.pack(">i", len(body)) + body)
+        with pytest.raises((EOFError, ConnectionError)):
+            client.receive(LIST_OFFSETS, 7)
+        with DirectClient(broker.bootstrap) as other:
+            assert other.call(METADATA, MetadataRequest([]), 12).cluster_id

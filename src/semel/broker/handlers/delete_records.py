@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -19,10 +21,15 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def delete_records(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+async def delete_records(
+    broker: Broker, context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    turns = Turns()
     return DeleteRecordsResponse(
         topics=[
-            DeleteRecordsTopicResult(topic.name, [_delete(broker, topic.name, ask) for ask in topic.partitions])
+            DeleteRecordsTopicResult(
+                topic.name, await turns.map(partial(_delete, broker, topic.name), topic.partitions)
+            )
             for topic in request.topics
         ]
     )

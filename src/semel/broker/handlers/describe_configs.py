@@ -8,6 +8,7 @@ from semel.broker import describe_settings
 from semel.broker.describe_settings import Entry
 from semel.broker.handlers.config_resources import BROKER, TOPIC, check_named, find_topic, is_whole_cluster
 from semel.broker.topics import TopicError
+from semel.broker.turns import Turns
 from semel.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def describe_configs(
+async def describe_configs(
     broker: Broker, context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(results=[_describe(broker, resource, request) for resource in request.resources])
+    results = await Turns().map(lambda resource: _describe(broker, resource, request), request.resources)
+    return DescribeConfigsResponse(results=results)
 
 
 def _describe(

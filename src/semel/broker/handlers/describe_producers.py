@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.topics import name_problem
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -19,12 +21,13 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def describe_producers(
+async def describe_producers(
     broker: Broker, context: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
+    turns = Turns()
     return DescribeProducersResponse(
         topics=[
-            TopicResponse(topic.name, [_describe(broker, topic.name, index) for index in topic.partition_indexes])
+            TopicResponse(topic.name, await turns.map(partial(_describe, broker, topic.name), topic.partition_indexes))
             for topic in request.topics
         ]
     )

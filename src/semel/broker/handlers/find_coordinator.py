@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.topics import TopicError
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
@@ -17,11 +18,11 @@ _JOURNAL_OF_TYPE = {0: CONSUMER_OFFSETS, 1: TRANSACTION_STATE}
 _FIRST_WITH_LIST = 4
 
 
-def find_coordinator(
+async def find_coordinator(
     broker: Broker, context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     if context.version >= _FIRST_WITH_LIST:
-        keys = [_find(broker, context, key, request.key_type) for key in request.coordinator_keys]
+        keys = await Turns().map(lambda key: _find(broker, context, key, request.key_type), request.coordinator_keys)
         return FindCoordinatorResponse(coordinators=keys)
     found = _find(broker, context, request.key, request.key_type)
     return FindCoordinatorResponse(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.handlers.rights import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from semel.broker.topics import INTERNAL_TOPICS, TopicError, name_problem
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.metadata import (
     MetadataRequest,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _FIRST_BY_ID = 12
 
 
-def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+async def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     if context.version < _FIRST_BY_ID and any(asked.name is None for asked in request.topics or ()):
         refused = [
             MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
@@ -43,10 +44,10 @@ def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) 
     if context.version <= 10 and request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     if request.topics is None or (context.version == 0 and not request.topics):
-        response.topics = [_describe(broker, topic, operations) for topic in broker.topics]
+        response.topics = await Turns().map(lambda topic: _describe(broker, topic, operations), list(broker.topics))
     else:
         may_create = request.allow_auto_topic_creation and broker.settings["auto.create.topics.enable"]
-        response.topics = [_find(broker, asked, may_create, operations) for asked in request.topics]
+        response.topics = await Turns().map(lambda asked: _find(broker, asked, may_create, operations), request.topics)
     return response
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.handlers.epochs import epoch_error
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -19,12 +21,15 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def offset_for_leader_epoch(
+async def offset_for_leader_epoch(
     broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
+    turns = Turns()
     return OffsetForLeaderEpochResponse(
         topics=[
-            OffsetForLeaderTopicResult(topic.topic, [_find(broker, topic.topic, ask) for ask in topic.partitions])
+            OffsetForLeaderTopicResult(
+                topic.topic, await turns.map(partial(_find, broker, topic.topic), topic.partitions)
+            )
             for topic in request.topics
         ]
     )

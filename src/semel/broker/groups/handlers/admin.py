@@ -8,6 +8,7 @@ from semel.broker.groups.group import CONSUMER, Group
 from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.states import GroupState
 from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from semel.protocol.messages.describe_groups import (
@@ -26,10 +27,12 @@ NOT_FOUND_FROM = 6  # DescribeGroups: before, a group that is not there is descr
 CLASSIC = "classic"
 
 
-def describe_groups(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+async def describe_groups(
+    broker: Broker, context: RequestContext, request: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     return DescribeGroupsResponse(
-        groups=[_describe(broker, context, group_id, operations) for group_id in request.groups]
+        groups=await Turns().map(lambda group_id: _describe(broker, context, group_id, operations), request.groups)
     )
 
 
@@ -88,9 +91,9 @@ def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequ
 
 
 async def delete_groups(broker: Broker, context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        results=[
-            DeletableGroupResult(group_id, await groups_of(broker).delete(group_id))
-            for group_id in dict.fromkeys(request.groups_names)
-        ]
-    )
+    turns = Turns()
+    results = []
+    for group_id in dict.fromkeys(request.groups_names):
+        results.append(DeletableGroupResult(group_id, await groups_of(broker).delete(group_id)))
+        await turns.next()
+    return DeleteGroupsResponse(results=results)

@@ -9,6 +9,7 @@ from semel.broker.groups.commits import Commit, Committer
 from semel.broker.groups.group import GroupError
 from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.records import Position
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -110,14 +111,15 @@ async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetF
         asked = request.groups
     else:
         asked = [OffsetFetchRequestGroup(request.group_id, topics=_new_form(request))]
-    answers = [await _fetch_group(broker, context, group, request.require_stable) for group in asked]
+    turns = Turns()
+    answers = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in asked]
     if context.version >= MANY_GROUPS_FROM:
         return OffsetFetchResponse(groups=answers)
     return OffsetFetchResponse(topics=[_old_form(topic) for topic in answers[0].topics])
 
 
 async def _fetch_group(
-    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
+    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
 ) -> OffsetFetchResponseGroup:
     commits = groups_of(broker).commits
     if require_stable:
@@ -127,9 +129,8 @@ async def _fetch_group(
     except GroupError as error:
         return OffsetFetchResponseGroup(group.group_id, error_code=error.code)
     topics = group.topics if group.topics is not None else _all_topics(broker, context, group.group_id)
-    return OffsetFetchResponseGroup(
-        group.group_id, [_fetch_topic(broker, context, group.group_id, topic, require_stable) for topic in topics]
-    )
+    found = [await _fetch_topic(broker, context, group.group_id, topic, require_stable, turns) for topic in topics]
+    return OffsetFetchResponseGroup(group.group_id, found)
 
 
 def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
@@ -142,8 +143,13 @@ def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Itera
             yield OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=list(partitions))
 
 
-def _fetch_topic(
-    broker: Broker, context: RequestContext, group_id: str, asked: OffsetFetchRequestTopics, require_stable: bool
+async def _fetch_topic(
+    broker: Broker,
+    context: RequestContext,
+    group_id: str,
+    asked: OffsetFetchRequestTopics,
+    require_stable: bool,
+    turns: Turns,
 ) -> OffsetFetchResponseTopics:
     topic = _topic_of(broker, context, asked)
     if _by_id(context) and topic is None:
@@ -154,15 +160,14 @@ def _fetch_topic(
         )
     name, topic_id = (topic.name, topic.id) if topic is not None else (asked.name, NO_UUID)
     commits = groups_of(broker).commits
-    answer = OffsetFetchResponseTopics(asked.name, asked.topic_id)
-    for index in asked.partition_indexes:
+
+    def fetch(index: int) -> OffsetFetchResponsePartitions:
         if require_stable and commits.is_pending(group_id, name, index):
-            answer.partitions.append(_partition(index, NO_POSITION, ErrorCode.UNSTABLE_OFFSET_COMMIT))
-        else:
-            answer.partitions.append(
-                _partition(index, commits.position(group_id, name, index, topic_id) or NO_POSITION)
-            )
-    return answer
+            return _partition(index, NO_POSITION, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _partition(index, commits.position(group_id, name, index, topic_id) or NO_POSITION)
+
+    found = await turns.map(fetch, asked.partition_indexes)
+    return OffsetFetchResponseTopics(asked.name, asked.topic_id, found)
 
 
 def _partition(index: int, position: Position, code: ErrorCode = ErrorCode.NONE) -> OffsetFetchResponsePartitions:
