@@ -235,7 +235,7 @@ class ScenePlay:
             if now_s - said_s >= PROGRESS_EVERY_S:
                 said_s = now_s
                 doing = progress.state() if fed_s else "feeding in"
-                self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing}")
+                self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing:.120}")
             if not fed_s and not producer.wanted:
                 fed_s, deadline_s = now_s, now_s + self._patience_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
