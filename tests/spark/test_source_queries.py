@@ -10,6 +10,7 @@ import pytest
 
 import semel
 from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.offsets import from_json, ids_of
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
 from tests.support.waiting import eventually
@@ -70,7 +71,8 @@ def test_available_now_reads_all_in_limited_batches_and_progress_has_the_counts(
     assert [p.numInputRows for p in progress] == [40, 40, 10]
     ends = {query.source: {str(p): ROWS // PARTITIONS for p in range(PARTITIONS)}}
     last = progress[-1].sources[0]
-    assert json.loads(last.endOffset) == ends
+    assert from_json(json.loads(last.endOffset)) == from_json(ends)
+    assert set(ids_of(json.loads(last.endOffset))) == {query.source}
     assert json.loads(last.latestOffset) == ends
     assert json.loads(progress[0].sources[0].latestOffset) == ends  # the lag is visible in every batch
     assert all(p.sources[0].numInputRows == p.numInputRows for p in progress)
