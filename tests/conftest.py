@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would not hear a Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
+
+# An example that takes long says that the machine is busy, and nothing about the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Tests write records that are years old, and read them back: retention must not come in between.
 RETENTION = {"log.retention.check.interval.ms": "86400000"}
