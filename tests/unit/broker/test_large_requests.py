@@ -13,6 +13,7 @@ import pytest
 
 from semel.broker.connection import LARGE_REQUEST_BYTES
 from semel.broker.context import RequestContext
+from semel.broker.groups.handlers.positions import offset_commit
 from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
 from semel.broker.settings import Settings
@@ -25,6 +26,11 @@ from semel.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from semel.protocol.messages.metadata import METADATA, MetadataRequest
+from semel.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient
 from tests.support.waiting import STALL_S
@@ -95,3 +101,26 @@ def test_a_large_request_is_answered_in_its_place_and_a_broken_one_ends_its_conn
             client.receive(LIST_OFFSETS, 7)
         with DirectClient(broker.bootstrap) as other:
             assert other.call(METADATA, MetadataRequest([]), 12).cluster_id
+
+
+def test_many_offsets_for_one_partition_are_one_record_and_the_last_one_counts() -> None:
+    """Twenty thousand offsets for two partitions were twenty thousand records of the internal topic."""
+    written: list[Any] = []
+
+    async def commit(_group: str, _committer: Any, commits: list[Any], **_: Any) -> E:
+        written.extend(commits)
+        return E.NONE
+
+    topic = SimpleNamespace(name="t", id=bytes(16), partitions=[0, 1])
+    groups = SimpleNamespace(config=SimpleNamespace(metadata_max_size=4096), commits=SimpleNamespace(commit=commit))
+    broker: Any = SimpleNamespace(groups=groups, topics=SimpleNamespace(get=lambda _: topic))
+    parts = [OffsetCommitRequestPartition(number % 2, number) for number in range(20_000)]
+    request = OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("t", partitions=parts)])
+
+    async def run() -> Any:
+        return await offset_commit(broker, CONTEXT, request)
+
+    response = asyncio.run(run())
+    assert [(each.partition, each.offset) for each in written] == [(0, 19_998), (1, 19_999)]
+    assert {each.error_code for each in response.topics[0].partitions} == {E.NONE}
+    assert len(response.topics[0].partitions) == len(parts)

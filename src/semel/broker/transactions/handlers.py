@@ -183,7 +183,7 @@ async def txn_offset_commit(
 ) -> TxnOffsetCommitResponse:
     """A group's positions, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
-    commits: list[Commit] = []
+    commits: dict[TopicPartition, Commit] = {}  # of several offsets for a partition the last one counts
     limit = groups_of(broker).config.metadata_max_size
     for asked in request.topics:
         topic = broker.topics.get(asked.name)
@@ -193,12 +193,11 @@ async def txn_offset_commit(
             if topic is not None and 0 <= part.partition_index < len(topic.partitions):
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 if len(part.committed_metadata or "") <= limit:
-                    commits.append(_commit_of(topic, part))
+                    commits[key] = _commit_of(topic, part)
     if any(code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for code in codes.values()):
-        error = await _commit_offsets(broker, ctx.version, request, commits)
-        accepted = {(commit.topic, commit.partition) for commit in commits}
+        error = await _commit_offsets(broker, ctx.version, request, list(commits.values()))
         for key, code in codes.items():
-            if key in accepted or (error is not ErrorCode.NONE and code is ErrorCode.OFFSET_METADATA_TOO_LARGE):
+            if key in commits or (error is not ErrorCode.NONE and code is ErrorCode.OFFSET_METADATA_TOO_LARGE):
                 codes[key] = error
     return TxnOffsetCommitResponse(
         topics=[

@@ -50,26 +50,32 @@ NO_POSITION = Position(-1, -1, "", -1)
 
 # -- OffsetCommit ------------------------------------------------------------------------------------------------------
 async def offset_commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """Partitions that do not exist are refused one by one; a group that refuses, refuses all others."""
+    """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
+    for one partition the last one counts, and only that one is written."""
     groups = groups_of(broker)
-    known: list[tuple[Topic, OffsetCommitRequestPartition]] = []
+    limit = groups.config.metadata_max_size
     response = OffsetCommitResponse()
+    commits: dict[tuple[str, int], Commit] = {}
+    turns = Turns()
+    is_any_known = False
     for asked in request.topics:
         topic = _topic_of(broker, context, asked)
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
         answer = OffsetCommitResponseTopic(asked.name, asked.topic_id)
         response.topics.append(answer)
-        missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
         for part in asked.partitions:
             exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
             answer.partitions.append(OffsetCommitResponsePartition(part.partition_index, _OPEN if exists else missing))
             if topic is not None and exists:
-                known.append((topic, part))
-    if known:
-        limit = groups.config.metadata_max_size
+                is_any_known = True
+                if not _too_long(part.committed_metadata, limit):
+                    commits[topic.name, part.partition_index] = _commit_of(topic, part)
+            await turns.next()
+    if is_any_known:
         code = await groups.commits.commit(
             request.group_id,
             Committer(request.generation_id_or_member_epoch, request.member_id, request.group_instance_id),
-            [_commit_of(topic, part) for topic, part in known if not _too_long(part.committed_metadata, limit)],
+            list(commits.values()),
             version=context.version,
             retention_ms=request.retention_time_ms,
         )
