@@ -405,6 +405,32 @@ def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic:
         injected.assert_fired()
 
 
+def test_idle_connection_that_the_broker_closed_keeps_no_core_busy(
+    cluster: Cluster, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As connections.max.idle.ms does to the one for JoinGroup: a descriptor that is readable for good."""
+    with Proxy(cluster.bootstrap) as proxy, Consumer(bootstrap_servers=proxy.bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        settle(consumer)
+        core, turns = consumer._core, 0
+        real_turn = core.turn
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            real_turn()
+
+        assert proxy.cut_all()
+        consumer.poll(1000)
+        monkeypatch.setattr(core, "turn", turn)
+        for _ in range(4):
+            consumer.poll(500)
+        assert turns < 200
+        consumer.unsubscribe()
+        consumer.subscribe([topic])
+        settle(consumer)
+
+
 @pytest.mark.parametrize(
     ("api", "skip"),
     [(JOIN_GROUP, 0), (JOIN_GROUP, 1), (SYNC_GROUP, 0)],

@@ -92,7 +92,7 @@ class Aside:
 
     def collect(self, lane: str | None = None) -> None:
         """Hands over the outcomes of what has ended (in this lane). Raises what `then` raises; the others stay."""
-        for name, (outcome, then) in list(self._under_way.items()):
+        for name, (outcome, then) in list(self._under_way.items()) if self._under_way else ():
             if outcome.is_done and lane in (None, name):
                 del self._under_way[name]
                 then(outcome)

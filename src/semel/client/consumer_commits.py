@@ -98,7 +98,9 @@ class Commits:
         return len(self._queue)
 
     def connections(self) -> list[Connection]:
-        return [self._connection] if self._connection is not None and not self._connection.closed else []
+        """The one in use, while there is a commit for it."""
+        connection = self._connection
+        return [connection] if self._queue and connection is not None and not connection.closed else []
 
     # -- the calls -----------------------------------------------------------------------------------------------------
     def send(
@@ -139,6 +141,8 @@ class Commits:
     # -- a turn --------------------------------------------------------------------------------------------------------
     def turn(self) -> None:
         """Takes responses and sends what may be sent now; never waits."""
+        if not self._queue:
+            return
         self._aside.collect(COMMIT_LANE)
         for connection in self.connections():
             connection.progress()
@@ -151,6 +155,8 @@ class Commits:
 
     def due_at_s(self) -> float:
         """On time.monotonic(): when `turn` has something to do without an event."""
+        if not self._queue:
+            return float("inf")
         now_s = time.monotonic()
         times_s = [connection.next_deadline_s() for connection in self.connections()]
         times_s += [now_s + commit.deadline.remaining_s() for commit in self._queue if commit.pending is None]
@@ -201,12 +207,19 @@ class Commits:
                 connection = self._connection_for(commit, in_flight)
                 if connection is None:
                     return
-                version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
-                request = offset_commit_request(commit.member, commit.offsets)
-                limit_s = min(commit.deadline.remaining_s(), self._cluster.settings.request_timeout_ms / 1000)
-                commit.pending = connection.send(OFFSET_COMMIT, request, version=version, timeout_s=limit_s)
+                try:
+                    self._send(commit, connection)
+                except KafkaError as error:  # the broker is too old for it
+                    self._ended(commit, error)
+                    continue
             if commit.is_retried:
                 return  # nothing overtakes it
+
+    def _send(self, commit: Commit, connection: Connection) -> None:
+        version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
+        request = offset_commit_request(commit.member, commit.offsets)
+        limit_s = min(commit.deadline.remaining_s(), self._cluster.settings.request_timeout_ms / 1000)
+        commit.pending = connection.send(OFFSET_COMMIT, request, version=version, timeout_s=limit_s)
 
     def _connection_for(self, commit: Commit, in_flight: bool) -> Connection | None:
         """The one that the commits before it are on; a new one only when none is on its way."""

@@ -210,6 +210,7 @@ class ConsumerCore:
         member, rebalancer = self.member, self._rebalancer
         self.member = self._rebalancer = None
         self.subscription = Subscription()
+        self.cluster.settings = self.settings
         if member is None or rebalancer is None:
             return
         try:

@@ -64,9 +64,9 @@ class Fetching:
     def send(self, draining: bool = False) -> None:
         """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
         now_s = self._clock()
-        self._look_up_leaders(now_s)
-        topics = self._cluster.metadata.topics
         names = {state.topic_partition.topic for state in self._positions}
+        self._look_up_leaders(names, now_s)
+        topics = self._cluster.metadata.topics
         plans = self.fetcher.plan(
             self._leader_of,
             {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None},
@@ -120,16 +120,19 @@ class Fetching:
         """For one attempt of what is done aside."""
         return Deadline(min(self._settings.request_timeout_ms, self._settings.default_api_timeout_ms) / 1000)
 
-    def _look_up_leaders(self, now_s: float) -> None:
+    def _look_up_leaders(self, names: set[str], now_s: float) -> None:
         """Asks for the leaders of all partitions to fetch whose metadata is old or in doubt."""
-        metadata, max_age_s = self._cluster.metadata, self._settings.metadata_max_age_ms / 1000
+        metadata, max_age_s, at_s = self._cluster.metadata, self._settings.metadata_max_age_ms / 1000, time.monotonic()
+        stale = {name for name in names if not metadata.is_fresh(name, at_s, max_age_s)}
+        if not stale:
+            return
         states = [
             state
             for state in self._positions
-            if state.is_ready
+            if state.topic_partition.topic in stale
+            and state.is_ready
             and not state.paused
             and state.retry_at_s <= now_s
-            and not metadata.is_fresh(state.topic_partition.topic, time.monotonic(), max_age_s)
         ]
         if states:
             topics = sorted({state.topic_partition.topic for state in states})

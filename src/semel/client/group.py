@@ -144,8 +144,10 @@ class GroupMember:
                 self._apply(Event.REBALANCE)
 
     def connections(self) -> list[Connection]:
+        """The one that a response is waited for on. An idle one that the broker closed would be readable for good."""
         with self._lock:
-            return [self._connection] if self._connection is not None and not self._connection.closed else []
+            connection = self._connection if self._pending is not None else None
+            return [connection] if connection is not None and not connection.closed else []
 
     def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], aside: Aside) -> None:
         """Sends JoinGroup if that is due and there is a connection; else opens one aside. The search's errors are
@@ -154,6 +156,8 @@ class GroupMember:
             if self.state is not State.UNJOINED or self._clock() < self.retry_at_s or aside.is_busy(GROUP_LANE):
                 return
             connection = self._connection
+            if connection is not None:
+                connection.notice_closing()
             if connection is None or connection.closed or connection.retiring:
                 self._connection = None
                 limit = Deadline(self._settings.request_timeout_ms / 1000)
@@ -251,9 +255,13 @@ class GroupMember:
         failure: Exception | None = None
         try:
             shares = self._shares(answer)
-        except (KafkaError, DecodeError) as error:
+        except Exception as error:  # whatever it is, the member must not wait for an assignment that nobody sends
             failure = error
-            log.info("group %s: cannot share partitions out now: %s", self.group_id, error)
+            is_expected = isinstance(error, (KafkaError, DecodeError))
+            level = logging.INFO if is_expected else logging.ERROR
+            log.log(
+                level, "group %s: cannot share partitions out now: %s", self.group_id, error, exc_info=not is_expected
+            )
         with self._lock:
             if self.state is not State.SYNCING or self.generation != answer.generation_id or self._pending is not None:
                 return  # the group went on meanwhile
