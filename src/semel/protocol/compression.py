@@ -48,7 +48,7 @@ class Compression(IntEnum):
 
 def is_ready(kind: int) -> bool:
     """Whether a compression can be used without loading pyarrow first, which takes tenths of a second."""
-    return kind <= Compression.GZIP or _is_loaded
+    return _is_loaded or kind in (0, 1)  # none and gzip need nothing
 
 
 def compress(kind: int, data: Buffer, level: int | None = None) -> Buffer:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from semel.protocol.batch import Buffer
 from semel.protocol.errors import CorruptBatchError
@@ -45,6 +46,7 @@ class _Layout(NamedTuple):
     """A whole batch of records that were right: the bits that hold structure. Producers of records of one size send
     one batch after the other with the same."""
 
+    places: npt.NDArray[np.intp]  # of the bytes that hold it
     mask: Bytes
     bits: bytes
     facts: RecordFacts
@@ -57,8 +59,11 @@ def check_alike(body: Buffer, record_count: int) -> RecordFacts | None:
     """None if the records are not alike: that says nothing about whether they are right."""
     key = (record_count, len(body), body[0])
     layout = _layouts.get(key)
-    if layout is not None and (np.frombuffer(body, np.uint8) & layout.mask).tobytes() == layout.bits:
-        return layout.facts
+    if layout is not None:
+        found = np.frombuffer(body, np.uint8).take(layout.places)
+        found &= layout.mask
+        if found.tobytes() == layout.bits:
+            return layout.facts
     if not _starts_alike(body):
         return None
     runs: list[tuple[int, int, _Shape]] = []  # where it starts, its rows, their shape
@@ -114,7 +119,9 @@ def _layout_of(body: Buffer, runs: list[tuple[int, int, _Shape]], facts: RecordF
         table[:, shape.offset_at : shape.key_at] = 0xFF
         table[:, shape.value_length_at : shape.value_at] = 0xFF
         table[:, -1] = 0xFF
-    return _Layout(mask, (np.frombuffer(body, np.uint8) & mask).tobytes(), facts)
+    places = np.flatnonzero(mask)
+    mask = mask[places]
+    return _Layout(places, mask, (np.frombuffer(body, np.uint8)[places] & mask).tobytes(), facts)
 
 
 def _keep(key: tuple[int, int, int], layout: _Layout) -> None:

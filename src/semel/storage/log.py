@@ -28,6 +28,7 @@ from semel.protocol.batch import (
     read_header,
 )
 from semel.protocol.errors import CorruptBatchError, ErrorCode
+from semel.protocol.record_check import is_ready
 from semel.storage import checkpoints, epochs, history, reading, retention, snapshot, timequery, validation
 from semel.storage.config import LogConfig
 from semel.storage.errors import StorageError
@@ -317,7 +318,7 @@ class PartitionLog:
         ):
             validation.check_client_batch(data, config, now_ms)
         if inspection is None and not attributes & 7 and config.compression_type == "producer":
-            if light_only and not validation.is_light(data, 0, 0, count):
+            if light_only and (size > validation.LIGHT_PLAIN_BYTES or not is_ready(count)):
                 raise validation.HeavyBatch
             facts = validation.check_plain(data, count)
         else:
