@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.bench.peers.raw_client import RawClient
+from benchmarks.peers.raw_client import RawClient
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import SemelBroker
 from tests.support.kafka import ApacheKafka, java_tool

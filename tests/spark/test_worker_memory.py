@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.bench.spark_contestants import Job, SparkProgram, run_job, semel_fast, semel_frame
-from semel.bench.spark_topics import filled
+from benchmarks.spark_contestants import Job, SparkProgram, run_job, semel_fast, semel_frame
+from benchmarks.spark_topics import filled
 from semel.local.semel_broker import SemelBroker
 
 MB = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import count
 
-from semel.bench.peers.apache_kafka import ApacheKafka
+from benchmarks.peers.apache_kafka import ApacheKafka
 from semel.local.semel_broker import SemelBroker, semel_command
 
 __all__ = ["Cluster", "SemelBroker", "semel_command"]

@@ -1,6 +1,6 @@
 """Apache Kafka as a process, and its tools."""
 
-from semel.bench.peers.apache_kafka import (
+from benchmarks.peers.apache_kafka import (
     QUICK_JVM,
     ApacheKafka,
     KafkaMissing,

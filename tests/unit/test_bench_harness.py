@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-from semel.bench import harness
+from benchmarks import harness
 from semel.cli import main
 
 KEYS = ["bench", "case", "unit", "semel", "peer", "peer_value", "ratio", "runs", "spread"]
@@ -63,14 +64,14 @@ def test_rate_and_seconds_measure_the_call() -> None:
 @pytest.fixture
 def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A benchmark that compares two fixed values, in place of the codec benchmark."""
-    module = types.ModuleType("semel.bench.codec")
+    module = types.ModuleType("benchmarks.codec")
 
     def run(report: harness.Report, quick: bool = False) -> None:
         values = {"semel": [2e6, 2e6], "kafka-python": [1e5, 1e5]}
         harness.compare(report, bench="codec", case=f"quick={quick}", unit="records/s", values=values)
 
     module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "semel.bench.codec", module)
+    monkeypatch.setitem(sys.modules, "benchmarks.codec", module)
     monkeypatch.setattr(harness, "available", lambda: ["codec"])
     return module
 
@@ -106,16 +107,28 @@ def test_an_unknown_benchmark_is_refused_with_the_names_that_exist(capsys: pytes
     assert capsys.readouterr().err == "semel: there is no benchmark 'warp'; there are: codec, all\n"
 
 
+@pytest.mark.parametrize("arguments", [["codec"], ["all", "--quick"]])
+def test_without_a_checkout_one_line_says_where_benchmarks_are(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("semel.cli.bench.CHECKOUT", tmp_path)
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "not installed with semel" in error
+    assert "checkout" in error
+
+
 def test_one_failed_benchmark_does_not_stop_the_others(
     benchmark_module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = types.ModuleType("semel.bench.broker")
+    broken = types.ModuleType("benchmarks.broker")
 
     def run(report: harness.Report, quick: bool = False) -> None:
         raise RuntimeError("no Apache Kafka here")
 
     broken.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "semel.bench.broker", broken)
+    monkeypatch.setitem(sys.modules, "benchmarks.broker", broken)
     assert harness.run_benchmarks(["broker", "codec"], as_json=True, quick=False) == 1
     answer = capsys.readouterr()
     assert json.loads(answer.out)["bench"] == "codec"

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from semel.bench.peers.raw_client import RawClient
-from semel.bench.produce_load import BrokerRefused, Load, closed_loop, open_loop, percentile
+from benchmarks.peers.raw_client import RawClient
+from benchmarks.produce_load import BrokerRefused, Load, closed_loop, open_loop, percentile
 from tests.support.broker import SemelBroker
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.bench.contestants import resident_mb, start_to_metadata_s
+from benchmarks.contestants import resident_mb, start_to_metadata_s
 from tests.support.broker import SemelBroker
 
 START_MAX_S = 1.5  # measured: 0.2

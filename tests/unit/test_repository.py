@@ -162,6 +162,17 @@ def test_setup_says_what_is_missing_when_python_is_too_old(tmp_path: Path) -> No
     assert "needs Python 3.11 or newer, found: Python 3.9.2" in done.stderr
 
 
+def test_the_wheel_holds_the_product_and_no_benchmarks_or_tests() -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    files = WheelBuilder(str(ROOT)).recurse_included_files()
+    names = sorted(path.distribution_path for path in files if path.distribution_path is not None)
+    assert "semel/cli/bench.py" in names  # it says where the benchmarks are
+    assert {name.partition("/")[0] for name in names} == {"semel", "pyspark_semel"}
+    laboratory = re.compile(r"bench(marks)?/|tests?/|/test_|conftest")
+    assert [name for name in names if laboratory.search(name)] == []
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_wheel_installs_light_and_runs_in_a_clean_environment(tmp_path: Path) -> None:

@@ -1,33 +1,58 @@
-"""`semel bench`: measures semel side by side with its peers."""
+"""`semel bench`: measures semel side by side with its peers.
+
+The benchmarks are not installed with semel: they are the folder `benchmarks` of a checkout.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 HELP = (
     "Runs a benchmark, semel and its peers in turns, and prints medians. A ratio above 1 means that semel is better.\n"
     "With --json one object per comparison and line, with the keys bench, case, unit, semel, peer, peer_value, ratio,\n"
-    "runs (of each contestant) and spread ((max - min) / median; the larger of the two)."
+    "runs (of each contestant) and spread ((max - min) / median; the larger of the two).\n"
+    "Works in a checkout only: benchmarks are not installed with semel."
 )
 EXAMPLE = """
 semel bench codec
 semel bench all --quick --json
 """
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.bench.harness import available
-
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(available())}, or all")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(_names())}, or all")
     parser.add_argument("--json", action="store_true", help="one JSON object per comparison and line")
     parser.add_argument("--quick", action="store_true", help="smaller and fewer runs: a look, not a measurement")
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.bench.harness import available, run_benchmarks
     from semel.cli.errors import UsageError
 
-    names = available()
+    harness = _harness()
+    if harness is None:
+        raise UsageError("benchmarks are not installed with semel: `make bench` runs them in a checkout (benchmarks/)")
+    names = harness.available()
     if args.name != "all" and args.name not in names:
         raise UsageError(f"there is no benchmark {args.name!r}; there are: {', '.join(names)}, all")
-    return run_benchmarks(names if args.name == "all" else [args.name], as_json=args.json, quick=args.quick)
+    chosen = names if args.name == "all" else [args.name]
+    code: int = harness.run_benchmarks(chosen, as_json=args.json, quick=args.quick)
+    return code
+
+
+def _names() -> list[str]:
+    harness = _harness()
+    return [] if harness is None else list(harness.available())
+
+
+def _harness() -> ModuleType | None:
+    """The benchmarks of the checkout that this semel is imported from; None where semel is installed without one."""
+    if not (CHECKOUT / "benchmarks" / "harness.py").is_file():
+        return None
+    if str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
+    return import_module("benchmarks.harness")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-from semel.bench.harness import Report
-from semel.bench.peers.apache_kafka import ApacheKafka
+from benchmarks.harness import Report
+from benchmarks.peers.apache_kafka import ApacheKafka
 
 SIDES = ("produce", "consume")
 
@@ -17,5 +17,5 @@ SIDES = ("produce", "consume")
 def run(report: Report, quick: bool = False) -> None:
     with ApacheKafka(heap_mb=1024) as kafka:
         for side in SIDES:
-            if find_spec(f"semel.bench.client_{side}") is not None:
-                getattr(import_module(f"semel.bench.client_{side}"), f"run_{side}")(report, kafka, quick)
+            if find_spec(f"benchmarks.client_{side}") is not None:
+                getattr(import_module(f"benchmarks.client_{side}"), f"run_{side}")(report, kafka, quick)

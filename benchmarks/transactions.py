@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from semel.bench.harness import Report, compare
-from semel.bench.peers.apache_kafka import ApacheKafka, tool_command
-from semel.bench.peers.raw_client import RawClient, patiently
-from semel.bench.transaction_frames import TransactionFrames
+from benchmarks.harness import Report, compare
+from benchmarks.peers.apache_kafka import ApacheKafka, tool_command
+from benchmarks.peers.raw_client import RawClient, patiently
+from benchmarks.transaction_frames import TransactionFrames
 from semel.local.semel_broker import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode

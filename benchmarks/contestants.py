@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from semel.bench.peers.apache_kafka import VERSION, ApacheKafka
-from semel.bench.peers.raw_client import RawClient
+from benchmarks.peers.apache_kafka import VERSION, ApacheKafka
+from benchmarks.peers.raw_client import RawClient
 from semel.local.semel_broker import SemelBroker
 
 KAFKA = f"Apache Kafka {VERSION}"

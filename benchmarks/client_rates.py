@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from semel.bench.contestants import PARTITIONS, Node, topic
-from semel.bench.peers.apache_kafka import tool_command
+from benchmarks.contestants import PARTITIONS, Node, topic
+from benchmarks.peers.apache_kafka import tool_command
+
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 class Rates(NamedTuple):
@@ -95,8 +98,8 @@ def perf_tool(tool: str, node: Node, name: str, *words: str, count: int) -> str:
 def produce_load(mode: str, node: Node, name: str, **options: object) -> dict[str, Any]:
     """One run of the load generator in a process of its own."""
     words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "semel.bench.produce_load", mode, node.bootstrap, name, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "benchmarks.produce_load", mode, node.bootstrap, name, *words]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError(f"the load generator failed:\n{done.stderr[-2_000:]}")
     return dict(json.loads(done.stdout))

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from semel.bench.client_produce import SIZES, TRANSACTION_S
-from semel.bench.harness import Report, compare, interleave
-from semel.bench.peers.apache_kafka import ApacheKafka
+from benchmarks.client_produce import SIZES, TRANSACTION_S
+from benchmarks.harness import Report, compare, interleave
+from benchmarks.peers.apache_kafka import ApacheKafka
 
 PARTITIONS = 4
 MODES = ("plain", "transactional")

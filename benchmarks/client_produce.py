@@ -18,8 +18,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
-from semel.bench.harness import Report, compare, interleave
-from semel.bench.peers.apache_kafka import ApacheKafka
+from benchmarks.harness import Report, compare, interleave
+from benchmarks.peers.apache_kafka import ApacheKafka
 
 BATCH_BYTES = 400 * 1024
 TRANSACTION_S = 0.1

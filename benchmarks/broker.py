@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semel.bench.client_rates import (
+from benchmarks.client_rates import (
     Rates,
     confluent_consume,
     confluent_produce,
@@ -24,7 +24,7 @@ from semel.bench.client_rates import (
     with_confluent,
     with_kafkas_tools,
 )
-from semel.bench.contestants import (
+from benchmarks.contestants import (
     KAFKA,
     MB,
     Fsync,
@@ -36,7 +36,7 @@ from semel.bench.contestants import (
     topic,
     write_to_all,
 )
-from semel.bench.harness import Better, Report, compare, interleave, median, spread
+from benchmarks.harness import Better, Report, compare, interleave, median, spread
 from semel.local.semel_broker import SemelBroker
 
 SIZES = {"100 B": 100, "1 KB": 1_000}

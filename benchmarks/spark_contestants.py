@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import semel.bench.peers as peers
-from semel.bench.peers.apache_kafka import java, kafka_libs
-from semel.bench.spark_topics import PARTITIONS, Input, fresh_topic, removed
+import benchmarks.peers as peers
+from benchmarks.peers.apache_kafka import java, kafka_libs
+from benchmarks.spark_topics import PARTITIONS, Input, fresh_topic, removed
 from semel.local.processes import Process
 
 CORES = 2

@@ -1,4 +1,4 @@
-"""A produce load over bare connections, made to run in a process of its own: `python -m semel.bench.produce_load ...`.
+"""A produce load over bare connections, made to run in a process of its own: `python -m benchmarks.produce_load ...`.
 
 open: requests leave at a steady rate, whatever the broker does. A request's latency counts from the moment at which it
 was due, so that a stall is felt by every request that it held up, also by those that could not even be sent.
@@ -170,7 +170,7 @@ def closed_loop(load: Load, requests: int, in_flight: int = 5) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m semel.bench.produce_load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.produce_load", description=__doc__)
     parser.add_argument("mode", choices=("open", "closed"))
     parser.add_argument("bootstrap")
     parser.add_argument("topic")

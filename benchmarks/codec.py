@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from semel.bench.harness import Report, compare, interleave, rate
+from benchmarks.harness import Report, compare, interleave, rate
 
 PARTITIONS = 4  # of a mock broker's topic
 TOPICS = ["decode-0", "decode-1", "decode-2", "decode-3"]  # filled with the workload, each

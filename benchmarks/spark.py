@@ -23,9 +23,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from semel.bench.harness import Collected, Report, compare, interleave, table
-from semel.bench.peers.apache_kafka import ApacheKafka, KafkaMissing
-from semel.bench.spark_contestants import (
+from benchmarks.harness import Collected, Report, compare, interleave, table
+from benchmarks.peers.apache_kafka import ApacheKafka, KafkaMissing
+from benchmarks.spark_contestants import (
     Contestant,
     Job,
     KafkaStreams,
@@ -36,8 +36,8 @@ from semel.bench.spark_contestants import (
     semel_frame,
     spark_own,
 )
-from semel.bench.spark_extras import report_commits, report_growth, show_stages
-from semel.bench.spark_topics import Input, filled
+from benchmarks.spark_extras import report_commits, report_growth, show_stages
+from benchmarks.spark_topics import Input, filled
 
 BENCH = "spark"
 UNIT = "records/s"
@@ -135,7 +135,7 @@ def _measure(
 
 
 def main() -> None:
-    """Some of it: python -m semel.bench.spark --sizes "100 B" --batches 3 --names semel,spark --runs 3"""
+    """Some of it: python -m benchmarks.spark --sizes "100 B" --batches 3 --names semel,spark --runs 3"""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)))

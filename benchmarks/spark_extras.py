@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from semel.bench.harness import Report, compare, median
-from semel.bench.spark_contestants import Contestant, Job, run_job, semel_fast, semel_frame
-from semel.bench.spark_topics import Input, filled, fresh_topic, removed
+from benchmarks.harness import Report, compare, median
+from benchmarks.spark_contestants import Contestant, Job, run_job, semel_fast, semel_frame
+from benchmarks.spark_topics import Input, filled, fresh_topic, removed
 from semel.spark.stages import VARIABLE, summed
 
 COMMIT_GOAL_MS = 50.0

@@ -39,7 +39,7 @@ class Report(Protocol):
 
 def available() -> list[str]:
     """The benchmarks whose module is installed."""
-    return [name for name in NAMES if find_spec(f"semel.bench.{name}") is not None]
+    return [name for name in NAMES if find_spec(f"benchmarks.{name}") is not None]
 
 
 # --- measuring ---
@@ -127,7 +127,7 @@ def run_benchmarks(names: Sequence[str], *, as_json: bool, quick: bool) -> int:
         print(f"semel bench {name} ...", file=sys.stderr, flush=True)
         collected = Collected(as_json)
         try:
-            import_module(f"semel.bench.{name}").run(collected, quick=quick)
+            import_module(f"benchmarks.{name}").run(collected, quick=quick)
         except Exception as error:
             if len(names) == 1:
                 raise
