@@ -9,8 +9,10 @@ coordinator; and one that is large when its records are looked at, for the threa
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,12 +135,24 @@ async def _append_heavy(
         assert isinstance(batch, memoryview)
         try:
             inspection = await loop.run_in_executor(broker.inspectors, partition.log.inspect, batch)
+            _freeze_new_modules()
             done = partition.log.append(batch, now_ms=broker.clock.now_ms(), guard=each.guard, inspection=inspection)
         except StorageError as error:
             _fill_error(each.result, _as_kafka_says(error, each.topic, each.part))
         else:
             _fill_in(each.result, done, partition, waiting)
     return _answer(broker, context, request, response, waiting)
+
+
+_modules_frozen = 0
+
+
+def _freeze_new_modules() -> None:
+    """What was loaded to look at batches lives on: the garbage collector need not go through it again and again."""
+    global _modules_frozen
+    if len(sys.modules) != _modules_frozen:
+        _modules_frozen = len(sys.modules)
+        gc.freeze()
 
 
 def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, guard: Any) -> None:
