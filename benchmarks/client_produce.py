@@ -276,7 +276,7 @@ def limit(case: Case) -> float:
     """The same encoded batch over and over, five requests in flight: no client can be faster than this node."""
     from semel.client.cluster import Cluster, Leader
     from semel.client.settings import ClientSettings
-    from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+    from semel.protocol.messages.records import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
     from semel.protocol.rows import Record, encode_batch
 
     rows = BATCH_BYTES // (case.value_bytes + 12)

@@ -74,7 +74,7 @@ def start_to_metadata_s(node: Node, timeout_s: float = 120) -> float:
 
 
 def _answers_metadata(bootstrap: str) -> bool:
-    from semel.protocol.messages.metadata import MetadataRequest
+    from semel.protocol.messages.cluster import MetadataRequest
 
     try:
         with RawClient(bootstrap, timeout_s=5) as client:

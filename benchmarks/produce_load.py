@@ -82,7 +82,7 @@ class Connection:
 
 def _frame(load: Load, partition: int) -> bytes:
     from semel.protocol.apis import api_of
-    from semel.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+    from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
     from semel.protocol.rows import Record, encode_batch
 
     now_ms = time.time_ns() // 1_000_000

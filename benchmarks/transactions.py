@@ -23,7 +23,7 @@ from benchmarks.transaction_frames import TransactionFrames
 from semel.local.semel_broker import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from semel.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse
 
 BENCH = "transactions"
 KAFKA = "Apache Kafka 4.3.1"

@@ -15,21 +15,21 @@ from typing import Any, NamedTuple, TypeVar
 from semel.protocol.apis import api_of
 from semel.protocol.batch import iter_headers
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from semel.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from semel.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from semel.protocol.messages.describe_transactions import DescribeTransactionsRequest, TransactionState
-from semel.protocol.messages.end_txn import EndTxnRequest
-from semel.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from semel.protocol.messages.find_coordinator import FindCoordinatorRequest
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest
-from semel.protocol.messages.offset_fetch import (
+from semel.protocol.messages.transactions import AddOffsetsToTxnRequest
+from semel.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from semel.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from semel.protocol.messages.transactions import DescribeTransactionsRequest, TransactionState
+from semel.protocol.messages.transactions import EndTxnRequest
+from semel.protocol.messages.records import FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.messages.cluster import FindCoordinatorRequest
+from semel.protocol.messages.transactions import InitProducerIdRequest
+from semel.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from semel.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from semel.protocol.messages.txn_offset_commit import (
+from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.transactions import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

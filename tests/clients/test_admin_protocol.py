@@ -9,54 +9,74 @@ from typing import Any
 import pytest
 
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages import alter_client_quotas as quotas
-from semel.protocol.messages import describe_client_quotas as described
-from semel.protocol.messages import incremental_alter_configs as alter
-from semel.protocol.messages.alter_client_quotas import ALTER_CLIENT_QUOTAS
-from semel.protocol.messages.alter_replica_log_dirs import (
+from semel.protocol.messages import configs as alter
+from semel.protocol.messages import configs as described
+from semel.protocol.messages import configs as quotas
+from semel.protocol.messages.cluster import (
+    API_VERSIONS,
+    DESCRIBE_QUORUM,
+    FIND_COORDINATOR,
+    UNREGISTER_BROKER,
+    UPDATE_FEATURES,
+    ApiVersionsRequest,
+    DescribeQuorumRequest,
+    FeatureUpdateKey,
+    FindCoordinatorRequest,
+    UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
+)
+from semel.protocol.messages.cluster import PartitionData as QuorumPartition
+from semel.protocol.messages.cluster import TopicData as QuorumTopic
+from semel.protocol.messages.configs import (
+    ALTER_CLIENT_QUOTAS,
+    DESCRIBE_CLIENT_QUOTAS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_CONFIG_RESOURCES,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    ListConfigResourcesRequest,
+)
+from semel.protocol.messages.groups import CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.records import (
+    FETCH,
+    PRODUCE,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from semel.protocol.messages.security import (
+    ALTER_USER_SCRAM_CREDENTIALS,
+    CREATE_DELEGATION_TOKEN,
+    DESCRIBE_DELEGATION_TOKEN,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    EXPIRE_DELEGATION_TOKEN,
+    RENEW_DELEGATION_TOKEN,
+    AlterUserScramCredentialsRequest,
+    CreateDelegationTokenRequest,
+    DescribeDelegationTokenRequest,
+    DescribeUserScramCredentialsRequest,
+    ExpireDelegationTokenRequest,
+    RenewDelegationTokenRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+    UserName,
+)
+from semel.protocol.messages.topics import (
     ALTER_REPLICA_LOG_DIRS,
+    CREATE_TOPICS,
+    DESCRIBE_LOG_DIRS,
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
-)
-from semel.protocol.messages.alter_user_scram_credentials import (
-    ALTER_USER_SCRAM_CREDENTIALS,
-    AlterUserScramCredentialsRequest,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
-from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
-from semel.protocol.messages.consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest
-from semel.protocol.messages.create_delegation_token import CREATE_DELEGATION_TOKEN, CreateDelegationTokenRequest
-from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
-from semel.protocol.messages.describe_client_quotas import DESCRIBE_CLIENT_QUOTAS
-from semel.protocol.messages.describe_configs import DESCRIBE_CONFIGS, DescribeConfigsRequest, DescribeConfigsResource
-from semel.protocol.messages.describe_delegation_token import (
-    DESCRIBE_DELEGATION_TOKEN,
-    DescribeDelegationTokenRequest,
-)
-from semel.protocol.messages.describe_log_dirs import (
-    DESCRIBE_LOG_DIRS,
+    CreatableTopic,
+    CreateTopicsRequest,
     DescribableLogDirTopic,
     DescribeLogDirsRequest,
 )
-from semel.protocol.messages.describe_quorum import DESCRIBE_QUORUM, DescribeQuorumRequest
-from semel.protocol.messages.describe_quorum import PartitionData as QuorumPartition
-from semel.protocol.messages.describe_quorum import TopicData as QuorumTopic
-from semel.protocol.messages.describe_user_scram_credentials import (
-    DESCRIBE_USER_SCRAM_CREDENTIALS,
-    DescribeUserScramCredentialsRequest,
-    UserName,
-)
-from semel.protocol.messages.expire_delegation_token import EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
-from semel.protocol.messages.incremental_alter_configs import INCREMENTAL_ALTER_CONFIGS
-from semel.protocol.messages.list_config_resources import LIST_CONFIG_RESOURCES, ListConfigResourcesRequest
-from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
-from semel.protocol.messages.renew_delegation_token import RENEW_DELEGATION_TOKEN, RenewDelegationTokenRequest
-from semel.protocol.messages.unregister_broker import UNREGISTER_BROKER, UnregisterBrokerRequest
-from semel.protocol.messages.update_features import UPDATE_FEATURES, FeatureUpdateKey, UpdateFeaturesRequest
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster, SemelBroker
@@ -84,8 +104,8 @@ def soon(what: Callable[[], Any], wanted: Any) -> None:
 
 
 def set_config(client: DirectClient, kind: int, name: str, key: str, value: str | None) -> int:
-    change = alter.AlterableConfig(key, DELETE if value is None else SET, value)
-    request = alter.IncrementalAlterConfigsRequest([alter.AlterConfigsResource(kind, name, [change])])
+    change = alter.IncrementalConfig(key, DELETE if value is None else SET, value)
+    request = alter.IncrementalAlterConfigsRequest([alter.IncrementalConfigsResource(kind, name, [change])])
     code: int = client.call(INCREMENTAL_ALTER_CONFIGS, request, 1).responses[0].error_code
     return code
 
@@ -159,7 +179,7 @@ def test_members_are_told_the_heartbeat_interval_of_their_group(cluster: Cluster
 
 def set_quota(client: DirectClient, entity: dict[str, str | None], key: str, value: float | None) -> int:
     op = quotas.OpData(key, value or 0.0, value is None)
-    entry = quotas.EntryData([quotas.EntityData(*part) for part in entity.items()], [op])
+    entry = quotas.AlterEntryData([quotas.EntityData(*part) for part in entity.items()], [op])
     code: int = client.call(ALTER_CLIENT_QUOTAS, quotas.AlterClientQuotasRequest([entry]), 1).entries[0].error_code
     return code
 

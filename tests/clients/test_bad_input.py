@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.cluster import (
+    API_VERSIONS,
+    METADATA,
+    ApiVersionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+from semel.protocol.messages.records import FETCH, PRODUCE, FetchPartition, FetchRequest, FetchTopic
 from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient, batch_of, produce_request
 from tests.support.waiting import STALL_S, until

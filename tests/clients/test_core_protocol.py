@@ -11,57 +11,65 @@ import pytest
 
 from semel.protocol.batch import HEADER_SIZE, LOG_OVERHEAD, iter_headers, seal_crc
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
-from semel.protocol.messages.create_partitions import (
-    CREATE_PARTITIONS,
-    CreatePartitionsAssignment,
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
+from semel.protocol.messages.cluster import (
+    API_VERSIONS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    METADATA,
+    ApiVersionsRequest,
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+    TopicRequest,
 )
-from semel.protocol.messages.create_topics import (
-    CREATE_TOPICS,
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
+from semel.protocol.messages.configs import (
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalConfig,
+    IncrementalConfigsResource,
 )
-from semel.protocol.messages.delete_records import (
+from semel.protocol.messages.records import (
     DELETE_RECORDS,
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_FOR_LEADER_EPOCH,
+    PRODUCE,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
-)
-from semel.protocol.messages.delete_topics import DELETE_TOPICS, DeleteTopicsRequest, DeleteTopicState
-from semel.protocol.messages.describe_configs import DESCRIBE_CONFIGS, DescribeConfigsRequest, DescribeConfigsResource
-from semel.protocol.messages.describe_producers import DESCRIBE_PRODUCERS, DescribeProducersRequest
-from semel.protocol.messages.describe_producers import TopicRequest as ProducersTopic
-from semel.protocol.messages.describe_topic_partitions import (
-    DESCRIBE_TOPIC_PARTITIONS,
-    Cursor,
-    DescribeTopicPartitionsRequest,
-    TopicRequest,
-)
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
-from semel.protocol.messages.incremental_alter_configs import (
-    INCREMENTAL_ALTER_CONFIGS,
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
-)
-from semel.protocol.messages.list_offsets import (
-    LIST_OFFSETS,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    ForgottenTopic,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
-)
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
-from semel.protocol.messages.offset_for_leader_epoch import (
-    OFFSET_FOR_LEADER_EPOCH,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
 )
-from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.topics import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
+)
+from semel.protocol.messages.transactions import DESCRIBE_PRODUCERS, DescribeProducersRequest
+from semel.protocol.messages.transactions import TopicRequest as ProducersTopic
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster
@@ -224,7 +232,7 @@ def test_settings_without_effect_are_accepted_kept_and_shown(
     wanted = {(4, node, "background.threads"): "12", (4, node, "sasl.kerberos.min.time.before.relogin"): "61000"}
     wanted[2, topic, "preallocate"] = "true"
     for (kind, name, setting), value in wanted.items():
-        change = AlterConfigsResource(kind, name, [AlterableConfig(setting, 0, value)])
+        change = IncrementalConfigsResource(kind, name, [IncrementalConfig(setting, 0, value)])
         request = IncrementalAlterConfigsRequest(resources=[change])
         assert client.call(INCREMENTAL_ALTER_CONFIGS, request, 1).responses[0].error_code == E.NONE, setting
 
@@ -234,7 +242,7 @@ def test_settings_without_effect_are_accepted_kept_and_shown(
             return found.value
 
         eventually(shown, lambda text, value=value: text == value)
-        undo = AlterConfigsResource(kind, name, [AlterableConfig(setting, 1, None)])
+        undo = IncrementalConfigsResource(kind, name, [IncrementalConfig(setting, 1, None)])
         client.call(INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest(resources=[undo]), 1)
 
 
@@ -669,8 +677,8 @@ def describe(client: DirectClient, kind: int, name: str, *keys: str) -> dict[str
     return {config.name: (config.value, config.config_source) for config in result.configs}
 
 
-def alter(client: DirectClient, kind: int, name: str, *changes: AlterableConfig, validate_only: bool = False) -> int:
-    request = IncrementalAlterConfigsRequest([AlterConfigsResource(kind, name, list(changes))], validate_only)
+def alter(client: DirectClient, kind: int, name: str, *changes: IncrementalConfig, validate_only: bool = False) -> int:
+    request = IncrementalAlterConfigsRequest([IncrementalConfigsResource(kind, name, list(changes))], validate_only)
     code: int = client.call(INCREMENTAL_ALTER_CONFIGS, request, 1).responses[0].error_code
     return code
 
@@ -680,31 +688,31 @@ def wait_for_setting(client: DirectClient, name: str, setting: str, expected: tu
 
 
 def test_settings_of_a_topic_are_set_appended_subtracted_and_deleted(client: DirectClient, topic: str) -> None:
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", SET, "777")) == E.NONE
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", SET, "777")) == E.NONE
     wait_for_setting(client, topic, "retention.ms", ("777", 1))
-    assert alter(client, TOPIC, topic, AlterableConfig("cleanup.policy", APPEND, "compact")) == E.NONE
+    assert alter(client, TOPIC, topic, IncrementalConfig("cleanup.policy", APPEND, "compact")) == E.NONE
     wait_for_setting(client, topic, "cleanup.policy", ("delete,compact", 1))
-    assert alter(client, TOPIC, topic, AlterableConfig("cleanup.policy", SUBTRACT, "delete")) == E.NONE
+    assert alter(client, TOPIC, topic, IncrementalConfig("cleanup.policy", SUBTRACT, "delete")) == E.NONE
     wait_for_setting(client, topic, "cleanup.policy", ("compact", 1))
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", DELETE, None)) == E.NONE
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", DELETE, None)) == E.NONE
     wait_for_setting(client, topic, "retention.ms", ("604800000", 5))
 
 
 def test_settings_that_are_refused(client: DirectClient, topic: str) -> None:
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", SET, "soon")) == E.INVALID_CONFIG
-    assert alter(client, TOPIC, topic, AlterableConfig("no.such", SET, "1")) == E.INVALID_CONFIG
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", SET, None)) == E.INVALID_REQUEST
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", APPEND, "1")) == E.INVALID_CONFIG
-    twice = AlterableConfig("retention.ms", SET, "1")
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", SET, "soon")) == E.INVALID_CONFIG
+    assert alter(client, TOPIC, topic, IncrementalConfig("no.such", SET, "1")) == E.INVALID_CONFIG
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", SET, None)) == E.INVALID_REQUEST
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", APPEND, "1")) == E.INVALID_CONFIG
+    twice = IncrementalConfig("retention.ms", SET, "1")
     assert alter(client, TOPIC, topic, twice, twice) == E.INVALID_REQUEST
     assert alter(client, TOPIC, topic + "-not", twice) == E.UNKNOWN_TOPIC_OR_PARTITION
-    assert alter(client, BROKER, "1", AlterableConfig("node.id", SET, "5")) == E.INVALID_REQUEST
-    assert alter(client, TOPIC, topic, AlterableConfig("retention.ms", SET, "5"), validate_only=True) == E.NONE
+    assert alter(client, BROKER, "1", IncrementalConfig("node.id", SET, "5")) == E.INVALID_REQUEST
+    assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", SET, "5"), validate_only=True) == E.NONE
     assert describe(client, TOPIC, topic, "retention.ms") == {"retention.ms": ("604800000", 5)}
 
 
 def test_max_message_bytes_of_a_topic_is_obeyed_at_once(client: DirectClient, topic: str) -> None:
-    assert alter(client, TOPIC, topic, AlterableConfig("max.message.bytes", SET, "500")) == E.NONE
+    assert alter(client, TOPIC, topic, IncrementalConfig("max.message.bytes", SET, "500")) == E.NONE
     wait_for_setting(client, topic, "max.message.bytes", ("500", 1))
     assert produce(client, topic, batch(b"x" * 1000)).error_code == E.MESSAGE_TOO_LARGE
     assert produce(client, topic, batch(b"x" * 100)).error_code == E.NONE

@@ -8,35 +8,48 @@ from typing import Any
 import pytest
 
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
-from semel.protocol.messages.delete_groups import DELETE_GROUPS, DeleteGroupsRequest
-from semel.protocol.messages.describe_groups import DESCRIBE_GROUPS, DescribeGroupsRequest
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
-from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
-from semel.protocol.messages.join_group import JOIN_GROUP, JoinGroupRequest, JoinGroupRequestProtocol
-from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
-from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
-from semel.protocol.messages.offset_commit import (
+from semel.protocol.messages.cluster import (
+    FIND_COORDINATOR,
+    METADATA,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+from semel.protocol.messages.groups import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_GROUPS,
+    SYNC_GROUP,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
+from semel.protocol.messages.offsets import (
     OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-)
-from semel.protocol.messages.offset_delete import (
-    OFFSET_DELETE,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-)
-from semel.protocol.messages.offset_fetch import (
-    OFFSET_FETCH,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from semel.protocol.messages.sync_group import SYNC_GROUP, SyncGroupRequest, SyncGroupRequestAssignment
+from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.waiting import eventually

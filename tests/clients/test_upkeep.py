@@ -12,7 +12,7 @@ import confluent_kafka.admin
 import pytest
 
 from semel.protocol.batch import iter_headers
-from semel.protocol.messages.list_offsets import (
+from semel.protocol.messages.records import (
     LIST_OFFSETS,
     ListOffsetsPartition,
     ListOffsetsRequest,

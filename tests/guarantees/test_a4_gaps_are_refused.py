@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from semel.protocol.errors import ErrorCode, Recovery
-from semel.protocol.messages.add_partitions_to_txn import (
+from semel.protocol.messages.transactions import (
     ADD_PARTITIONS_TO_TXN,
+    END_TXN,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
+    EndTxnRequest,
 )
-from semel.protocol.messages.end_txn import END_TXN, EndTxnRequest
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient, batch_of
 from tests.support.load import read_all

@@ -99,6 +99,6 @@ def test_next_owner_finishes_or_aborts_what_its_predecessor_left(tmp_path: Path,
 
 
 def _end(id_: str, producer_id: int, epoch: int):
-    from semel.protocol.messages.end_txn import EndTxnRequest
+    from semel.protocol.messages.transactions import EndTxnRequest
 
     return EndTxnRequest(id_, producer_id, epoch, True)

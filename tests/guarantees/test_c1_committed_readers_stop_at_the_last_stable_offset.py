@@ -58,7 +58,7 @@ def test_decided_transaction_shows_when_its_markers_are_written_and_not_before(t
             assert client.produce(*who, ("t", 0), [b"value"]).error is E.NONE
             fetched = client.fetch(("t", 0))
             assert (fetched.values, fetched.last_stable_offset, fetched.high_watermark) == ([], 0, 1)
-            from semel.protocol.messages.end_txn import EndTxnRequest
+            from semel.protocol.messages.transactions import EndTxnRequest
 
             client.send(26, 3, EndTxnRequest(*who, True))
             broker.freeze_and_return(point)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from semel.protocol.messages.end_txn import END_TXN
+from semel.protocol.messages.transactions import END_TXN
 from semel.spark.faults import POINTS
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, cut_before, silence

@@ -8,22 +8,18 @@ from typing import Any
 
 import pytest
 
-from semel.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from semel.protocol.messages.add_partitions_to_txn import (
+from semel.protocol.messages.transactions import (
+    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
-)
-from semel.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from semel.protocol.messages.end_txn import EndTxnRequest
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest
-from semel.protocol.messages.list_transactions import ListTransactionsRequest
-from semel.protocol.messages.txn_offset_commit import (
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
-)
-from semel.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

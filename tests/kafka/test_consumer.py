@@ -23,11 +23,9 @@ from semel.client.consumer_errors import (
 from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.producer import Producer
-from semel.protocol.messages.fetch import FETCH
-from semel.protocol.messages.list_offsets import LIST_OFFSETS
-from semel.protocol.messages.metadata import METADATA
-from semel.protocol.messages.offset_commit import OFFSET_COMMIT
-from semel.protocol.messages.offset_fetch import OFFSET_FETCH
+from semel.protocol.messages.cluster import METADATA
+from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH
+from semel.protocol.messages.records import FETCH, LIST_OFFSETS
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import java_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence

@@ -10,7 +10,7 @@ from semel.client.consumer import Consumer
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.metadata import Broker
-from semel.protocol.messages.offset_commit import OFFSET_COMMIT
+from semel.protocol.messages.offsets import OFFSET_COMMIT
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, late, silence
 from tests.support.reading import create_topic

@@ -22,9 +22,7 @@ from semel.client.consumer_types import TopicPartition
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.protocol.api import Api
-from semel.protocol.messages.heartbeat import HEARTBEAT
-from semel.protocol.messages.join_group import JOIN_GROUP
-from semel.protocol.messages.sync_group import SYNC_GROUP
+from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, SYNC_GROUP
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.kafka import start_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, silence

@@ -12,7 +12,7 @@ import pytest
 from semel.client.consumer import Consumer
 from semel.client.errors import AuthenticationError
 from semel.client.producer import Producer
-from semel.protocol.messages.fetch import FETCH
+from semel.protocol.messages.records import FETCH
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, half_answer, silence
 from tests.support.reading import create_topic

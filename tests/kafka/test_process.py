@@ -20,14 +20,10 @@ from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.patterns.process import Output, Processor
-from semel.protocol.messages.end_txn import END_TXN
-from semel.protocol.messages.fetch import FETCH
-from semel.protocol.messages.heartbeat import HEARTBEAT
-from semel.protocol.messages.join_group import JOIN_GROUP
-from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
-from semel.protocol.messages.offset_commit import OFFSET_COMMIT
-from semel.protocol.messages.produce import PRODUCE
-from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
+from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.protocol.messages.offsets import OFFSET_COMMIT
+from semel.protocol.messages.records import FETCH, PRODUCE
+from semel.protocol.messages.transactions import END_TXN, TXN_OFFSET_COMMIT
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.direct import DirectClient
 from tests.support.process_campaign import Pipeline

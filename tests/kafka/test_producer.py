@@ -30,8 +30,8 @@ from semel.client.errors import (
 from semel.client.log_reading import header_at
 from semel.client.producer import Producer
 from semel.client.settings import ClientSettings
-from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import INIT_PRODUCER_ID
 from tests.support.broker import Cluster
 from tests.support.kafka import java_tool
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay, half_answer, half_request, silence

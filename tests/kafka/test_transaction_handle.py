@@ -15,8 +15,8 @@ from semel.client.errors import FencedError, IllegalStateError, KafkaError
 from semel.client.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, Written
 from semel.client.producer_settings import ProducerSettings
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.end_txn import END_TXN
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import END_TXN
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
 from tests.support.reading import Seen, committed_offset, create_topic, read_topic

@@ -23,13 +23,15 @@ from semel.client.errors import (
 from semel.client.producer import Producer
 from semel.client.transaction_states import State
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.add_offsets_to_txn import ADD_OFFSETS_TO_TXN
-from semel.protocol.messages.add_partitions_to_txn import ADD_PARTITIONS_TO_TXN
-from semel.protocol.messages.end_txn import END_TXN
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
-from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID
-from semel.protocol.messages.produce import PRODUCE
-from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
+from semel.protocol.messages.cluster import FIND_COORDINATOR
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+)
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, half_request, silence
 from tests.support.reading import committed_offset, create_topic, read_topic

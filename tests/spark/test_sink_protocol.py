@@ -19,7 +19,7 @@ from semel.client.cluster import Cluster as ClientCluster
 from semel.client.errors import FencedError, KafkaError, error_of
 from semel.client.settings import ClientSettings
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
+from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
 from semel.spark import ledger_topic, owners
 from semel.spark.checkpoint import short_lived
 from semel.spark.ledger import Batch, LostLedgerError, topic_of

@@ -11,16 +11,25 @@ from typing import Any
 from semel.protocol.api import Api
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_topics import (
+from semel.protocol.messages.cluster import FIND_COORDINATOR, FindCoordinatorRequest
+from semel.protocol.messages.records import (
+    FETCH,
+    PRODUCE,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    PartitionData,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from semel.protocol.messages.topics import (
     CREATE_TOPICS,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
-from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID, InitProducerIdRequest
-from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.transactions import INIT_PRODUCER_ID, InitProducerIdRequest
 from semel.protocol.rows import Record, encode_batch
 from tests.support.waiting import eventually
 

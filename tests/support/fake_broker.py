@@ -12,13 +12,13 @@ from semel.client.connection import Connection
 from semel.client.settings import ClientSettings
 from semel.protocol.api import Api, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
-from semel.protocol.messages.api_versions import (
+from semel.protocol.messages.cluster import (
     API_VERSIONS,
+    METADATA,
     ApiVersion,
     ApiVersionsResponse,
     FinalizedFeatureKey,
 )
-from semel.protocol.messages.metadata import METADATA
 
 Behave = Callable[[socket.socket], None]
 

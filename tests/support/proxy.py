@@ -22,8 +22,7 @@ from enum import Enum
 from typing import Any
 
 from semel.protocol.api import Api
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
-from semel.protocol.messages.metadata import METADATA
+from semel.protocol.messages.cluster import FIND_COORDINATOR, METADATA
 from tests.support.waiting import PATIENCE_S
 
 _START = struct.Struct(">hhi")  # api key, version, correlation id

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-from semel.protocol.messages.list_transactions import ListTransactionsRequest
+from semel.protocol.messages.transactions import ListTransactionsRequest
 from tests.support.raw import RawClient, patiently
 from tests.support.reading import Seen, read_topic
 

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from semel.protocol.apis import APIS
+from semel.protocol.apis import NAMES
 
 VARIABLE = "SEMEL_FAULTS"
 
@@ -43,7 +43,7 @@ _TRANSITIONS = {
     "complete_abort": "all abort markers are written",
     "expire": "unused ids are forgotten",
 }
-_ANSWERS = ["".join(word.capitalize() for word in name.split("_")) for name, _ in APIS.values()]
+_ANSWERS = list(NAMES.values())
 
 # Every point, with what just happened or is about to happen.
 POINTS: dict[str, str] = {

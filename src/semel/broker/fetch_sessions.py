@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from semel.protocol.messages.records import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.schema import NO_UUID
 
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1

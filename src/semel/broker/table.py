@@ -129,9 +129,8 @@ NOT_SERVED: dict[int, tuple[str, str]] = {
 
 def markdown() -> str:
     """docs/protocol-support.md."""
-    from semel.protocol.apis import APIS
+    from semel.protocol.apis import NAMES
 
-    names = {key: "".join(word.capitalize() for word in name.split("_")) for key, (name, _) in APIS.items()}
     lines = [
         "# Protocol support",
         "",
@@ -147,7 +146,7 @@ def markdown() -> str:
         notes = [row.note] if row.note else []
         if row.min_served is not None:
             notes.append(f"served from version {row.min_served} on; older ones are advertised as Kafka does")
-        lines.append(f"| {key} | {names[key]} | {row.min_version}-{row.max_version} | {'; '.join(notes)} |")
+        lines.append(f"| {key} | {NAMES[key]} | {row.min_version}-{row.max_version} | {'; '.join(notes)} |")
     lines += ["", "## Not served", "", "| key | API | why |", "|---|---|---|"]
     lines += [f"| {key} | {name} | {why} |" for key, (name, why) in sorted(NOT_SERVED.items()) if key not in TABLE]
     return "\n".join(lines) + "\n"

@@ -45,34 +45,32 @@ from semel.client.group_offsets import (
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_partitions import (
-    CREATE_PARTITIONS,
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
+from semel.protocol.messages.configs import (
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalConfig,
+    IncrementalConfigsResource,
 )
-from semel.protocol.messages.create_topics import (
-    CREATE_TOPICS,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-)
-from semel.protocol.messages.delete_records import (
+from semel.protocol.messages.records import (
     DELETE_RECORDS,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from semel.protocol.messages.delete_topics import DELETE_TOPICS, DeleteTopicsRequest, DeleteTopicState
-from semel.protocol.messages.describe_configs import (
-    DESCRIBE_CONFIGS,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-)
-from semel.protocol.messages.incremental_alter_configs import (
-    INCREMENTAL_ALTER_CONFIGS,
-    AlterableConfig,
-    AlterConfigsResource,
-    IncrementalAlterConfigsRequest,
+from semel.protocol.messages.topics import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    DeleteTopicState,
 )
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
@@ -265,10 +263,10 @@ class Admin:
         """Sets options of a topic or a broker; None takes an option back to its default."""
         kind, name, target = _resource(topic, broker)
         entries = [
-            AlterableConfig(option, DELETE if value is None else SET, None if value is None else str(value))
+            IncrementalConfig(option, DELETE if value is None else SET, None if value is None else str(value))
             for option, value in changes.items()
         ]
-        request = IncrementalAlterConfigsRequest([AlterConfigsResource(kind, name, entries)])
+        request = IncrementalAlterConfigsRequest([IncrementalConfigsResource(kind, name, entries)])
         answer = self._cluster.call(
             target, INCREMENTAL_ALTER_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None
         )

@@ -12,10 +12,16 @@ from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicP
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group_offsets import LATEST, by_topic, commit_offsets, fetch_committed, list_offsets, patient
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.delete_groups import DELETE_GROUPS, DeleteGroupsRequest
-from semel.protocol.messages.describe_groups import DESCRIBE_GROUPS, DescribedGroupMember, DescribeGroupsRequest
-from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
-from semel.protocol.messages.offset_delete import (
+from semel.protocol.messages.groups import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    LIST_GROUPS,
+    DeleteGroupsRequest,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from semel.protocol.messages.offsets import (
     OFFSET_DELETE,
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,

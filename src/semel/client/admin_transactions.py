@@ -10,12 +10,17 @@ from semel.client.cluster import Cluster, Leader, Node, transaction_coordinator
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.describe_producers import DESCRIBE_PRODUCERS, DescribeProducersRequest, TopicRequest
-from semel.protocol.messages.describe_transactions import DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest
-from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID, InitProducerIdRequest
-from semel.protocol.messages.list_transactions import LIST_TRANSACTIONS, ListTransactionsRequest
-from semel.protocol.messages.write_txn_markers import (
+from semel.protocol.messages.transactions import (
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    INIT_PRODUCER_ID,
+    LIST_TRANSACTIONS,
     WRITE_TXN_MARKERS,
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    TopicRequest,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

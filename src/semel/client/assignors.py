@@ -15,13 +15,13 @@ from typing import Annotated, NamedTuple
 
 from semel.protocol.api import Format
 from semel.protocol.errors import DecodeError
-from semel.protocol.messages.consumer_protocol import (
+from semel.protocol.messages.groups import (
     CONSUMER_ASSIGNMENT,
     CONSUMER_SUBSCRIPTION,
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
-from semel.protocol.messages.consumer_protocol import TopicPartition as TopicPartitions
+from semel.protocol.messages.groups import TopicPartition as TopicPartitions
 from semel.protocol.schema import Struct, ignorable, int32, versions
 
 Partition = tuple[str, int]

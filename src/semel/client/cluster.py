@@ -35,8 +35,13 @@ from semel.client.settings import ClientSettings, parse_address
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR, FindCoordinatorRequest
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
+from semel.protocol.messages.cluster import (
+    FIND_COORDINATOR,
+    METADATA,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)

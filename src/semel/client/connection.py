@@ -29,9 +29,13 @@ from semel.client.timing import Deadline
 from semel.client.wire import Capabilities, Pending, Wire, read_api_versions
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
-from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsRequest
-from semel.protocol.messages.sasl_authenticate import SASL_AUTHENTICATE, SaslAuthenticateRequest
-from semel.protocol.messages.sasl_handshake import SASL_HANDSHAKE, SaslHandshakeRequest
+from semel.protocol.messages.cluster import API_VERSIONS, ApiVersionsRequest
+from semel.protocol.messages.security import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+)
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)

@@ -25,7 +25,7 @@ from semel.client.group_offsets import (
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
-from semel.protocol.messages.offset_commit import OFFSET_COMMIT
+from semel.protocol.messages.offsets import OFFSET_COMMIT
 
 log = logging.getLogger(__name__)
 

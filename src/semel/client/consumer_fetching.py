@@ -29,7 +29,7 @@ from semel.client.metadata import Metadata
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
-from semel.protocol.messages.fetch import FETCH
+from semel.protocol.messages.records import FETCH
 from semel.protocol.schema import NO_UUID
 
 LOOKUP_LANE = "lookup"

@@ -15,17 +15,18 @@ from semel.client.cluster import AnyNode, Cluster, group_coordinator, transactio
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
 from semel.client.errors import ConnectionFailedError, TimedOutError
 from semel.client.timing import Deadline
-from semel.protocol.messages.add_offsets_to_txn import ADD_OFFSETS_TO_TXN, AddOffsetsToTxnRequest
-from semel.protocol.messages.add_partitions_to_txn import (
+from semel.protocol.messages.transactions import (
+    ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
-)
-from semel.protocol.messages.end_txn import END_TXN, EndTxnRequest
-from semel.protocol.messages.init_producer_id import INIT_PRODUCER_ID, InitProducerIdRequest
-from semel.protocol.messages.txn_offset_commit import (
-    TXN_OFFSET_COMMIT,
+    EndTxnRequest,
+    InitProducerIdRequest,
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

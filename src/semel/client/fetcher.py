@@ -16,7 +16,7 @@ from semel.client.consumer_positions import PartitionState, Positions
 from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import (
+from semel.protocol.messages.records import (
     AbortedTransaction,
     FetchPartition,
     FetchRequest,

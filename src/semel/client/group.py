@@ -35,16 +35,17 @@ from semel.client.metadata import Topic
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
-from semel.protocol.messages.join_group import (
+from semel.protocol.messages.groups import (
+    HEARTBEAT,
     JOIN_GROUP,
+    LEAVE_GROUP,
+    SYNC_GROUP,
+    HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
-)
-from semel.protocol.messages.leave_group import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
-from semel.protocol.messages.sync_group import (
-    SYNC_GROUP,
+    LeaveGroupRequest,
+    MemberIdentity,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,

@@ -17,25 +17,23 @@ from semel.client.errors import ConnectionFailedError, KafkaError, error_of
 from semel.client.timing import Deadline
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.list_offsets import (
-    LIST_OFFSETS,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsTopic,
-)
-from semel.protocol.messages.offset_commit import (
+from semel.protocol.messages.offsets import (
     OFFSET_COMMIT,
+    OFFSET_FETCH,
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
-)
-from semel.protocol.messages.offset_fetch import (
-    OFFSET_FETCH,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
+)
+from semel.protocol.messages.records import (
+    LIST_OFFSETS,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
 )
 from semel.protocol.schema import Struct
 

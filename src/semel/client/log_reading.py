@@ -12,13 +12,13 @@ from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery
-from semel.protocol.messages.describe_producers import (
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from semel.protocol.messages.transactions import (
     DESCRIBE_PRODUCERS,
     DescribeProducersRequest,
     ProducerState,
     TopicRequest,
 )
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
 NAMES_UP_TO = 12  # later versions of Fetch name topics by id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+from semel.protocol.messages.cluster import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from semel.protocol.schema import NO_UUID
 
 NO_LEADER = -1

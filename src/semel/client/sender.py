@@ -24,7 +24,7 @@ from semel.client.producer_settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
-from semel.protocol.messages.produce import (
+from semel.protocol.messages.records import (
     PRODUCE,
     PartitionProduceData,
     PartitionProduceResponse,

@@ -13,7 +13,7 @@ from typing import Any
 from semel.client.errors import ConnectionFailedError, KafkaError, UnsupportedByBrokerError, error_of
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.api_versions import API_VERSIONS, ApiVersionsResponse
+from semel.protocol.messages.cluster import API_VERSIONS, ApiVersionsResponse
 from semel.protocol.schema import Buffer, VersionRange
 
 _SIZE = struct.Struct(">i")

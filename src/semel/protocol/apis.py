@@ -1,4 +1,4 @@
-"""Which APIs there are: key, the file that holds its tables, and from which version its headers have tagged fields.
+"""Which APIs there are: key, the module that holds its tables, its name, and the first version with tagged fields.
 
 The files are loaded when they are first asked for, so that a program pays only for the APIs that it speaks.
 """
@@ -12,70 +12,72 @@ from typing import Any
 from semel.protocol.api import Api
 from semel.protocol.errors import UnsupportedVersionError
 
-# key: (file in `messages`, first flexible version or None)
-APIS: dict[int, tuple[str, int | None]] = {
-    0: ("produce", 9),
-    1: ("fetch", 12),
-    2: ("list_offsets", 6),
-    3: ("metadata", 9),
-    8: ("offset_commit", 8),
-    9: ("offset_fetch", 6),
-    10: ("find_coordinator", 3),
-    11: ("join_group", 6),
-    12: ("heartbeat", 4),
-    13: ("leave_group", 4),
-    14: ("sync_group", 4),
-    15: ("describe_groups", 5),
-    16: ("list_groups", 3),
-    17: ("sasl_handshake", None),
-    18: ("api_versions", 3),
-    19: ("create_topics", 5),
-    20: ("delete_topics", 4),
-    21: ("delete_records", 2),
-    22: ("init_producer_id", 2),
-    23: ("offset_for_leader_epoch", 4),
-    24: ("add_partitions_to_txn", 3),
-    25: ("add_offsets_to_txn", 3),
-    26: ("end_txn", 3),
-    27: ("write_txn_markers", 1),
-    28: ("txn_offset_commit", 3),
-    29: ("describe_acls", 2),
-    30: ("create_acls", 2),
-    31: ("delete_acls", 2),
-    32: ("describe_configs", 4),
-    33: ("alter_configs", 2),
-    34: ("alter_replica_log_dirs", 2),
-    35: ("describe_log_dirs", 2),
-    36: ("sasl_authenticate", 2),
-    37: ("create_partitions", 2),
-    38: ("create_delegation_token", 2),
-    39: ("renew_delegation_token", 2),
-    40: ("expire_delegation_token", 2),
-    41: ("describe_delegation_token", 2),
-    42: ("delete_groups", 2),
-    43: ("elect_leaders", 2),
-    44: ("incremental_alter_configs", 1),
-    45: ("alter_partition_reassignments", 0),
-    46: ("list_partition_reassignments", 0),
-    47: ("offset_delete", None),
-    48: ("describe_client_quotas", 1),
-    49: ("alter_client_quotas", 1),
-    50: ("describe_user_scram_credentials", 0),
-    51: ("alter_user_scram_credentials", 0),
-    55: ("describe_quorum", 0),
-    57: ("update_features", 0),
-    60: ("describe_cluster", 0),
-    61: ("describe_producers", 0),
-    64: ("unregister_broker", 0),
-    65: ("describe_transactions", 0),
-    66: ("list_transactions", 0),
-    68: ("consumer_group_heartbeat", 0),
-    69: ("consumer_group_describe", 0),
-    74: ("list_config_resources", 0),
-    75: ("describe_topic_partitions", 0),
+# key: (module in `messages`, name, first flexible version or None)
+APIS: dict[int, tuple[str, str, int | None]] = {
+    0: ("records", "produce", 9),
+    1: ("records", "fetch", 12),
+    2: ("records", "list_offsets", 6),
+    3: ("cluster", "metadata", 9),
+    8: ("offsets", "offset_commit", 8),
+    9: ("offsets", "offset_fetch", 6),
+    10: ("cluster", "find_coordinator", 3),
+    11: ("groups", "join_group", 6),
+    12: ("groups", "heartbeat", 4),
+    13: ("groups", "leave_group", 4),
+    14: ("groups", "sync_group", 4),
+    15: ("groups", "describe_groups", 5),
+    16: ("groups", "list_groups", 3),
+    17: ("security", "sasl_handshake", None),
+    18: ("cluster", "api_versions", 3),
+    19: ("topics", "create_topics", 5),
+    20: ("topics", "delete_topics", 4),
+    21: ("records", "delete_records", 2),
+    22: ("transactions", "init_producer_id", 2),
+    23: ("records", "offset_for_leader_epoch", 4),
+    24: ("transactions", "add_partitions_to_txn", 3),
+    25: ("transactions", "add_offsets_to_txn", 3),
+    26: ("transactions", "end_txn", 3),
+    27: ("transactions", "write_txn_markers", 1),
+    28: ("transactions", "txn_offset_commit", 3),
+    29: ("security", "describe_acls", 2),
+    30: ("security", "create_acls", 2),
+    31: ("security", "delete_acls", 2),
+    32: ("configs", "describe_configs", 4),
+    33: ("configs", "alter_configs", 2),
+    34: ("topics", "alter_replica_log_dirs", 2),
+    35: ("topics", "describe_log_dirs", 2),
+    36: ("security", "sasl_authenticate", 2),
+    37: ("topics", "create_partitions", 2),
+    38: ("security", "create_delegation_token", 2),
+    39: ("security", "renew_delegation_token", 2),
+    40: ("security", "expire_delegation_token", 2),
+    41: ("security", "describe_delegation_token", 2),
+    42: ("groups", "delete_groups", 2),
+    43: ("topics", "elect_leaders", 2),
+    44: ("configs", "incremental_alter_configs", 1),
+    45: ("topics", "alter_partition_reassignments", 0),
+    46: ("topics", "list_partition_reassignments", 0),
+    47: ("offsets", "offset_delete", None),
+    48: ("configs", "describe_client_quotas", 1),
+    49: ("configs", "alter_client_quotas", 1),
+    50: ("security", "describe_user_scram_credentials", 0),
+    51: ("security", "alter_user_scram_credentials", 0),
+    55: ("cluster", "describe_quorum", 0),
+    57: ("cluster", "update_features", 0),
+    60: ("cluster", "describe_cluster", 0),
+    61: ("transactions", "describe_producers", 0),
+    64: ("cluster", "unregister_broker", 0),
+    65: ("transactions", "describe_transactions", 0),
+    66: ("transactions", "list_transactions", 0),
+    68: ("groups", "consumer_group_heartbeat", 0),
+    69: ("groups", "consumer_group_describe", 0),
+    74: ("configs", "list_config_resources", 0),
+    75: ("cluster", "describe_topic_partitions", 0),
 }
 
-FLEXIBLE_FROM: dict[int, int] = {key: first for key, (_, first) in APIS.items() if first is not None}
+FLEXIBLE_FROM: dict[int, int] = {key: first for key, (_, _, first) in APIS.items() if first is not None}
+# Kafka's names, such as AddPartitionsToTxn
+NAMES: dict[int, str] = {key: name.title().replace("_", "") for key, (_, name, _) in APIS.items()}
 
 
 @cache
@@ -83,6 +85,6 @@ def api_of(key: int) -> Api[Any, Any]:
     """The API with a key."""
     if key not in APIS:
         raise UnsupportedVersionError(f"there is no API with key {key}")
-    name = APIS[key][0]
-    api: Api[Any, Any] = getattr(import_module(f"semel.protocol.messages.{name}"), name.upper())
+    module, name, _ = APIS[key]
+    api: Api[Any, Any] = getattr(import_module(f"semel.protocol.messages.{module}"), name.upper())
     return api

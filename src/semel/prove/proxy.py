@@ -20,15 +20,13 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
 
-from semel.protocol.apis import APIS
-from semel.protocol.messages.describe_cluster import DESCRIBE_CLUSTER
-from semel.protocol.messages.find_coordinator import FIND_COORDINATOR
-from semel.protocol.messages.metadata import METADATA
+from semel.protocol.apis import NAMES
+from semel.protocol.messages.cluster import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
 
 _START = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _SIZE = struct.Struct(">i")
 
-API_KEYS = {"".join(word.capitalize() for word in name.split("_")): key for key, (name, _) in APIS.items()}
+API_KEYS = {name: key for key, name in NAMES.items()}
 
 
 class Effect(Enum):

@@ -10,16 +10,16 @@ from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
 from semel.client.group_offsets import fetch_committed, patient
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_topics import (
+from semel.protocol.messages.configs import (
+    DESCRIBE_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from semel.protocol.messages.topics import (
     CREATE_TOPICS,
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
-)
-from semel.protocol.messages.describe_configs import (
-    DESCRIBE_CONFIGS,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
 )
 from semel.spark.ledger import Entry, LostLedgerError, decode, topic_of
 from semel.spark.offsets import Offsets, to_json

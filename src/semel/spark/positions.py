@@ -11,7 +11,7 @@ from semel.client.cluster import Cluster, Node
 from semel.client.errors import KafkaError, error_of
 from semel.client.metadata import Metadata, Topic
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.list_offsets import (
+from semel.protocol.messages.records import (
     LIST_OFFSETS,
     ListOffsetsPartition,
     ListOffsetsRequest,

@@ -18,7 +18,7 @@ from semel.client.errors import KafkaError, error_of, is_network
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode, Recovery
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.schema import NO_UUID
 from semel.spark.fetch_sizes import TopicSizes, needed
 from semel.spark.planning import Range

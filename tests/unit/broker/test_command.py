@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from semel.local.semel_broker import semel_command
-from semel.protocol.messages.fetch import FETCH, FetchPartition, FetchRequest, FetchTopic
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
+from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataRequestTopic
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
 from tests.support.direct import DirectClient, batch_of
 from tests.support.waiting import PATIENCE_S, STALL_S
 

@@ -14,9 +14,8 @@ from semel.broker.connection import MAX_UNANSWERED, Connection
 from semel.broker.dispatch import Dispatcher, Served
 from semel.broker.receive_buffer import Room
 from semel.broker.table import TABLE
-from semel.protocol.messages.fetch import FETCH, FetchRequest, FetchResponse
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse
-from semel.protocol.messages.produce import PRODUCE, ProduceRequest, ProduceResponse
+from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
+from semel.protocol.messages.records import FETCH, PRODUCE, FetchRequest, FetchResponse, ProduceRequest, ProduceResponse
 from tests.support.waiting import PATIENCE_S
 
 

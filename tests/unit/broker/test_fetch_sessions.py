@@ -6,7 +6,7 @@ import pytest
 
 from semel.broker.fetch_sessions import EVICTABLE_AFTER_S, FetchSessions, SessionError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, PartitionData
+from semel.protocol.messages.records import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, PartitionData
 from semel.protocol.schema import NO_UUID
 
 

@@ -18,19 +18,19 @@ from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
 from semel.broker.settings import Settings
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from semel.protocol.messages.list_offsets import (
+from semel.protocol.messages.cluster import METADATA, MetadataRequest
+from semel.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from semel.protocol.messages.records import (
     LIST_OFFSETS,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from semel.protocol.messages.metadata import METADATA, MetadataRequest
-from semel.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-)
+from semel.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
 from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient
 from tests.support.waiting import STALL_S

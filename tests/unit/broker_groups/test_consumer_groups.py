@@ -13,7 +13,7 @@ from semel.broker.groups.consumer.model import ConsumerGroupState as S
 from semel.broker.groups.group import GroupError
 from semel.broker.groups.membership import LeavingMember
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, TopicPartitions
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest, TopicPartitions
 from tests.unit.broker_groups.world import World, in_world
 
 SESSION_MS = 45_000

@@ -12,31 +12,31 @@ import pytest
 from semel.broker.groups.handlers import admin, consumer, membership, positions
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
-from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
-from semel.protocol.messages.delete_groups import DeleteGroupsRequest
-from semel.protocol.messages.describe_groups import DescribeGroupsRequest
-from semel.protocol.messages.heartbeat import HeartbeatRequest
-from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from semel.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from semel.protocol.messages.list_groups import ListGroupsRequest
-from semel.protocol.messages.offset_commit import (
+from semel.protocol.messages.groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+)
+from semel.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
-)
-from semel.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
-)
-from semel.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
-from semel.protocol.messages.sync_group import SyncGroupRequest
 from semel.protocol.schema import NO_UUID
 from tests.unit.broker_groups.world import World, in_world
 

@@ -19,7 +19,7 @@ from semel.broker.groups.records import (
 )
 from semel.broker.groups.states import GroupState
 from semel.protocol.errors import UnsupportedVersionError
-from semel.protocol.messages.group_log import GROUP_METADATA_VALUE, OFFSET_COMMIT_VALUE, OffsetCommitValue
+from semel.protocol.messages.internal_topics import GROUP_METADATA_VALUE, OFFSET_COMMIT_VALUE, OffsetCommitValue
 
 TOPIC_ID = bytes.fromhex("513893d54aa74398b5c828211ddf5774")
 COMMIT_TIME_MS = 0x01A1DDD4C4B2
@@ -95,7 +95,7 @@ def test_groups_of_every_version_are_read(version: int) -> None:
 
 
 def _stable_group(version: int) -> bytes:
-    from semel.protocol.messages.group_log import GroupMetadataValue, MemberMetadata
+    from semel.protocol.messages.internal_topics import GroupMetadataValue, MemberMetadata
 
     member = MemberMetadata("m", None, "c", "/h", 9000, 6000, b"s", b"a")
     value = GroupMetadataValue("consumer", 3, "range", "m", 1, [member])

@@ -18,9 +18,16 @@ from semel.broker.groups.membership import Joiner, LeavingMember
 from semel.broker.groups.states import GroupState
 from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.consumer_protocol import CONSUMER_SUBSCRIPTION, ConsumerProtocolSubscription
-from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
-from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
+from semel.protocol.messages.groups import (
+    CONSUMER_SUBSCRIPTION,
+    ConsumerProtocolSubscription,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record, decode_batch, encode_batch
 from semel.storage import StorageError

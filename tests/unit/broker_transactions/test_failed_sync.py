@@ -15,7 +15,7 @@ from semel.broker.settings import Settings
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.handlers import init_producer_id
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest
+from semel.protocol.messages.transactions import InitProducerIdRequest
 from semel.protocol.rows import Record, encode_batch
 from semel.storage.files import Files
 from tests.support.waiting import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any
 from semel.broker.transactions.handlers import list_transactions
 from semel.broker.transactions.states import State
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from semel.protocol.messages.transactions import ListTransactionsRequest, ListTransactionsResponse
 from tests.support.waiting import STALL_S
 
 

@@ -18,8 +18,13 @@ from semel.client.errors import (
 from semel.client.frames import CHUNK_BYTES
 from semel.client.settings import ClientSettings
 from semel.client.wire import Capabilities, Wire
-from semel.protocol.messages.api_versions import API_VERSIONS
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse, MetadataResponseBroker
+from semel.protocol.messages.cluster import (
+    API_VERSIONS,
+    METADATA,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+)
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server, versions_answer
 from tests.support.waiting import STALL_S
 

@@ -17,7 +17,7 @@ from semel.client.admin import Admin
 from semel.client.consumer_types import OffsetAndMetadata
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError, RequestTimedOutError, TimedOutError
 from semel.client.producer import Producer
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse
+from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from tests.support.broker import SemelBroker
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server
 from tests.support.reading import create_topic

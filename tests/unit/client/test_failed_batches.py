@@ -20,8 +20,8 @@ from semel.client.producer_settings import ProducerSettings
 from semel.client.sender import Sender
 from semel.client.transaction_states import State
 from semel.protocol.errors import EncodeError
-from semel.protocol.messages.end_txn import END_TXN
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import END_TXN
 from tests.support.broker import SemelBroker
 from tests.support.proxy import Proxy, delay, silence
 from tests.support.reading import create_topic, read_topic

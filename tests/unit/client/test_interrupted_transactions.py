@@ -11,8 +11,8 @@ import pytest
 from semel.client.errors import CommitUncertainError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.transaction_states import State
-from semel.protocol.messages.end_txn import END_TXN
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import END_TXN
 from tests.support.broker import SemelBroker
 from tests.support.proxy import Proxy, silence
 from tests.support.reading import create_topic, read_topic

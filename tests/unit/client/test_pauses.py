@@ -18,8 +18,8 @@ from semel.client.producer import Producer
 from semel.client.reconnects import Reconnects
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataResponse
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
+from semel.protocol.messages.records import PRODUCE
 from tests.support.broker import SemelBroker
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server
 from tests.support.proxy import Proxy

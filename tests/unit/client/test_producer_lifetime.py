@@ -17,7 +17,7 @@ from semel.client.accumulator import Accumulator
 from semel.client.errors import ClosedError, FatalError
 from semel.client.producer import Producer
 from semel.client.sender import Sender
-from semel.protocol.messages.produce import PRODUCE
+from semel.protocol.messages.records import PRODUCE
 from tests.support.broker import SemelBroker
 from tests.support.proxy import Proxy, silence
 from tests.support.reading import create_topic, read_topic

@@ -16,7 +16,7 @@ import pytest
 from semel.client.connection import LARGE_ANSWER_BYTES, Connection
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError
 from semel.client.wire import Pending
-from semel.protocol.messages.metadata import (
+from semel.protocol.messages.cluster import (
     METADATA,
     MetadataRequest,
     MetadataRequestTopic,

@@ -17,7 +17,7 @@ from semel.client.producer_settings import ProducerSettings
 from semel.client.sender import MOVED, Sender
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.produce import (
+from semel.protocol.messages.records import (
     PRODUCE,
     PartitionProduceResponse,
     ProduceResponse,

@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.client.admin import Admin
 from semel.client.metadata import Metadata
-from semel.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+from semel.protocol.messages.cluster import MetadataResponse, MetadataResponseTopic
 from tests.support.broker import SemelBroker
 from tests.support.reading import create_topic
 

@@ -10,7 +10,7 @@ import pytest
 from semel.client.cluster import AnyNode, Cluster
 from semel.client.errors import TimedOutError
 from semel.client.settings import ClientSettings
-from semel.protocol.messages.metadata import METADATA, MetadataRequest
+from semel.protocol.messages.cluster import METADATA, MetadataRequest
 from tests.support.fake_broker import server
 
 

@@ -11,7 +11,7 @@ from semel.client.consumer_types import TopicPartition
 from semel.client.errors import IllegalStateError
 from semel.client.fetcher import Fetcher, FetchPlan, end_of
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import EpochEndOffset, FetchableTopicResponse, FetchResponse, PartitionData
+from semel.protocol.messages.records import EpochEndOffset, FetchableTopicResponse, FetchResponse, PartitionData
 from semel.protocol.rows import Record, encode_batch
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

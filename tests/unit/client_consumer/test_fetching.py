@@ -16,7 +16,7 @@ from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
 from semel.client.fetcher import FetchPlan
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
+from semel.protocol.messages.records import FetchableTopicResponse, FetchResponse, PartitionData
 from semel.protocol.rows import Record, encode_batch
 
 PLACE = TopicPartition("t", 0)

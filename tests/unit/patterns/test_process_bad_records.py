@@ -18,7 +18,7 @@ from semel.client.errors import ConfigError, RetriableError
 from semel.client.producer import Producer
 from semel.patterns.process import Processor
 from semel.patterns.process_output import Emitter, Output, RecordError
-from semel.protocol.messages.end_txn import END_TXN
+from semel.protocol.messages.transactions import END_TXN
 from tests.support.broker import SemelBroker
 from tests.support.proxy import Proxy, cut_before
 from tests.support.reading import Seen, read_topic

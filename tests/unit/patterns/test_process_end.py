@@ -15,9 +15,9 @@ from semel.client.producer import Producer
 from semel.patterns import process as process_module
 from semel.patterns.process import Processor
 from semel.patterns.process_end import MissingSourceError
-from semel.protocol.messages.fetch import FETCH
-from semel.protocol.messages.offset_commit import OFFSET_COMMIT
-from semel.protocol.messages.txn_offset_commit import TXN_OFFSET_COMMIT
+from semel.protocol.messages.offsets import OFFSET_COMMIT
+from semel.protocol.messages.records import FETCH
+from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT
 from tests.support.broker import SemelBroker
 from tests.support.proxy import Proxy, cut_before, delay
 from tests.support.reading import read_topic

@@ -15,19 +15,22 @@ from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 from semel.protocol.batch import patch_offset
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import FETCH, FetchableTopicResponse, FetchResponse, PartitionData
-from semel.protocol.messages.list_offsets import (
-    LIST_OFFSETS,
-    ListOffsetsPartitionResponse,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-)
-from semel.protocol.messages.metadata import (
+from semel.protocol.messages.cluster import (
     METADATA,
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+)
+from semel.protocol.messages.records import (
+    FETCH,
+    LIST_OFFSETS,
+    FetchableTopicResponse,
+    FetchResponse,
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    PartitionData,
 )
 from semel.protocol.rows import Record, encode_batch
 from semel.spark import reading

@@ -5,8 +5,7 @@ from __future__ import annotations
 from semel.broker.groups.group import Group
 from semel.broker.groups.member import Member
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
-from semel.protocol.messages.sync_group import SyncGroupResponse
+from semel.protocol.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
 
 
 def join_error(code: ErrorCode, member_id: str) -> JoinGroupResponse:

@@ -11,8 +11,8 @@ from semel.broker.groups.records import NO_TIME
 from semel.broker.groups.states import Act, Cell, Event, GroupState, decide
 from semel.broker.groups.timers import Alarm
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.consumer_protocol import CONSUMER_SUBSCRIPTION
-from semel.protocol.messages.group_log import GroupMetadataValue, MemberMetadata
+from semel.protocol.messages.groups import CONSUMER_SUBSCRIPTION
+from semel.protocol.messages.internal_topics import GroupMetadataValue, MemberMetadata
 
 CONSUMER = "consumer"
 _VERSION_SIZE = 2

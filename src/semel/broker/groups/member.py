@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from semel.broker.groups.timers import Alarm
-from semel.protocol.messages.join_group import JoinGroupResponse
-from semel.protocol.messages.sync_group import SyncGroupResponse
+from semel.protocol.messages.groups import JoinGroupResponse, SyncGroupResponse
 
 Protocols = dict[str, bytes]  # protocol name: the member's metadata for it, in the order that the member prefers
 

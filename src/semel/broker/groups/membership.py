@@ -22,8 +22,7 @@ from semel.broker.groups.rebalance import NO_MEMBER_ID, Rebalance
 from semel.broker.groups.records import group_record
 from semel.broker.groups.states import Act, Event, GroupState
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
-from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from semel.protocol.messages.groups import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
 from semel.storage import StorageError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # as Kafka: a new member that never gets its answer is dropped after this time

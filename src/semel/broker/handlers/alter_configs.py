@@ -11,8 +11,8 @@ from semel.broker.handlers.config_resources import BROKER, TOPIC, current_settin
 from semel.broker.settings import Setting, SettingError, as_text, row_of
 from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages import alter_configs as whole
-from semel.protocol.messages import incremental_alter_configs as incremental
+from semel.protocol.messages import configs as incremental
+from semel.protocol.messages import configs as whole
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -68,7 +68,7 @@ def _check_once(counts: Counter[tuple[int, str]], resource_type: int, name: str)
         )
 
 
-def _check_names(configs: Sequence[whole.AlterableConfig | incremental.AlterableConfig]) -> None:
+def _check_names(configs: Sequence[whole.AlterableConfig | incremental.IncrementalConfig]) -> None:
     names = Counter(config.name for config in configs)
     doubled = sorted(name for name, count in names.items() if count > 1)
     if doubled:
@@ -80,14 +80,14 @@ def _check_names(configs: Sequence[whole.AlterableConfig | incremental.Alterable
 
 def _replace(
     broker: Broker,
-    resource: whole.AlterConfigsResource | incremental.AlterConfigsResource,
+    resource: whole.AlterConfigsResource | incremental.IncrementalConfigsResource,
     texts: dict[str, str],
     validate_only: bool,
 ) -> None:
     replace_settings(broker, resource.resource_type, resource.resource_name, texts, validate_only=validate_only)
 
 
-def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.AlterableConfig) -> None:
+def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig) -> None:
     """Changes one setting in a resource's own settings."""
     if change.config_operation == SET:
         texts[change.name] = change.value or ""
@@ -100,7 +100,7 @@ def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: in
 
 
 def _changed_list(
-    broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.AlterableConfig
+    broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig
 ) -> str:
     row = _row(resource_type, change.name)
     if row.kind != "list":

@@ -9,7 +9,7 @@ from semel.broker import features
 from semel.broker.features import FEATURES
 from semel.broker.table import TABLE
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.api_versions import (
+from semel.protocol.messages.cluster import (
     API_VERSIONS,
     ApiVersion,
     ApiVersionsRequest,

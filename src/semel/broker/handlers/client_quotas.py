@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages import alter_client_quotas as alter
-from semel.protocol.messages import describe_client_quotas as described
+from semel.protocol.messages import configs as alter
+from semel.protocol.messages import configs as described
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
@@ -92,7 +92,7 @@ def alter_client_quotas(
     return alter.AlterClientQuotasResponse(entries=results)
 
 
-def _alter(broker: Broker, entry: alter.EntryData, *, validate_only: bool) -> None:
+def _alter(broker: Broker, entry: alter.AlterEntryData, *, validate_only: bool) -> None:
     entity = _entity(entry.entity)
     for op in entry.ops:
         _check_key(dict(entity), op)

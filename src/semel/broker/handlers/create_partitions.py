@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semel.broker.handlers.assignments import check_assignment
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_partitions import (
+from semel.protocol.messages.topics import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,

@@ -10,7 +10,7 @@ from semel.broker.handlers.assignments import check_assignment
 from semel.broker.handlers.config_resources import accept_topic_settings
 from semel.broker.topics import TopicError, check_collision, plain_name
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_topics import (
+from semel.protocol.messages.topics import (
     CreatableTopic,
     CreatableTopicConfigs,
     CreatableTopicResult,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.delete_records import (
+from semel.protocol.messages.records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.delete_topics import (
+from semel.protocol.messages.topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
     DeleteTopicsResponse,

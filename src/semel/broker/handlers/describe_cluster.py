@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.handlers.rights import CLUSTER_OPERATIONS, NOT_ASKED
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.describe_cluster import (
+from semel.protocol.messages.cluster import (
     DescribeClusterBroker,
     DescribeClusterRequest,
     DescribeClusterResponse,

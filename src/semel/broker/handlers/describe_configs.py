@@ -9,7 +9,7 @@ from semel.broker.describe_settings import Entry
 from semel.broker.handlers.config_resources import BROKER, TOPIC, check_named, find_topic, is_whole_cluster
 from semel.broker.topics import TopicError
 from semel.broker.turns import Turns
-from semel.protocol.messages.describe_configs import (
+from semel.protocol.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semel.broker.topics import name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.describe_producers import (
+from semel.protocol.messages.transactions import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     PartitionResponse,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from semel.broker.handlers.rights import TOPIC_OPERATIONS
 from semel.broker.topics import INTERNAL_TOPICS, name_problem
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.describe_topic_partitions import (
+from semel.protocol.messages.cluster import (
     CursorResult,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,

@@ -17,7 +17,7 @@ from semel.broker.fetch_sessions import (
 )
 from semel.broker.handlers.epochs import epoch_error
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.fetch import (
+from semel.protocol.messages.records import (
     AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,

@@ -8,7 +8,7 @@ from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.topics import TopicError
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from semel.protocol.messages.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker

@@ -8,7 +8,7 @@ from semel.broker import named_settings
 from semel.broker.handlers.config_resources import BROKER, BROKER_LOGGER, TOPIC
 from semel.broker.named_settings import CLIENT_METRICS, GROUP
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.list_config_resources import (
+from semel.protocol.messages.configs import (
     ConfigResource,
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,

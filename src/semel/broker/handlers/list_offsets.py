@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from semel.broker.handlers.epochs import epoch_error
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.list_offsets import (
+from semel.protocol.messages.records import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,

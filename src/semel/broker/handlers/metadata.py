@@ -8,7 +8,7 @@ from semel.broker.handlers.rights import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OP
 from semel.broker.topics import INTERNAL_TOPICS, TopicError, name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.metadata import (
+from semel.protocol.messages.cluster import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,

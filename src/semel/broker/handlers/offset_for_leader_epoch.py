@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from semel.broker.handlers.epochs import epoch_error
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.offset_for_leader_epoch import (
-    EpochEndOffset,
+from semel.protocol.messages.records import (
+    LeaderEpochEndOffset,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
     OffsetForLeaderPartition,
@@ -35,12 +35,12 @@ async def offset_for_leader_epoch(
     )
 
 
-def _find(broker: Broker, topic: str, ask: OffsetForLeaderPartition) -> EpochEndOffset:
+def _find(broker: Broker, topic: str, ask: OffsetForLeaderPartition) -> LeaderEpochEndOffset:
     log = broker.topics.find_log(topic, ask.partition)
     if log is None:
-        return EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
+        return LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
     code = epoch_error(log, ask.current_leader_epoch)
     if code is not ErrorCode.NONE:
-        return EpochEndOffset(code, ask.partition)
+        return LeaderEpochEndOffset(code, ask.partition)
     epoch, end_offset = log.epoch_end_offset(ask.leader_epoch)
-    return EpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)
+    return LeaderEpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)

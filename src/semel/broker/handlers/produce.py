@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
-from semel.protocol.messages.produce import (
+from semel.protocol.messages.records import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
     PartitionProduceResponse,

@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode
 from typing import TYPE_CHECKING
 
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.describe_quorum import (
+from semel.protocol.messages.cluster import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     Listener,
@@ -14,8 +14,9 @@ from semel.protocol.messages.describe_quorum import (
     PartitionDataResult,
     ReplicaState,
     TopicDataResult,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
 )
-from semel.protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:

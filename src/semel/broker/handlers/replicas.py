@@ -10,28 +10,22 @@ from typing import TYPE_CHECKING
 from semel.broker.handlers.assignments import check_assignment
 from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.alter_partition_reassignments import (
+from semel.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    ReassignablePartition,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
-from semel.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopicResult,
-)
-from semel.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
     ElectLeadersResponse,
-    PartitionResult,
-    ReplicaElectionResult,
-)
-from semel.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
+    PartitionResult,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+    ReplicaElectionResult,
 )
 
 if TYPE_CHECKING:

@@ -9,18 +9,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.alter_user_scram_credentials import (
+from semel.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
-from semel.protocol.messages.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
 )
 
 if TYPE_CHECKING:

@@ -6,24 +6,28 @@ from typing import TYPE_CHECKING
 
 from semel.broker.quotas import ANONYMOUS
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
-from semel.protocol.messages.create_delegation_token import (
+from semel.protocol.messages.security import (
+    AclCreationResult,
+    CreateAclsRequest,
+    CreateAclsResponse,
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
-)
-from semel.protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
-from semel.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from semel.protocol.messages.describe_delegation_token import (
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
-)
-from semel.protocol.messages.expire_delegation_token import (
     ExpireDelegationTokenRequest,
     ExpireDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from semel.protocol.messages.renew_delegation_token import RenewDelegationTokenRequest, RenewDelegationTokenResponse
-from semel.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from semel.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker import features
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.update_features import (
+from semel.protocol.messages.cluster import (
     FeatureUpdateKey,
     UpdatableFeatureResult,
     UpdateFeaturesRequest,

@@ -12,33 +12,29 @@ from semel.broker.groups.handlers import groups_of
 from semel.broker.transactions.errors import for_version, offsets_error
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, State
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from semel.protocol.messages.add_partitions_to_txn import (
+from semel.protocol.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnResult,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
-)
-from semel.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
     TopicData,
-)
-from semel.protocol.messages.describe_transactions import TransactionState as DescribedTransaction
-from semel.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from semel.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from semel.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from semel.protocol.messages.list_transactions import TransactionState as ListedTransaction
-from semel.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
-)
-from semel.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
@@ -46,6 +42,8 @@ from semel.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from semel.protocol.messages.transactions import ListedTransaction as ListedTransaction
+from semel.protocol.messages.transactions import TransactionState as DescribedTransaction
 from semel.storage import StorageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from semel.broker.transactions.states import (
 from semel.protocol.api import Format
 from semel.protocol.compiler import write_uvarint
 from semel.protocol.errors import DecodeError
-from semel.protocol.messages.transaction_log import (
+from semel.protocol.messages.internal_topics import (
     TRANSACTION_LOG_KEY,
     PartitionsSchema,
     TransactionLogKey,

@@ -13,12 +13,22 @@ import pytest
 from semel.protocol.api import read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM, api_of
 from semel.protocol.errors import DecodeError, EncodeError, ProtocolError, UnsupportedVersionError
-from semel.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from semel.protocol.messages.fetch import FETCH, FetchRequest
-from semel.protocol.messages.heartbeat import HEARTBEAT, HeartbeatRequest
-from semel.protocol.messages.list_groups import LIST_GROUPS, ListGroupsRequest
-from semel.protocol.messages.metadata import METADATA, MetadataRequest, MetadataRequestTopic
-from semel.protocol.messages.produce import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.cluster import (
+    METADATA,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+)
+from semel.protocol.messages.groups import HEARTBEAT, LIST_GROUPS, HeartbeatRequest, ListGroupsRequest
+from semel.protocol.messages.records import (
+    FETCH,
+    PRODUCE,
+    FetchRequest,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
 
 from .samples import all_formats, plain, sample
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kio.serial import entity_reader, entity_writer
 
-from semel.protocol.messages import consumer_protocol
+from semel.protocol.messages import groups as consumer_protocol
 
 from .samples import all_formats, sample
 

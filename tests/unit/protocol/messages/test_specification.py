@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from semel.protocol.apis import APIS, api_of
-from semel.protocol.messages import consumer_group_log, consumer_protocol, group_log, markers, transaction_log
+from semel.protocol.messages import groups as consumer_protocol
+from semel.protocol.messages import internal_topics as consumer_group_log
+from semel.protocol.messages import internal_topics as group_log
+from semel.protocol.messages import internal_topics as transaction_log
+from semel.protocol.messages import transactions as markers
 from semel.protocol.schema import Kind, Struct, fields_of, parse_versions
 from tests.support.kafka import kafka_libs
 

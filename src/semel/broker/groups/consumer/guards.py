@@ -10,7 +10,7 @@ from semel.broker.groups.consumer.model import LEFT_FOR_A_WHILE, Current, Partit
 from semel.broker.groups.consumer.patterns import compile_pattern
 from semel.broker.groups.group import GroupError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 
 JOINS = 0  # the member epoch of a heartbeat that joins
 

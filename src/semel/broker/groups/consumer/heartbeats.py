@@ -24,7 +24,7 @@ from semel.broker.groups.states import GroupState
 from semel.broker.groups.timers import Alarm
 from semel.broker.named_settings import GroupTiming
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 from semel.storage import StorageError
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from semel.broker.groups.consumer.reconcile import reconcile
 from semel.broker.groups.core import Clock, Settings
 from semel.broker.groups.group import GroupError
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 
 
 class Topic(Protocol):

@@ -18,7 +18,7 @@ from semel.broker.groups.consumer.model import (
     TargetSet,
 )
 from semel.broker.groups.records import KeyValue
-from semel.protocol.messages import consumer_group_log as log
+from semel.protocol.messages import internal_topics as log
 
 EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8
 KINDS = frozenset((EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT))

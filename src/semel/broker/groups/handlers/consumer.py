@@ -11,8 +11,8 @@ from semel.broker.groups.group import GroupError
 from semel.broker.groups.handlers import groups_of
 from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages import consumer_group_describe as described
-from semel.protocol.messages.consumer_group_heartbeat import (
+from semel.protocol.messages import groups as described
+from semel.protocol.messages.groups import (
     Assignment,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -53,7 +53,8 @@ def consumer_group_describe(
     broker: Broker, context: RequestContext, request: described.ConsumerGroupDescribeRequest
 ) -> described.ConsumerGroupDescribeResponse:
     if not _is_served(broker):
-        refused = [described.DescribedGroup(ErrorCode.UNSUPPORTED_VERSION, group_id=each) for each in request.group_ids]
+        code = ErrorCode.UNSUPPORTED_VERSION
+        refused = [described.DescribedConsumerGroup(code, group_id=each) for each in request.group_ids]
         return described.ConsumerGroupDescribeResponse(groups=refused)
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     return described.ConsumerGroupDescribeResponse(
@@ -68,15 +69,15 @@ def _is_served(broker: Broker) -> bool:
     )
 
 
-def _describe(broker: Broker, group_id: str, operations: int) -> described.DescribedGroup:
+def _describe(broker: Broker, group_id: str, operations: int) -> described.DescribedConsumerGroup:
     groups = groups_of(broker)
     group = groups.find_consumer_group(group_id)
     if not group_id:
-        return described.DescribedGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)
+        return described.DescribedConsumerGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)
     if group is None:
         what = "not found" if groups.find(group_id) is None else "is not a consumer group"
-        return described.DescribedGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.", group_id)
-    return described.DescribedGroup(
+        return described.DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.", group_id)
+    return described.DescribedConsumerGroup(
         group_id=group_id,
         group_state=group.state.value,
         group_epoch=group.epoch,
@@ -104,12 +105,12 @@ def _member(broker: Broker, group: ConsumerGroup, member_id: str) -> described.M
     )
 
 
-def _assignment(broker: Broker, partitions: Partitions) -> described.Assignment:
+def _assignment(broker: Broker, partitions: Partitions) -> described.ConsumerAssignment:
     """Topics that were deleted meanwhile have no name any more and are left out."""
     found = [(broker.topics.by_id(topic_id), topic_id, indexes) for topic_id, indexes in by_topic(partitions).items()]
-    return described.Assignment(
+    return described.ConsumerAssignment(
         [
-            described.TopicPartitions(topic_id, topic.name, indexes)
+            described.ConsumerTopicPartitions(topic_id, topic.name, indexes)
             for topic, topic_id, indexes in found
             if topic is not None
         ]

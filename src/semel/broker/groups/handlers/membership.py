@@ -8,10 +8,17 @@ from semel.broker.groups.group import GroupError
 from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.membership import Joiner, LeavingMember
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from semel.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
-from semel.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse
-from semel.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from semel.protocol.messages.groups import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker

@@ -11,21 +11,17 @@ from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.records import Position
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.offset_commit import (
+from semel.protocol.messages.offsets import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
-)
-from semel.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
-)
-from semel.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
