@@ -49,7 +49,7 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def extras(text: str) -> Iterator[str]:
-    for names in re.findall(r"\bsemel\[([\w, -]+)\]", text):
+    for names in re.findall(r"(?:\bsemel|pip install '\.)\[([\w, -]+)\]", text):
         yield from (name.strip() for name in names.split(","))
 
 
@@ -248,7 +248,25 @@ def test_clients_that_the_readme_names_are_used_by_tests() -> None:
         assert mark in (ROOT / file).read_text(encoding="utf-8")
 
 
+# --- figures ---
+
+
+def test_figures_of_the_readme_are_measured_ones() -> None:
+    """`657 k/s` is in a table of the page of benchmarks, as `657 k` or `657 k/s`."""
+    tables = "\n".join(line for line in TEXTS["benchmarks.md"].splitlines() if line.startswith("|"))
+    measured = set(re.findall(r"[\d.,]*\d [kM]\b", tables))
+    named = re.findall(r"([\d.,]*\d [kM])/s", TEXTS["README.md"])
+    assert len(named) >= 6
+    assert [figure for figure in named if figure not in measured] == []
+
+
 # --- promises ---
+
+
+def test_links_to_guarantees_lead_to_tests_of_the_guarantees_page() -> None:
+    named = re.findall(r"\((tests/guarantees/\w+\.py)\)", TEXTS["README.md"])
+    assert len(named) >= 6
+    assert [file for file in named if f"../{file}" not in TEXTS["guarantees.md"]] == []
 
 
 def test_every_promise_has_a_number_without_a_gap() -> None:

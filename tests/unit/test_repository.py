@@ -15,6 +15,8 @@ import pytest
 
 import semel
 from semel.cli import available_commands
+from tests.support.kafka import KafkaMissing, java
+from tests.support.missing import skip_loudly
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -113,20 +115,32 @@ def test_help_pages_load_no_heavy_package() -> None:
 # --- docs that work as pasted ---
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_examples_run_as_pasted(tmp_path: Path) -> None:
-    examples = blocks("python")
-    assert examples
-    for example in examples:
-        done = subprocess.run(
-            [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, f"{example}\n{done.stderr}"
-        expected = re.findall(r"# prints (.*)", example)
-        assert [line for line in expected if line not in done.stdout] == []
+@pytest.mark.parametrize("number", range(len(examples())))
+def test_readme_examples_run_as_pasted(number: int, tmp_path: Path) -> None:
+    example = examples()[number]
+    if "spark" in example:
+        try:
+            java()
+        except KafkaMissing as missing:
+            skip_loudly(str(missing))
+    is_pytest = "def test_" in example
+    file = tmp_path / "test_example.py"
+    file.write_text(example)
+    words = [sys.executable, *(("-m", "pytest", "-p", "no:cacheprovider") if is_pytest else ()), str(file)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{example}\n{done.stdout}\n{done.stderr}"
+    expected = ["1 passed"] if is_pytest else re.findall(r"# prints (.*)", example)
+    assert expected, "an example shows what it prints"
+    assert [line for line in expected if line not in done.stdout] == []
+
+
+def test_readme_has_a_spark_query_and_the_broker_in_a_pytest() -> None:
+    assert ["foreachBatch(sink)" in text for text in examples()].count(True) == 1
+    assert ["(semel_broker)" in text for text in examples()].count(True) == 1
 
 
 def test_every_command_that_the_docs_name_exists() -> None:
@@ -140,11 +154,21 @@ def test_every_command_that_the_docs_name_exists() -> None:
     assert named <= set(available_commands())
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [path for path in repository_files() if path.suffix == ".md"]:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            if "://" in target:
+                continue
+            there = (page.parent / target) if target else page
+            assert there.exists(), f"{page.relative_to(ROOT)} links to {target}"
+            if anchor:
+                assert anchor in anchors(there), f"{page.relative_to(ROOT)} links to {target}#{anchor}"
 
 
 # --- setup ---
