@@ -49,7 +49,7 @@ def adopt_folders(store: Store, data_dir: DataDir) -> None:
         for partition_log in adopted:
             _keep_producer_ids(store, partition_log, partition_log.all_producer_ids)
     for partition_log in data_dir.logs.values():
-        if partition_log.is_loaded:  # all of them after a crash, when the store may have lost its last changes
+        if partition_log.is_open:  # all of them after a crash, when the store may have lost its last changes
             _keep_producer_ids(store, partition_log, partition_log.states.producers.keys)
     store.commit()
 

@@ -58,8 +58,8 @@ class Maintenance:
     async def keep_up_storage(self) -> None:
         """Retention, expiry of producers, removal of deleted files, checkpoints."""
         data_dir, clock = self._broker.data_dir, self._broker.clock
-        awake = [log for log in data_dir.logs.values() if log.is_loaded]
-        asleep = [log for log in data_dir.logs.values() if not log.is_loaded][:LOGS_WOKEN_PER_ROUND]
+        awake = [log for log in data_dir.logs.values() if log.is_open]
+        asleep = [log for log in data_dir.logs.values() if not log.is_open][:LOGS_WOKEN_PER_ROUND]
         for number, log in enumerate(awake + asleep, 1):
             if data_dir.get(log.topic, log.partition) is log:
                 data_dir.maintain_log(log, clock.now_ms())

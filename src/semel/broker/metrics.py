@@ -56,7 +56,7 @@ class BrokerCollector(Collector):
         stable = GaugeMetricFamily("semel_last_stable_offset", "What read_committed may read.", labels=labels)
         for topic in topics:
             for part in topic.partitions:
-                if part.log.is_loaded:
+                if part.log.is_open:
                     where = [topic.name, str(part.index)]
                     end.add_metric(where, part.log.end_offset)
                     start.add_metric(where, part.log.start_offset)
@@ -79,7 +79,7 @@ class BrokerCollector(Collector):
             where = [group, topic, str(index)]
             committed.add_metric(where, position.offset)
             log = self._broker.topics.find_log(topic, index)
-            if log is not None and log.is_loaded:
+            if log is not None and log.is_open:
                 lag.add_metric(where, max(log.high_watermark - position.offset, 0))
         yield from (committed, lag)
 

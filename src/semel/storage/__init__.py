@@ -3,11 +3,18 @@
 from semel.storage.cleaner import Compactor
 from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
-from semel.storage.errors import DataDirLockedError, StorageError
 from semel.storage.files import Files, write_fully
 from semel.storage.log import PartitionLog
 from semel.storage.powercut import cut_power
-from semel.storage.results import AppendResult, Isolation, ProducerInfo, ReadResult, TimestampOffset
+from semel.storage.results import (
+    AppendResult,
+    DataDirLockedError,
+    Isolation,
+    ProducerInfo,
+    ReadResult,
+    StorageError,
+    TimestampOffset,
+)
 from semel.storage.sync import FsyncMode, SyncGroup
 from semel.storage.validation import HeavyBatch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from uuid import UUID
 
 from semel.storage.files import Files
@@ -24,6 +24,7 @@ META_PROPERTIES = "meta.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 TopicPartition = tuple[str, int]
+Epochs = list[tuple[int, int]]  # (leader epoch, first offset), ascending
 
 
 def read_text(path: str) -> str:
@@ -48,14 +49,36 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
     return offsets
 
 
-def write_epochs(files: Files, path: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
+def write_epochs(files: Files, path: str, epochs: Epochs, *, sync: bool = True) -> None:
     """`epoch start-offset` per line, after the version and the count."""
     rows = [f"{epoch} {start_offset}\n" for epoch, start_offset in epochs]
     files.write_whole(path, f"0\n{len(rows)}\n{''.join(rows)}".encode(), sync=sync)
 
 
-def read_epochs(path: str) -> list[tuple[int, int]]:
+def read_epochs(path: str) -> Epochs:
     return [(int(fields[0]), int(fields[1])) for fields in _rows(path) if len(fields) == 2]
+
+
+def epoch_end_offset(epochs: Epochs, requested: int, current: int, log_end: int) -> tuple[int, int]:
+    """(epoch, end offset) for OffsetForLeaderEpoch; (-1, -1) if the epoch is unknown."""
+    if requested == current:
+        return requested, log_end
+    if requested > current or requested < 0:
+        return -1, -1
+    known = [*epochs, (current, log_end)]
+    epoch = max((epoch for epoch, _ in known if epoch <= requested), default=requested)
+    return epoch, next(start for later, start in known if later > requested)
+
+
+def epoch_at(epochs: Epochs, offset: int) -> int:
+    """The epoch that an offset was written in; -1 if it is not known."""
+    return next((epoch for epoch, start in reversed(epochs) if start <= offset), -1)
+
+
+def epochs_from(epochs: Epochs, offset: int) -> Epochs:
+    """The epochs of a log that lost everything before an offset."""
+    below = [entry for entry in epochs if entry[1] <= offset]
+    return ([(below[-1][0], offset)] if below else []) + epochs[len(below) :]
 
 
 def _rows(path: str) -> list[list[str]]:

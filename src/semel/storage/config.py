@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from semel.protocol.errors import ErrorCode
-from semel.storage.errors import StorageError
+from semel.storage.results import StorageError
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

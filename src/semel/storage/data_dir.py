@@ -15,10 +15,10 @@ from uuid import UUID, uuid4
 from semel.protocol.errors import ErrorCode
 from semel.storage import checkpoints
 from semel.storage.config import INT64_MAX, LogConfig
-from semel.storage.errors import DataDirLockedError, StorageError
 from semel.storage.files import FileCache, Files, files_for
 from semel.storage.log import PartitionLog
-from semel.storage.results import LogSurroundings
+from semel.storage.open_log import LogShared
+from semel.storage.results import DataDirLockedError, StorageError
 from semel.storage.sync import SyncGroup
 
 _log = logging.getLogger("semel.storage")
@@ -41,7 +41,7 @@ def wall_clock_ms() -> int:
 class DataDir:
     """A locked data folder and its partition logs, keyed by (topic, partition). Logs open their files on first use."""
 
-    def __init__(self, path: Path, lock: list[int], files: Files, shared: LogSurroundings, sync: SyncGroup) -> None:
+    def __init__(self, path: Path, lock: list[int], files: Files, shared: LogShared, sync: SyncGroup) -> None:
         self.path = path
         self.files = files
         self.logs: dict[TopicPartition, PartitionLog] = {}
@@ -77,9 +77,8 @@ class DataDir:
         lock = _take_lock(root)
         try:
             files = files or files_for(root)
-            shared = LogSurroundings(
-                FileCache(files, open_files_max or _open_files_max()), sync, now_ms or wall_clock_ms
-            )
+            cache = FileCache(files, open_files_max or _open_files_max())
+            shared = LogShared(cache, now_ms or wall_clock_ms, sync.waits_for_disk, sync.mark_unsynced)
             data_dir = cls(root, lock, files, shared, sync)
             data_dir._discover(config_of or (lambda _: LogConfig()))
         except BaseException:
@@ -140,7 +139,7 @@ class DataDir:
     def _recover_log(self, log: PartitionLog) -> None:
         """One broken partition must not keep the others from starting; it is tried again when it is used."""
         try:
-            log.load()
+            _ = log.opened
         except StorageError as error:
             _log.error("%s could not be recovered yet: %s", log, error)
 
@@ -173,9 +172,9 @@ class DataDir:
         except OSError as error:
             message = f"cannot create the folder of {topic}-{partition}: {error}"
             raise StorageError(ErrorCode.KAFKA_STORAGE_ERROR, message) from error
-        log = PartitionLog(folder, topic, partition, topic_id, config, self._shared, clean=True)
-        log.is_new_in(str(self.path))
-        self.logs[key] = log
+        log = self.logs[key] = PartitionLog(
+            folder, topic, partition, topic_id, config, self._shared, clean=True, new_in=str(self.path)
+        )
         self._fresh[log] = None
         self._namespace_dirty = True
         self._checkpoints_stale |= any(offsets.get(key) for offsets in self._checkpointed.values())
@@ -235,7 +234,7 @@ class DataDir:
         if log is None:
             raise StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{partition}")
         self._sync.forget(log)
-        log.abandon()
+        log.mark_deleted()
         self._fresh.pop(log, None)
         self._shared.garbage = [
             (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
@@ -279,8 +278,8 @@ class DataDir:
 
         Logs that nobody touched since the start are read for it a few at a time.
         """
-        sleeping = [log for log in self.logs.values() if not log.is_loaded]
-        for log in [log for log in self.logs.values() if log.is_loaded] + sleeping[:_WAKE_AT_ONCE]:
+        sleeping = [log for log in self.logs.values() if not log.is_open]
+        for log in [log for log in self.logs.values() if log.is_open] + sleeping[:_WAKE_AT_ONCE]:
             self.maintain_log(log, now_ms)
         self.remove_garbage(now_ms)
         self.checkpoint()
@@ -316,7 +315,7 @@ class DataDir:
         logs = self.logs.items()
         self._write_checkpoint(checkpoints.RECOVERY_POINTS, {key: log.recovery_point for key, log in logs}, sync)
         self._checkpoint_starts(sync=sync)
-        marks = {key: log.recovery_point if not log.is_loaded else log.high_watermark for key, log in logs}
+        marks = {key: log.recovery_point if not log.is_open else log.high_watermark for key, log in logs}
         self._write_checkpoint(checkpoints.HIGH_WATERMARKS, marks, sync)
         cleaned = {key: log.cleaned_offset for key, log in logs if log.cleaned_offset}
         self._write_checkpoint(checkpoints.CLEANER_OFFSETS, cleaned, sync)
@@ -367,7 +366,7 @@ class DataDir:
     def crash(self) -> None:
         """Drops everything without writing a byte, as kill -9 would: for tests in one process."""
         for log in self.logs.values():
-            log.abandon()
+            log.mark_deleted()
         _release_lock(self._lock)
         self._lock = []
 

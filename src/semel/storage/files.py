@@ -204,14 +204,14 @@ def write_fully(files: Files, fd: int, content: bytes | bytearray | memoryview, 
 class Handle:
     """A file that may or may not be open at the moment. `fd` is -1 while it is closed."""
 
-    __slots__ = ("doomed", "fd", "path", "pins", "recent")
+    __slots__ = ("close_unpinned", "fd", "path", "pins", "recent")
 
-    def __init__(self, path: str, *, doomed: bool = False) -> None:
+    def __init__(self, path: str, *, close_unpinned: bool = False) -> None:
         self.path = path
         self.fd = -1
         self.pins = 0  # in use by another thread: must not be closed
         self.recent = False
-        self.doomed = doomed  # to be closed by the last unpin
+        self.close_unpinned = close_unpinned  # to be closed by the last unpin
 
 
 class FileCache:
@@ -238,7 +238,7 @@ class FileCache:
     def close(self, handle: Handle) -> None:
         """Closes a file for good, before it is renamed or removed."""
         if handle.pins:
-            handle.doomed = True
+            handle.close_unpinned = True
         elif handle.fd >= 0:
             self._open.pop(handle, None)
             os.close(handle.fd)
@@ -252,8 +252,8 @@ class FileCache:
 
     def unpin(self, handle: Handle) -> None:
         handle.pins -= 1
-        if not handle.pins and (handle.doomed or len(self._open) > self._limit):
-            handle.doomed = False
+        if not handle.pins and (handle.close_unpinned or len(self._open) > self._limit):
+            handle.close_unpinned = False
             self.close(handle)
 
     def _make_room(self) -> None:

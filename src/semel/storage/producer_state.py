@@ -1,9 +1,9 @@
-"""What a partition knows of its producers, and the rules by which a batch is taken, recognised or refused.
+"""The producers of a partition, and the rules by which a batch is appended, recognised as a duplicate or refused.
 
 Pure: no files, no clock. Every rule is checked before anything changes; `apply_*` runs only after the batch is written.
 
 The order of the rules for a client's batch is Kafka's:
-  1. same epoch and the (first, last) sequence of one of the last 5 batches: a retry; answered with the first offset
+  1. same epoch and the (first, last) sequence of one of the last 5 batches: a retry; the result has the first offset
   2. transactional, without an open transaction and without a verified guard: INVALID_TXN_STATE
   3. epoch below the current one: INVALID_PRODUCER_EPOCH
   4. a new epoch starts at sequence 0; an unknown producer may start anywhere (at 0 if it speaks TV2)
@@ -13,11 +13,15 @@ The order of the rules for a client's batch is Kafka's:
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from crc32c import crc32c
 
 from semel.protocol.batch import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP, next_sequence
 from semel.protocol.errors import ErrorCode
-from semel.storage.errors import StorageError
+from semel.storage.results import StorageError
 
 BATCHES_REMEMBERED = 5
 EPOCH_MAX = 32767
@@ -36,13 +40,23 @@ class BatchInfo(NamedTuple):
 
 
 class DataBatch(NamedTuple):
-    """A batch that asks to be appended."""
+    """A producer's batch that is to be appended."""
 
     producer_id: int
     epoch: int
     first_sequence: int
     last_sequence: int
     transactional: bool
+    timestamp_ms: int
+
+
+class Marker(NamedTuple):
+    """The end of a producer's transaction."""
+
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    committed: bool
     timestamp_ms: int
 
 
@@ -104,7 +118,7 @@ class Verification:
         self.supports_epoch_bump = supports_epoch_bump
         self.created_ms = created_ms
 
-    def also_asked_by(self, epoch: int, sequence: int) -> None:
+    def add(self, epoch: int, sequence: int) -> None:
         """A later batch must not overtake an earlier one that still waits for its verification."""
         if epoch > self.epoch or (epoch == self.epoch and sequence < self.lowest_sequence):
             self.epoch = epoch
@@ -202,8 +216,9 @@ class ProducerStates:
 
     # Markers
 
-    def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int) -> None:
+    def check_marker(self, marker: Marker, transaction_version: int) -> None:
         """TV2 markers carry the next epoch, so an equal one is stale, unless it repeats a marker that is here."""
+        producer_id, epoch = marker.producer_id, marker.epoch
         entry = self.producers.get(producer_id)
         if entry is None:
             return
@@ -214,42 +229,39 @@ class ProducerStates:
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"marker for producer {producer_id} has epoch {epoch}, but epoch {entry.epoch} was seen already",
             )
-        if coordinator_epoch < entry.coordinator_epoch:
+        if marker.coordinator_epoch < entry.coordinator_epoch:
             raise StorageError(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                f"marker for producer {producer_id} comes from coordinator epoch {coordinator_epoch}, "
+                f"marker for producer {producer_id} comes from coordinator epoch {marker.coordinator_epoch}, "
                 f"but epoch {entry.coordinator_epoch} was seen already",
             )
 
-    def apply_marker(
-        self, producer_id: int, epoch: int, coordinator_epoch: int, *, committed: bool, offset: int, timestamp_ms: int
-    ) -> CompletedTransaction | None:
+    def apply_marker(self, marker: Marker, offset: int) -> CompletedTransaction | None:
         """Ends the producer's transaction. None if it had none here: such a marker moves nothing but the epoch."""
-        entry = self.producers.get(producer_id)
+        completed = self.completion(marker, offset)
+        entry = self.producers.get(marker.producer_id)
         if entry is None:
-            entry = self.producers[producer_id] = ProducerEntry(producer_id)
-        first_offset = entry.txn_first_offset
-        entry.take_epoch(epoch)
-        entry.coordinator_epoch = coordinator_epoch
-        entry.last_timestamp_ms = timestamp_ms
-        entry.last_append_ms = max(entry.last_append_ms, timestamp_ms)
+            entry = self.producers[marker.producer_id] = ProducerEntry(marker.producer_id)
+        entry.take_epoch(marker.epoch)
+        entry.coordinator_epoch = marker.coordinator_epoch
+        entry.last_timestamp_ms = marker.timestamp_ms
+        entry.last_append_ms = max(entry.last_append_ms, marker.timestamp_ms)
         entry.txn_first_offset = NO_OFFSET
-        self.verifications.pop(producer_id, None)
-        if first_offset == NO_OFFSET:
-            return None
-        del self.open_transactions[first_offset]
-        self._undurable[first_offset] = offset
-        return CompletedTransaction(
-            producer_id, first_offset, offset, committed, self._stable_after(first_offset, offset)
-        )
+        self.verifications.pop(marker.producer_id, None)
+        if completed is not None:
+            del self.open_transactions[completed.first_offset]
+            self._undurable[completed.first_offset] = offset
+        return completed
 
-    def completion(self, producer_id: int, offset: int, *, committed: bool) -> CompletedTransaction | None:
+    def completion(self, marker: Marker, offset: int) -> CompletedTransaction | None:
         """What a marker at `offset` would end. Changes nothing."""
-        entry = self.producers.get(producer_id)
+        entry = self.producers.get(marker.producer_id)
         if entry is None or entry.txn_first_offset == NO_OFFSET:
             return None
         first = entry.txn_first_offset
-        return CompletedTransaction(producer_id, first, offset, committed, self._stable_after(first, offset))
+        return CompletedTransaction(
+            marker.producer_id, first, offset, marker.committed, self._stable_after(first, offset)
+        )
 
     def _stable_after(self, first_offset: int, marker_offset: int) -> int:
         """The last stable offset without the transaction that begins at `first_offset`."""
@@ -286,7 +298,7 @@ class ProducerStates:
             verification = Verification(epoch, sequence, supports_epoch_bump, now_ms)
             self.verifications[producer_id] = verification
         else:
-            verification.also_asked_by(epoch, sequence)
+            verification.add(epoch, sequence)
         return verification
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
@@ -337,3 +349,69 @@ def _out_of_order(batch: DataBatch, expected: str) -> StorageError:
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         f"producer {batch.producer_id} (epoch {batch.epoch}) sent sequence {batch.first_sequence}, expected {expected}",
     )
+
+
+# Snapshots: `<offset>.snapshot` holds the producers as they were at an offset. Layout: int16 version, uint32 CRC-32C of
+# what follows, int32 count, then 46 bytes per producer.
+
+SNAPSHOT_VERSION = 1
+_SNAPSHOT_PREFIX = struct.Struct(">hI")
+_SNAPSHOT_COUNT = struct.Struct(">i")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+
+
+class CorruptSnapshotError(Exception):
+    """A snapshot that is torn, or not one."""
+
+
+def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    rows = [_encode_entry(entry) for entry in entries]
+    body = _SNAPSHOT_COUNT.pack(len(rows)) + b"".join(rows)
+    return _SNAPSHOT_PREFIX.pack(SNAPSHOT_VERSION, crc32c(body)) + body
+
+
+def decode_snapshot(data: bytes, now_ms: int) -> list[ProducerEntry]:
+    """The entries, ordered by the first offset of their open transaction. Raises unless every byte is as expected."""
+    if len(data) < _SNAPSHOT_PREFIX.size + _SNAPSHOT_COUNT.size:
+        raise CorruptSnapshotError(f"{len(data)} bytes are too few for a snapshot")
+    version, crc = _SNAPSHOT_PREFIX.unpack_from(data)
+    body = memoryview(data)[_SNAPSHOT_PREFIX.size :]
+    if version != SNAPSHOT_VERSION:
+        raise CorruptSnapshotError(f"version is {version}, expected {SNAPSHOT_VERSION}")
+    if crc32c(body) != crc:
+        raise CorruptSnapshotError(f"CRC is {crc32c(body):#010x}, the file says {crc:#010x}")
+    (count,) = _SNAPSHOT_COUNT.unpack_from(body)
+    rows = body[_SNAPSHOT_COUNT.size :]
+    if count < 0 or len(rows) != count * _SNAPSHOT_ENTRY.size:
+        raise CorruptSnapshotError(f"{count} entries do not fit {len(rows)} bytes")
+    entries = [_decode_entry(fields, now_ms) for fields in _SNAPSHOT_ENTRY.iter_unpack(rows)]
+    return sorted(entries, key=lambda entry: entry.txn_first_offset)
+
+
+def _encode_entry(entry: ProducerEntry) -> bytes:
+    last = entry.batches[-1] if entry.batches else BatchInfo(-1, -1, NO_OFFSET, NO_OFFSET, -1)
+    return _SNAPSHOT_ENTRY.pack(
+        entry.producer_id,
+        entry.epoch,
+        last.last_sequence,
+        last.last_offset,
+        last.last_offset - last.base_offset,
+        entry.last_timestamp_ms,
+        entry.coordinator_epoch,
+        entry.txn_first_offset,
+    )
+
+
+def _decode_entry(fields: tuple[int, ...], now_ms: int) -> ProducerEntry:
+    producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator_epoch, txn_first_offset = fields
+    entry = ProducerEntry(producer_id)
+    entry.epoch = epoch
+    entry.coordinator_epoch = coordinator_epoch
+    entry.last_timestamp_ms = timestamp_ms
+    entry.last_append_ms = now_ms
+    entry.txn_first_offset = txn_first_offset if txn_first_offset >= 0 else NO_OFFSET
+    if last_offset >= 0:
+        first_sequence = (last_sequence - delta) & 0x7FFFFFFF if last_sequence >= 0 else last_sequence
+        entry.batches = [BatchInfo(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)]
+        entry.history_cut = True
+    return entry

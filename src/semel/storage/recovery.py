@@ -7,21 +7,33 @@ latest sound snapshot plus what was written after it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import chain, count
+from pathlib import Path
 
 from crc32c import crc32c
 
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, MAGIC, BatchHeader
 from semel.protocol.errors import CorruptBatchError
-from semel.storage import checkpoints, snapshot
+from semel.storage import checkpoints
 from semel.storage.config import INT64_MAX
 from semel.storage.files import FileCache, Handle, write_fully
-from semel.storage.producer_state import CompletedTransaction, DataBatch, ProducerStates
+from semel.storage.producer_state import (
+    BATCHES_REMEMBERED,
+    BatchInfo,
+    CompletedTransaction,
+    CorruptSnapshotError,
+    DataBatch,
+    Marker,
+    ProducerEntry,
+    ProducerStates,
+    decode_snapshot,
+)
 from semel.storage.segment import (
     CLEANED,
     DELETED,
@@ -30,16 +42,17 @@ from semel.storage.segment import (
     SEGMENT_FILES,
     SNAPSHOT,
     SWAP,
+    AbortedTransaction,
     Segment,
     file_name,
 )
-from semel.storage.txnindex import AbortedTransaction
 
 _log = logging.getLogger("semel.storage")
 
 STRAY = ".stray"  # batches that fit no log: kept, and never opened
 _COPY_BYTES = 1 << 20
 _TORN_BYTES_MAX = 128 << 20  # no request, and so no single write, is larger
+_HISTORY_BYTES_MAX = 64 << 20
 _DIGITS = 20  # of an offset in the name of a file
 _UNFINISHED = ".tmp"
 _DOOMED = frozenset(
@@ -57,7 +70,7 @@ class LogFolder:
 
     path: str
     cache: FileCache
-    clean: bool  # the last run was stopped cleanly: files are as that run left them
+    trusted: bool  # the last run was stopped cleanly: files are as that run left them
     recovery_point: int  # below it everything is on the disk, indexes too
     start_offset: int  # of log-start-offset-checkpoint
     index_interval_bytes: int
@@ -66,7 +79,7 @@ class LogFolder:
 
 
 @dataclass(slots=True)
-class OpenedLog:
+class LogContents:
     segments: list[Segment]
     states: ProducerStates
     epochs: list[tuple[int, int]]
@@ -76,13 +89,13 @@ class OpenedLog:
     unsynced: list[Handle] = field(default_factory=list)  # recovered files: sync them before they are shown
 
 
-def open_log(folder: LogFolder) -> OpenedLog:
+def open_log(folder: LogFolder) -> LogContents:
     names = _tidy(folder)
     segments = _find_segments(folder, names)
     snapshots = _find_snapshots(folder, names, segments)
     epochs = checkpoints.read_epochs(os.path.join(folder.path, checkpoints.LEADER_EPOCHS))
-    opened = OpenedLog(segments, ProducerStates(), epochs, 0, 0)
-    if folder.clean and folder.end_limit is None:
+    opened = LogContents(segments, ProducerStates(), epochs, 0, 0)
+    if folder.trusted and folder.end_limit is None:
         _trust(folder, opened, snapshots)
     else:
         _recover(folder, opened, snapshots)
@@ -182,8 +195,8 @@ def _load_snapshot(folder: LogFolder, snapshots: list[int], up_to: int) -> tuple
         path = os.path.join(folder.path, file_name(offset, SNAPSHOT))
         try:
             with open(path, "rb") as file:
-                entries = snapshot.decode(file.read(), folder.now_ms)
-        except snapshot.CorruptSnapshotError as error:
+                entries = decode_snapshot(file.read(), folder.now_ms)
+        except CorruptSnapshotError as error:
             _log.warning("producer snapshot %s is corrupt (%s), using an older one", path, error)
             snapshots.remove(offset)
             folder.cache.files.remove(path)
@@ -197,7 +210,7 @@ def _load_snapshot(folder: LogFolder, snapshots: list[int], up_to: int) -> tuple
 # After a clean stop
 
 
-def _trust(folder: LogFolder, opened: OpenedLog, snapshots: list[int]) -> None:
+def _trust(folder: LogFolder, opened: LogContents, snapshots: list[int]) -> None:
     active = opened.segments[-1]
     if not all(segment.indexes_look_sound() for segment in opened.segments):
         _recover(folder, opened, snapshots)
@@ -226,7 +239,7 @@ def _replay(states: ProducerStates, segments: list[Segment], from_offset: int) -
 # After a crash
 
 
-def _recover(folder: LogFolder, opened: OpenedLog, snapshots: list[int]) -> None:
+def _recover(folder: LogFolder, opened: LogContents, snapshots: list[int]) -> None:
     """Reads from the recovery point's segment on; segments before it are complete and stay as they are."""
     segments = opened.segments
     point = folder.recovery_point if folder.end_limit is None else min(folder.recovery_point, folder.end_limit)
@@ -246,7 +259,7 @@ def _recover(folder: LogFolder, opened: OpenedLog, snapshots: list[int]) -> None
     _keep_epochs_below(opened)
 
 
-def _recover_segment(folder: LogFolder, opened: OpenedLog, segment: Segment) -> int:
+def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -> int:
     """Rebuilds one segment from its batches; returns how many bytes were cut off its end."""
     found, segment.size = segment.size, 0
     if found == 0 and not os.path.exists(segment.log.path):
@@ -359,7 +372,7 @@ def _free_name(path: str) -> str:
     return next(name for name in names if not os.path.exists(name))
 
 
-def _keep_epochs_below(opened: OpenedLog) -> None:
+def _keep_epochs_below(opened: LogContents) -> None:
     opened.epochs = [(epoch, start) for epoch, start in opened.epochs if start <= opened.end_offset]
 
 
@@ -399,11 +412,69 @@ def _apply_control(
         return None
     if marker is None:  # or compaction took it, with all of its transaction
         return None
-    return states.apply_marker(
-        header.producer_id,
-        header.producer_epoch,
-        marker.coordinator_epoch,
-        committed=marker.type is MarkerType.COMMIT,
-        offset=header.base_offset,
-        timestamp_ms=header.max_timestamp,
-    )
+    committed = marker.type is MarkerType.COMMIT
+    found = Marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch, committed, header.max_timestamp)
+    return states.apply_marker(found, header.base_offset)
+
+
+# What the files of an open log know of its producers
+
+
+def add_earlier_batches(entry: ProducerEntry, segments: list[Segment]) -> None:
+    """Adds the batches of the entry's epoch that precede those in its state. Reads headers only, and only once.
+
+    A snapshot keeps only the last batch of each producer, but the responses of up to 5 may be lost when a broker stops.
+    Before such a retry is refused as out of order, the earlier batches are looked up in the log.
+    """
+    entry.history_cut = False
+    if not entry.batches:
+        return
+    known_from = entry.batches[0].base_offset
+    earlier: list[BatchInfo] = []
+    bytes_left = _HISTORY_BYTES_MAX
+    for segment in reversed(segments):
+        if segment.base_offset > known_from:
+            continue
+        earlier = _batches_of(entry, segment, known_from, bytes_left) + earlier
+        bytes_left -= segment.size
+        if len(earlier) + len(entry.batches) >= BATCHES_REMEMBERED or bytes_left <= 0:
+            break
+    entry.batches = (earlier + entry.batches)[-BATCHES_REMEMBERED:]
+
+
+def _batches_of(entry: ProducerEntry, segment: Segment, before_offset: int, bytes_left: int) -> list[BatchInfo]:
+    start = 0
+    if segment.size > bytes_left:
+        indexed = segment.offset_index.floor(segment.size - bytes_left, field=1)
+        start = indexed.second if indexed is not None else 0
+    found: list[BatchInfo] = []
+    for _, header in segment.batches(start):
+        if header.base_offset >= before_offset:
+            break
+        if header.producer_id == entry.producer_id and not header.is_control:
+            if header.producer_epoch == entry.epoch:
+                found.append(
+                    BatchInfo(
+                        header.base_sequence,
+                        header.last_sequence,
+                        header.base_offset,
+                        header.last_offset,
+                        header.max_timestamp,
+                    )
+                )
+            else:
+                found = []
+    return found[-BATCHES_REMEMBERED:]
+
+
+def find_producer_ids(states: ProducerStates, folder: str, segments: list[Segment]) -> set[int]:
+    """Every producer id that a log knows of. Producers expire from the state, and retention takes batches."""
+    found = set(states.producers)
+    for name in os.listdir(folder):
+        if name.endswith(SNAPSHOT):
+            with contextlib.suppress(CorruptSnapshotError):
+                entries = decode_snapshot(Path(folder, name).read_bytes(), 0)
+                found.update(entry.producer_id for entry in entries)
+    for segment in segments:
+        found.update(header.producer_id for _, header in segment.batches() if header.has_producer_id)
+    return found

@@ -1,21 +1,30 @@
-"""What a log answers, and what it shares with the other logs of its data folder."""
+"""What a log returns and raises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from semel.storage.files import FileCache, Handle
-
-if TYPE_CHECKING:
-    from semel.storage.log import PartitionLog
+from semel.protocol.errors import ErrorCode
 
 Isolation = Literal["high_watermark", "last_stable", "log_end"]
 
 
+class StorageError(Exception):
+    """A refused or failed operation on a log. `code` is the error code of the wire protocol."""
+
+    def __init__(self, code: ErrorCode, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.record_errors = record_errors  # (index of the record in its batch, what is wrong with it)
+
+
+class DataDirLockedError(Exception):
+    """Another process (or another broker in this one) uses the data folder."""
+
+
 class AppendResult(NamedTuple):
-    """Where an append landed. Under fsync=commit it is visible and safe once `high_watermark > last_offset`."""
+    """Where a batch was appended. Under fsync=commit it is visible and durable once `high_watermark > last_offset`."""
 
     base_offset: int
     last_offset: int
@@ -25,7 +34,7 @@ class AppendResult(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Whole batches, from the one that holds the offset asked for; empty where nothing may be read yet."""
+    """Whole batches, from the one that holds the requested offset; empty where nothing may be read yet."""
 
     records: bytes | memoryview
     high_watermark: int
@@ -35,7 +44,7 @@ class ReadResult(NamedTuple):
 
 
 class ProducerInfo(NamedTuple):
-    """What DescribeProducers tells of a producer."""
+    """A producer in the response of DescribeProducers."""
 
     producer_id: int
     epoch: int
@@ -49,35 +58,3 @@ class TimestampOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
-
-
-class SyncJob(NamedTuple):
-    """What one round of syncing does for one log: these files and folders, and then the end is durable."""
-
-    log: PartitionLog
-    handles: list[Handle]
-    folders: list[str]
-    end_offset: int
-    segment_base: int
-    position: int
-    generation: int  # of the log's state: after a failure and a reload the job is about something else
-
-
-class Syncer(Protocol):
-    """What a log needs of the group commit."""
-
-    @property
-    def waits_for_disk(self) -> bool: ...
-
-    def mark_dirty(self, log: PartitionLog) -> None: ...
-
-
-@dataclass(slots=True)
-class LogSurroundings:
-    """What the logs of one data folder share."""
-
-    cache: FileCache
-    sync: Syncer
-    now_ms: Callable[[], int]
-    garbage: list[tuple[int, str]] = field(default_factory=list)  # (when it is due, file to remove)
-    on_start_raised: Callable[[], None] = lambda: None  # records were deleted: remember where the log starts now

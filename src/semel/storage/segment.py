@@ -1,16 +1,28 @@
-"""One segment of a log: a file of batches with its sparse indexes. Knows batches, not producers."""
+"""One segment of a log: a file of batches with its indexes. It knows batches, not producers.
+
+The sparse indexes map offset -> position (8-byte entries) and timestamp -> offset (12-byte entries). New entries stay
+in memory first and are written in blocks. That is safe: after an unclean stop the indexes are rebuilt.
+
+The transaction index (`.txnindex`) has 34 bytes per aborted transaction and exists only where there was one. Entries
+are ordered by their last offset (the marker). A lookup starts with a binary search for the fetch offset; from there on
+an entry counts only if its first offset is below the end of the fetch. A long transaction may be far behind, so the
+lowest first offset of every block of entries is in memory and whole blocks are skipped.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, NO_TIMESTAMP, BatchHeader
-from semel.storage.files import FileCache, Files, Handle
-from semel.storage.index import OFFSET_ENTRY, TIME_ENTRY, SparseIndex
-from semel.storage.txnindex import TransactionIndex
+from semel.storage.files import FileCache, Files, Handle, write_fully
 
 LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
 DELETED, CLEANED, SWAP = ".deleted", ".cleaned", ".swap"
@@ -22,6 +34,217 @@ _unpack_header = HEADER.unpack_from
 
 def file_name(offset: int, suffix: str) -> str:
     return f"{offset:020d}{suffix}"
+
+
+# Indexes
+
+OFFSET_ENTRY = struct.Struct(">ii")
+TIME_ENTRY = struct.Struct(">qi")
+_PENDING_ENTRIES_MAX = 256
+_SEARCH_BLOCK_ENTRIES = 256  # read at once where a binary search ends
+_FIELDS = (itemgetter(0), itemgetter(1))
+
+
+class IndexEntry(NamedTuple):
+    """The two numbers of an entry, as stored: the offset part is relative to the segment's base offset."""
+
+    first: int
+    second: int
+
+
+class SparseIndex:
+    """Entries of two ascending numbers in a file, the last ones still in memory."""
+
+    __slots__ = ("_cache", "_entry", "_found_bytes", "_handle", "_pending", "_written", "count", "last")
+
+    def __init__(self, cache: FileCache, path: str, entry: struct.Struct, size_bytes: int) -> None:
+        self._cache = cache
+        self._handle = Handle(path)
+        self._entry = entry
+        self._found_bytes = size_bytes
+        self._written = size_bytes // entry.size  # entries in the file; a torn last one does not count
+        self._pending: list[IndexEntry] = []
+        self.count = self._written  # with those in memory
+        self.last: IndexEntry | None = None  # known once something was appended or `load_last` ran
+
+    @property
+    def handle(self) -> Handle:
+        return self._handle
+
+    def append(self, first: int, second: int) -> None:
+        self.last = IndexEntry(first, second)
+        self._pending.append(self.last)
+        self.count += 1
+        if len(self._pending) >= _PENDING_ENTRIES_MAX:
+            with contextlib.suppress(OSError):  # a full disk: entries wait in memory, the log itself decides
+                self.write_pending()
+
+    def load_last(self) -> IndexEntry | None:
+        if self.last is None and self.count:
+            self.last = self.entry(self.count - 1)
+        return self.last
+
+    def entry(self, number: int) -> IndexEntry:
+        if number >= self._written:
+            return self._pending[number - self._written]
+        size = self._entry.size
+        data = self._cache.files.read_at(self._cache.fd(self._handle), size, number * size)
+        return IndexEntry._make(self._entry.unpack(data))
+
+    def floor(self, key: int, field: int = 0) -> IndexEntry | None:
+        """The last entry whose `field` is at most `key`."""
+        pending = self._pending
+        if pending and pending[0][field] <= key:
+            return pending[bisect_right(pending, key, key=_FIELDS[field]) - 1]
+        low, high = 0, self._written  # entries [0, low) are at most key, entries [high, ...) are above
+        while high - low > _SEARCH_BLOCK_ENTRIES:
+            middle = (low + high) // 2
+            if self.entry(middle)[field] <= key:
+                low = middle + 1
+            else:
+                high = middle
+        block_start = max(0, low - 1)
+        block = self._block(block_start, high)
+        count = bisect_right(block, key, key=_FIELDS[field])
+        return block[count - 1] if count else None
+
+    def entries(self) -> list[IndexEntry]:
+        return self._block(0, self._written) + self._pending
+
+    def write_pending(self) -> None:
+        if not self._pending:
+            return
+        data = b"".join(self._entry.pack(*entry) for entry in self._pending)
+        write_fully(self._cache.files, self._cache.fd(self._handle), data, self._written * self._entry.size)
+        self._written += len(self._pending)
+        self._pending = []
+
+    def reset(self) -> None:
+        """Forgets every entry, on disk too."""
+        self._pending = []
+        self.last = None
+        if self._found_bytes or self._written:
+            self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
+        self._found_bytes = self._written = self.count = 0
+
+    def close(self) -> None:
+        self._cache.close(self._handle)
+
+    def _block(self, start: int, end: int) -> list[IndexEntry]:
+        if end <= start:
+            return []
+        size = self._entry.size
+        data = self._cache.files.read_at(self._cache.fd(self._handle), (end - start) * size, start * size)
+        return [IndexEntry._make(pair) for pair in self._entry.iter_unpack(data[: len(data) // size * size])]
+
+
+TXN_ENTRY = struct.Struct(">hqqqq")
+_BLOCK_ENTRIES = 1024
+_last_offset = attrgetter("last_offset")
+
+
+class AbortedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int  # of the marker
+    last_stable_offset: int  # when the marker was written
+
+
+class _Block(NamedTuple):
+    first_offset_min: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """A million aborts cost about 1,000 small tuples of memory."""
+
+    __slots__ = ("_blocks", "_cache", "_handle", "_open_block", "count")
+
+    def __init__(self, cache: FileCache, path: str, size_bytes: int) -> None:
+        self._cache = cache
+        self._handle = Handle(path)
+        self.count = size_bytes // TXN_ENTRY.size
+        self._blocks: list[_Block] | None = None if self.count else []  # full blocks only; None: not read yet
+        self._open_block: list[AbortedTransaction] = []  # the entries after the last full block
+
+    @property
+    def handle(self) -> Handle:
+        return self._handle
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        self._load()
+        data = TXN_ENTRY.pack(0, *aborted)
+        write_fully(self._cache.files, self._cache.fd(self._handle), data, self.count * TXN_ENTRY.size)
+        self.count += 1
+        self._remember(aborted)
+
+    def overlapping(self, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTransaction], bool]:
+        """Aborts that overlap [fetch_offset, upper_offset), and whether later segments need no look."""
+        self._load()
+        assert self._blocks is not None
+        found: list[AbortedTransaction] = []
+        first = bisect_left(self._blocks, fetch_offset, key=_last_offset)  # its last marker is not before the fetch
+        for number in range(first, len(self._blocks)):
+            block = self._blocks[number]
+            if block.first_offset_min < upper_offset:
+                start = number * _BLOCK_ENTRIES
+                found += _matching(self.entries(start, start + _BLOCK_ENTRIES), fetch_offset, upper_offset)
+            if block.last_stable_offset >= upper_offset:
+                return found, True
+        found += _matching(self._open_block, fetch_offset, upper_offset)
+        complete = bool(self._open_block) and self._open_block[-1].last_stable_offset >= upper_offset
+        return found, complete
+
+    def entries(self, start: int = 0, end: int | None = None) -> list[AbortedTransaction]:
+        end = self.count if end is None else min(end, self.count)
+        if end <= start:
+            return []
+        fd = self._cache.fd(self._handle)
+        data = self._cache.files.read_at(fd, (end - start) * TXN_ENTRY.size, start * TXN_ENTRY.size)
+        whole = len(data) // TXN_ENTRY.size * TXN_ENTRY.size
+        return [AbortedTransaction._make(fields[1:]) for fields in TXN_ENTRY.iter_unpack(data[:whole])]
+
+    def drop_last(self) -> None:
+        """Takes the last entry back: its marker could not be written."""
+        kept = self.entries(0, self.count - 1)
+        self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, len(kept) * TXN_ENTRY.size)
+        self.count = len(kept)
+        self._blocks, self._open_block = [], []
+        for entry in kept:
+            self._remember(entry)
+
+    def reset(self) -> None:
+        self._blocks, self._open_block = [], []
+        if self.count or self._handle.fd >= 0:
+            self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
+        self.count = 0
+
+    def close(self) -> None:
+        self._cache.close(self._handle)
+
+    def _load(self) -> None:
+        if self._blocks is not None:
+            return
+        self._blocks = []
+        for start in range(0, self.count, _BLOCK_ENTRIES):
+            for entry in self.entries(start, start + _BLOCK_ENTRIES):
+                self._remember(entry)
+
+    def _remember(self, aborted: AbortedTransaction) -> None:
+        assert self._blocks is not None
+        self._open_block.append(aborted)
+        if len(self._open_block) == _BLOCK_ENTRIES:
+            lowest = min(entry.first_offset for entry in self._open_block)
+            self._blocks.append(_Block(lowest, aborted.last_offset, aborted.last_stable_offset))
+            self._open_block = []
+
+
+def _matching(entries: list[AbortedTransaction], fetch_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+    return [entry for entry in entries if entry.last_offset >= fetch_offset and entry.first_offset < upper_offset]
+
+
+# Segments
 
 
 class Segment:
@@ -221,20 +444,19 @@ class Segment:
 
     # Files
 
+    def _all_handles(self) -> list[Handle]:
+        return [self.log, self.offset_index.handle, self.time_index.handle, self.txn_index.handle]
+
     def handles(self) -> list[Handle]:
         """The files that exist, for syncing."""
-        some = [self.log, self.offset_index.handle, self.time_index.handle]
-        return [*some, self.txn_index.handle] if self.txn_index.count else some
+        return self._all_handles() if self.txn_index.count else self._all_handles()[:3]
 
     def close(self) -> None:
-        for handle in (self.log, self.offset_index.handle, self.time_index.handle, self.txn_index.handle):
+        for handle in self._all_handles():
             self.cache.close(handle)
 
     def paths(self) -> list[str]:
-        return [
-            handle.path
-            for handle in (self.log, self.offset_index.handle, self.time_index.handle, self.txn_index.handle)
-        ]
+        return [handle.path for handle in self._all_handles()]
 
 
 def _indexes_missing_or_torn(sizes: dict[str, int]) -> bool:

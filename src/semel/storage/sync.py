@@ -19,11 +19,10 @@ from typing import Literal
 
 from semel import mutants
 from semel.protocol.errors import ErrorCode
-from semel.storage.errors import StorageError
 from semel.storage.files import Files
 from semel.storage.kernel_sync import KernelSync
-from semel.storage.log import PartitionLog
-from semel.storage.results import SyncJob
+from semel.storage.log import PartitionLog, SyncJob
+from semel.storage.results import StorageError
 
 _log = logging.getLogger("semel.storage")
 
@@ -45,7 +44,7 @@ class SyncGroup:
         self.synced_logs = 0
         self._workers: _Workers | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._dirty: dict[PartitionLog, None] = {}
+        self._unsynced: dict[PartitionLog, None] = {}
         self._under_way: dict[PartitionLog, bool] = {}  # and whether it was written to since its sync began
         self._waiting: dict[PartitionLog, list[tuple[int, Outcome]]] = {}
         self._scheduled = False  # `_start` is about to run
@@ -78,8 +77,8 @@ class SyncGroup:
     def tell(self, log: PartitionLog, offset: int, on_outcome: Outcome) -> None:
         """As `wait`, for who has no use for a future: calls with None or the error, at once or when it is known."""
         try:
-            if log.offline is not None:
-                on_outcome(log.offline)
+            if log.error is not None:
+                on_outcome(log.error)
             elif log.high_watermark >= offset or _ANSWERS_EARLY:
                 on_outcome(None)
             elif offset > log.end_offset:
@@ -89,12 +88,12 @@ class SyncGroup:
         except StorageError as error:  # closed or deleted meanwhile
             on_outcome(error)
 
-    def mark_dirty(self, log: PartitionLog) -> None:
+    def mark_unsynced(self, log: PartitionLog) -> None:
         """A log was written to. Its sync starts when the loop is done with what it is doing, so that others join."""
         if log in self._under_way:
             self._under_way[log] = True
             return
-        self._dirty[log] = None
+        self._unsynced[log] = None
         self._schedule()
 
     def _schedule(self) -> None:
@@ -110,7 +109,7 @@ class SyncGroup:
 
     def forget(self, log: PartitionLog) -> None:
         """The log was deleted: who waits for it gets an error."""
-        self._dirty.pop(log, None)
+        self._unsynced.pop(log, None)
         message = f"{log.topic}-{log.partition} was deleted"
         for _, on_outcome in self._waiting.pop(log, []):
             on_outcome(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
@@ -118,10 +117,10 @@ class SyncGroup:
     def _start(self) -> None:
         """Starts the syncs of the logs whose turn it is."""
         self._scheduled = False
-        logs = list(islice(self._dirty, _JOBS_MAX - len(self._under_way)))
+        logs = list(islice(self._unsynced, _JOBS_MAX - len(self._under_way)))
         for log in logs:
-            del self._dirty[log]
-        jobs = [job for log in logs if log.is_loaded and (job := self._begin(log)) is not None]
+            del self._unsynced[log]
+        jobs = [job for log in logs if log.is_open and (job := self._begin(log)) is not None]
         if jobs:
             if self._workers is None:
                 assert self._loop is not None
@@ -142,7 +141,7 @@ class SyncGroup:
         """Back on the loop."""
         self.synced_logs += 1
         if self._under_way.pop(job.log):
-            self._dirty[job.log] = None
+            self._unsynced[job.log] = None
         try:
             self._wake(job.log, job.log.end_sync(job, error))
         except Exception:  # somebody's callback: it must not stop the syncing of all other logs
@@ -150,14 +149,14 @@ class SyncGroup:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._dirty and len(self._under_way) < _JOBS_MAX:
+        if self._unsynced and len(self._under_way) < _JOBS_MAX:
             self._schedule()
         elif self._idle is not None and self._is_idle:
             self._idle.set()
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._dirty or self._under_way or self._scheduled)
+        return not (self._unsynced or self._under_way or self._scheduled)
 
     def _wake(self, log: PartitionLog, failure: StorageError | None) -> None:
         waiting = self._waiting.pop(log, None)

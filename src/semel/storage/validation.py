@@ -1,7 +1,9 @@
-"""What a client's batch must be like, in Kafka's order.
+"""What a batch must be like before it is appended.
 
-The header is checked in one quick expression by the log; `check_client_batch` says what was wrong with it. Then the
-records are looked at: `inspect` touches nothing but the batch, so that large ones can be inspected by a thread.
+A client's batch: the header is checked in one quick expression, and only if that fails in Kafka's order, for the error.
+Then the records are checked: `inspect` touches nothing but the batch, so that a thread can do it for large ones.
+
+Batches of the broker's own coordinators must be whole and not above max.message.bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ from semel.protocol.batch import (
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     Buffer,
+    iter_headers,
     read_body,
+    read_header,
 )
 from semel.protocol.errors import CorruptBatchError, DecodeError, ErrorCode, TooLargeError
 from semel.protocol.record_check import check_records
 from semel.protocol.record_facts import RecordFacts
 from semel.storage.config import LogConfig
-from semel.storage.errors import StorageError
+from semel.storage.results import StorageError
 
 COMPRESSION_MAX = 4  # none, gzip, snappy, lz4, zstd
 PLAIN_ATTRIBUTES = 0x07 | 0x10  # a client may set the compression and the transactional bit
@@ -39,6 +43,8 @@ LIGHT_DECOMPRESSED_BYTES = 1 << 20
 LIGHT_PLAIN_BYTES = 4 << 20
 MOST_DECOMPRESSED_BYTES = 256 << 20  # more in one batch is a bomb
 MOST_RECORD_ERRORS = 1000  # that a response lists
+_NOT_PLAIN = ~PLAIN_ATTRIBUTES
+_unpack_header = HEADER.unpack_from
 
 
 def refuse(code: ErrorCode, message: str) -> NoReturn:
@@ -52,8 +58,60 @@ def refuse_size(size_bytes: int, config: LogConfig) -> NoReturn:
     )
 
 
-def check_client_batch(data: memoryview, config: LogConfig, now_ms: int) -> None:
-    """Raises for the first thing that is wrong with what should be exactly one batch of a client."""
+def check_client_batch(
+    data: memoryview, config: LogConfig, now_ms: int, inspection: Inspection | None, light_only: bool
+) -> tuple[memoryview, tuple[int, ...]]:
+    """The batch as it is to be stored, and the fields of its header. StorageError: it is refused. With `light_only`,
+    HeavyBatch where a thread should `inspect` the records first, whose `inspection` is then given here."""
+    size = len(data)
+    if size < HEADER_SIZE:
+        _explain(data, config, now_ms)
+    fields = _unpack_header(data)
+    base, length, _, magic, crc, attributes, last_delta, base_timestamp, max_timestamp = fields[:9]
+    producer_id, _, sequence, count = fields[9:]
+    if (
+        length + LOG_OVERHEAD != size
+        or magic != MAGIC
+        or base
+        or size > config.max_message_bytes
+        or count < 1
+        or last_delta + 1 != count
+        or attributes & _NOT_PLAIN
+        or attributes & 7 > COMPRESSION_MAX
+        or (sequence < 0 <= producer_id)
+        or max_timestamp - now_ms > config.message_timestamp_after_max_ms
+        or crc32c(data[CRC_START:]) != crc
+    ):
+        _explain(data, config, now_ms)
+    if inspection is None and not attributes & 7 and config.compression_type == "producer":
+        if light_only and (size > LIGHT_PLAIN_BYTES or not record_check.is_ready(count)):
+            raise HeavyBatch
+        facts = _check_plain(data, count)
+    else:
+        facts, stored = inspection or inspect(data, attributes, count, config, light_only=light_only)
+        if stored is not data:
+            data, fields = stored, _unpack_header(stored)
+    _check_facts(facts, data, base_timestamp, config, now_ms)
+    return data, fields
+
+
+def check_coordinator_batches(data: memoryview, config: LogConfig) -> list[tuple[int, BatchHeader]]:
+    """Position and header of every batch. StorageError unless they are whole and not above max.message.bytes."""
+    try:
+        first = read_header(data)
+        headers = [(0, first)] if first.size == len(data) else list(iter_headers(data))
+    except CorruptBatchError as error:
+        raise StorageError(error.code, str(error)) from error
+    if not headers or headers[-1][0] + headers[-1][1].size != len(data):
+        refuse(ErrorCode.CORRUPT_MESSAGE, f"{len(data)} bytes are not a sequence of whole batches")
+    for _, header in headers:
+        if header.size > config.max_message_bytes:
+            refuse_size(header.size, config)
+    return headers
+
+
+def _explain(data: memoryview, config: LogConfig, now_ms: int) -> None:
+    """Raises for the first thing that is wrong with the header of what should be exactly one batch of a client."""
     header = _check_shape(data)
     if header.size > config.max_message_bytes:
         refuse_size(header.size, config)
@@ -106,7 +164,7 @@ def is_light(data: memoryview, source: int, target: int, record_count: int) -> b
     return is_ready and len(data) <= most_bytes
 
 
-def check_plain(data: memoryview, record_count: int) -> RecordFacts:
+def _check_plain(data: memoryview, record_count: int) -> RecordFacts:
     """Looks at the records of a batch that is not compressed and whose header is right."""
     try:
         return check_records(data[HEADER_SIZE:], record_count)
@@ -153,7 +211,7 @@ def _recompressed(data: memoryview, body: Buffer, target: int, config: LogConfig
     return memoryview(seal_batch(fields, header.max_timestamp, producer, body, target, level))
 
 
-def check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:
+def _check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:
     """What the topic's settings ask of records, and of the batch as it is stored."""
     if facts.keyless and config.compact:
         _refuse_keyless(facts.keyless)

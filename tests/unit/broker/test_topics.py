@@ -18,7 +18,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
 from semel.storage import DataDir, Files, FsyncMode, LogConfig, SyncGroup, cut_power
 from semel.storage.files import JournaledFiles
-from semel.storage.snapshot import encode as encode_snapshot
+from semel.storage.producer_state import encode_snapshot
 
 
 class World:

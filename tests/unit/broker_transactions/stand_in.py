@@ -14,7 +14,7 @@ from semel.protocol.batch import BatchHeader
 from semel.protocol.errors import ErrorCode
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record
-from semel.storage.errors import StorageError
+from semel.storage import StorageError
 from tests.support.waiting import PATIENCE_S
 
 TopicPartition = tuple[str, int]

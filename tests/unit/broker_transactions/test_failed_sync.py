@@ -92,7 +92,7 @@ def test_an_end_whose_fsync_failed_can_be_sent_again(
         assert len(disk.failed) == failures
         while log.last_stable_offset < 2:
             await asyncio.sleep(0.01)
-        assert len(log.aborted_in(0, 2)) == (not commit)
+        assert len(log.opened.segments.aborted_in(0, 2)) == (not commit)
 
     with_broker(tmp_path, body)
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.rows import Record, decode_batches, encode_batch
-from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, SyncGroup
+from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, ProducerInfo, SyncGroup
 from semel.storage.files import Files
 
 START_MS = 1_700_000_000_000
@@ -108,6 +108,10 @@ def append_in_transaction(
     guard = log.start_verification(producer_id, epoch, sequence, supports_epoch_bump=False)
     data = batch(values, producer_id=producer_id, epoch=epoch, sequence=sequence, transactional=True)
     return log.append(memoryview(data), now_ms=START_MS, guard=guard)
+
+
+def find_producer(log: PartitionLog, producer_id: int) -> ProducerInfo | None:
+    return next((info for info in log.active_producers() if info.producer_id == producer_id), None)
 
 
 def all_headers(log: PartitionLog) -> list[BatchHeader]:

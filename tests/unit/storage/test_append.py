@@ -10,7 +10,15 @@ from semel.protocol.batch import read_header, seal_crc
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, decode_batches, encode_batch
 from semel.storage import HeavyBatch, LogConfig, PartitionLog, StorageError
-from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, batch
+from tests.unit.storage.helpers import (
+    START_MS,
+    Folder,
+    all_records,
+    append,
+    append_in_transaction,
+    batch,
+    find_producer,
+)
 
 
 def code_of(log: PartitionLog, data: bytearray, **options: object) -> ErrorCode:
@@ -296,7 +304,7 @@ def test_marker_is_a_control_batch_that_ends_the_transaction(folder: Folder) -> 
     assert not log.has_open_transaction(5)
     header = read_header(bytes(log.read(result.base_offset, 1 << 20).records))
     assert (header.is_control, header.is_transactional, header.producer_id) == (True, True, 5)
-    info = log.producer(5)
+    info = find_producer(log, 5)
     assert info is not None
     assert (info.coordinator_epoch, info.current_txn_start_offset, info.last_sequence) == (2, -1, 0)
 

@@ -28,6 +28,7 @@ from tests.unit.storage.helpers import (
     append_in_transaction,
     batch,
     committed_values,
+    find_producer,
 )
 
 COMPACT = frozenset({"compact"})
@@ -307,14 +308,14 @@ def test_random_histories_keep_what_readers_see(folder: Folder, seed: int) -> No
         assert committed_view(log) == before
         assert log.last_stable_offset == stable
         for producer, sequence in sequences.items():
-            info = log.producer(producer)
+            info = find_producer(log, producer)
             assert (info.last_sequence if info else -1) == sequence - 1
 
 
 def committed_view(log: PartitionLog) -> dict[bytes, bytes]:
     from semel.protocol.rows import decode_batches
 
-    aborted = dict.fromkeys(log.aborted_in(log.start_offset, log.end_offset))
+    aborted = dict.fromkeys(log.opened.segments.aborted_in(log.start_offset, log.end_offset))
     open_aborts: dict[int, bool] = {}
     records: list[Record] = []
     pending = sorted(aborted, key=lambda entry: entry[1])
@@ -490,17 +491,17 @@ def test_an_abort_before_the_dirty_part_does_not_count_for_later_commits(folder:
     log = folder.log(cleanup_policy=COMPACT, segment_bytes=400, delete_retention_ms=1000)
     put_in_transaction(log, 5, 0, b"aborted", b"x", commit=False)
     put(log, b"gone", b"value")
-    log.roll(START_MS)
+    log.opened.roll(START_MS)
     assert compact(log)
     assert log.cleaned_offset > 2
-    assert log.aborted_in(0, log.cleaned_offset), "the abort must still be in the index"
+    assert log.opened.segments.aborted_in(0, log.cleaned_offset), "the abort must still be in the index"
     put_in_transaction(log, 5, 1, b"gone", None, commit=True)
-    log.roll(START_MS)
+    log.opened.roll(START_MS)
     assert compact(log)
     assert [record.value for record in all_records(log) if record.key == b"gone"] == [None]
     for _ in range(2):
         put(log, b"other", b"1")
-        log.roll(START_MS)
+        log.opened.roll(START_MS)
         assert compact(log, START_MS + 10_000)
     assert [record.value for record in all_records(log) if record.key == b"gone"] == []
 
@@ -509,11 +510,11 @@ def test_of_two_aborts_of_a_producer_each_counts_for_its_own_data(folder: Folder
     log = folder.log(cleanup_policy=COMPACT, segment_bytes=400, delete_retention_ms=10**9)
     for sequence, commit in enumerate([False, True, False, True]):
         put_in_transaction(log, 5, sequence, b"k%d" % sequence, b"%d" % sequence, commit=commit)
-        log.roll(START_MS)
+        log.opened.roll(START_MS)
         assert compact(log)
     for _ in range(2):
         put(log, b"other", b"1")
-        log.roll(START_MS)
+        log.opened.roll(START_MS)
         assert compact(log)
         assert committed_view(log) == {b"k1": b"1", b"k3": b"3", b"other": b"1"}
 
@@ -575,11 +576,17 @@ def test_a_log_that_cannot_be_compacted_does_not_stop_the_others(
     assert "unplanned-0" in caplog.text
 
 
+def open_files(folder: Folder) -> int:
+    """Open files of the partition; other threads of the test process open and close theirs."""
+    opened = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(os.path.realpath(link).startswith(str(folder.partition_path)) for link in opened)
+
+
 def test_compaction_leaves_no_file_open(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     log = folder.log(cleanup_policy=COMPACT, segment_bytes=600)
     for number in range(100):
         put(log, b"key%d" % number, b"%d" % number)
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = open_files(folder)
     monkeypatch.setattr(cleaner_module, "KEYS_MAX", 10)
     made = plan(log, START_MS, force=True)
     assert made is not None
@@ -588,7 +595,7 @@ def test_compaction_leaves_no_file_open(folder: Folder, monkeypatch: pytest.Monk
     for _ in range(5):
         with pytest.raises(CorruptBatchError):
             clean(made)
-    assert len(os.listdir("/proc/self/fd")) <= open_before
+    assert open_files(folder) == open_before
 
 
 def test_what_comes_after_a_cut_log_counts_as_dirty(folder: Folder) -> None:

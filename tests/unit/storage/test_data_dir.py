@@ -140,7 +140,7 @@ def test_untouched_logs_keep_their_state_through_clean_restarts(folder: Folder) 
     for _ in range(3):
         append(log, producer_id=1, epoch=0, sequence=log.end_offset)
     for _ in range(3):
-        assert not folder.restart(clean=True).is_loaded
+        assert not folder.restart(clean=True).is_open
     log = folder.log()
     assert (log.end_offset, log.high_watermark) == (3, 3)
     assert append(log, producer_id=1, epoch=0, sequence=2).duplicate
@@ -191,7 +191,7 @@ def test_ten_thousand_partitions_open_quickly_and_cost_little(tmp_path: Path) ->
     elapsed_s = time.perf_counter() - started
     closed_bytes = tracemalloc.get_traced_memory()[0]
     for log in data_dir.logs.values():
-        log.load()
+        assert log.opened
     loaded_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(data_dir.logs) == 10_000

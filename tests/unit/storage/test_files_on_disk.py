@@ -11,11 +11,16 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.storage import LogConfig, StorageError, snapshot
+from semel.storage import LogConfig, StorageError
 from semel.storage.files import FileCache, Files
-from semel.storage.index import OFFSET_ENTRY, SparseIndex
-from semel.storage.producer_state import BatchInfo, ProducerEntry
-from semel.storage.txnindex import AbortedTransaction, TransactionIndex
+from semel.storage.producer_state import (
+    BatchInfo,
+    CorruptSnapshotError,
+    ProducerEntry,
+    decode_snapshot,
+    encode_snapshot,
+)
+from semel.storage.segment import OFFSET_ENTRY, AbortedTransaction, SparseIndex, TransactionIndex
 
 
 def producer(producer_id: int = 5, *, batches: list[BatchInfo] | None = None, txn: int = -1) -> ProducerEntry:
@@ -26,14 +31,14 @@ def producer(producer_id: int = 5, *, batches: list[BatchInfo] | None = None, tx
 
 
 def test_snapshot_layout_is_kafkas() -> None:
-    data = snapshot.encode([producer(batches=[BatchInfo(0, 4, 10, 14, 50), BatchInfo(5, 9, 20, 24, 60)], txn=10)])
+    data = encode_snapshot([producer(batches=[BatchInfo(0, 4, 10, 14, 50), BatchInfo(5, 9, 20, 24, 60)], txn=10)])
     body = struct.pack(">i", 1) + struct.pack(">qhiqiqiq", 5, 3, 9, 24, 4, 99, 2, 10)
     assert data == struct.pack(">hI", 1, crc32c(body)) + body
 
 
 def test_snapshot_restores_the_last_batch_and_the_open_transaction() -> None:
     entries = [producer(1, txn=30), producer(2, batches=[BatchInfo(7, 9, 20, 22, 60)], txn=20), producer(3)]
-    restored = snapshot.decode(snapshot.encode(entries), now_ms=1000)
+    restored = decode_snapshot(encode_snapshot(entries), now_ms=1000)
     assert [(entry.producer_id, entry.txn_first_offset) for entry in restored] == [(3, -1), (2, 20), (1, 30)]
     assert restored[1].batches == [BatchInfo(7, 9, 20, 22, 99)]
     assert restored[1].history_cut
@@ -42,26 +47,26 @@ def test_snapshot_restores_the_last_batch_and_the_open_transaction() -> None:
 
 def test_snapshot_of_a_batch_that_wrapped_around() -> None:
     last = BatchInfo(2**31 - 2, 3, 100, 105, 60)
-    restored = snapshot.decode(snapshot.encode([producer(batches=[last])]), now_ms=0)
+    restored = decode_snapshot(encode_snapshot([producer(batches=[last])]), now_ms=0)
     assert restored[0].batches[0][:4] == last[:4]
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_no_snapshot(data: bytes) -> None:
-    with pytest.raises(snapshot.CorruptSnapshotError):
-        snapshot.decode(data, now_ms=0)
+    with pytest.raises(CorruptSnapshotError):
+        decode_snapshot(data, now_ms=0)
 
 
 def test_a_snapshot_cut_or_changed_anywhere_is_noticed() -> None:
-    data = snapshot.encode([producer(1), producer(2)])
+    data = encode_snapshot([producer(1), producer(2)])
     for length in range(len(data)):
-        with pytest.raises(snapshot.CorruptSnapshotError):
-            snapshot.decode(data[:length], now_ms=0)
+        with pytest.raises(CorruptSnapshotError):
+            decode_snapshot(data[:length], now_ms=0)
     for position in range(len(data)):
         changed = bytearray(data)
         changed[position] ^= 1
-        with pytest.raises(snapshot.CorruptSnapshotError):
-            snapshot.decode(bytes(changed), now_ms=0)
+        with pytest.raises(CorruptSnapshotError):
+            decode_snapshot(bytes(changed), now_ms=0)
 
 
 @given(

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from semel.protocol.batch import HEADER_SIZE, read_header
 from semel.protocol.errors import DecodeError
 from semel.protocol.rows import Record, decode_batch, encode_batch
-from semel.storage.keeper import max_timestamp_of, smaller_batch
-from semel.storage.record_scan import scan_batch
+from semel.storage.cleaner import max_timestamp_of, scan_batch, smaller_batch
 from tests.unit.storage.helpers import batch
 
 small = st.one_of(st.none(), st.binary(max_size=300))

@@ -223,7 +223,7 @@ def test_open_transaction_survives_a_restart_and_can_be_ended(folder: Folder, cl
     append(log, values=[b"b"], producer_id=-1)
     result = log.append_marker(3, 0, 1, commit=False, now_ms=START_MS)
     assert log.last_stable_offset == result.base_offset + 1
-    assert log.aborted_in(0, log.end_offset) == [(3, 1)]
+    assert log.opened.segments.aborted_in(0, log.end_offset) == [(3, 1)]
 
 
 def test_segments_after_a_cut_are_dropped(folder: Folder) -> None:
@@ -260,8 +260,8 @@ def test_an_empty_rolled_segment_remembers_the_end_of_the_log(folder: Folder) ->
     log = folder.log()
     append(log)
     append(log)
-    log.roll(START_MS)
-    log.drop_segments(log.segments[:1], START_MS)
+    log.opened.roll(START_MS)
+    log.opened.drop_segments(log.segments[:1], START_MS)
     for clean in (True, False):
         log = folder.restart(clean=clean)
         assert (log.start_offset, log.end_offset) == (2, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from semel.protocol.errors import ErrorCode
 from semel.storage import StorageError
-from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction
+from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, find_producer
 
 FOREVER = -1
 
@@ -98,7 +98,7 @@ def test_leftover_deleted_files_go_at_the_next_start(folder: Folder) -> None:
     log = fill(folder, retention_ms=10_000)
     log.apply_retention(START_MS + 10**9)
     assert list(folder.partition_path.glob("*.deleted"))
-    folder.restart(clean=False).load()
+    assert folder.restart(clean=False).is_open
     assert not list(folder.partition_path.glob("*.deleted"))
 
 
@@ -133,9 +133,9 @@ def test_upkeep_covers_every_log_and_writes_the_checkpoints(folder: Folder) -> N
     append(log, producer_id=1, epoch=0, sequence=0, timestamp_ms=START_MS + 10**7, now_ms=START_MS + 10**7)
     folder.data_dir.maintain(START_MS + 10**7)
     assert log.start_offset > 0
-    assert log.producer(1) is not None
+    assert find_producer(log, 1) is not None
     folder.data_dir.maintain(START_MS + 10**7 + 1000)
-    assert log.producer(1) is None
+    assert find_producer(log, 1) is None
     lines = (folder.path / "log-start-offset-checkpoint").read_text().splitlines()
     assert lines == ["0", "1", f"t 0 {log.start_offset}"]
     assert (folder.path / "replication-offset-checkpoint").read_text() == f"0\n1\nt 0 {log.high_watermark}\n"
@@ -148,7 +148,7 @@ def test_retention_while_a_sync_runs_closes_no_file_under_it(tmp_path: Path) -> 
         log = fill(folder, retention_ms=10_000)
         await folder.data_dir._sync.wait(log, log.end_offset)
         append(log, timestamp_ms=START_MS + 40_000)
-        log.roll(START_MS)
+        log.opened.roll(START_MS)
         job = log.begin_sync()
         log.apply_retention(START_MS + 10**9)
         assert log.run_sync(job) is None

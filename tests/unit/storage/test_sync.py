@@ -230,7 +230,7 @@ def test_full_disk_while_rolling_or_aborting_leaves_the_log_as_it_was(slow: Fold
         disk.free_bytes = 40  # room for the index entry, not for the marker
         with pytest.raises(StorageError):
             log.append_marker(2, 0, 0, commit=False, now_ms=START_MS)
-        assert log.aborted_in(0, 100) == []
+        assert log.opened.segments.aborted_in(0, 100) == []
         assert log.has_open_transaction(2)
         disk.free_bytes = None
         await acknowledge(slow, log, append(log, values=[b"y" * 200]))

@@ -33,7 +33,7 @@ from semel.broker.transactions.states import (
     new_transaction,
 )
 from semel.protocol.errors import ErrorCode
-from semel.storage.errors import StorageError
+from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
