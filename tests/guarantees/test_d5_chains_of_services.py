@@ -58,7 +58,7 @@ def _await_end(admin: Admin, links: list[Pipeline]) -> None:
     for link in links:
         while True:
             link.revive()
-            lags = [p.lag for p in admin.group_positions(link.application) if p.topic == link.source]
+            lags = [p.lag for p in admin.group_lag(link.application) if p.topic == link.source]
             if len(lags) == 4 and not any(lag is None or lag for lag in lags):
                 break
             assert time.monotonic() < deadline_s, (

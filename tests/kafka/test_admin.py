@@ -131,7 +131,7 @@ def test_group_with_a_member_is_described_with_its_lag(cluster: Cluster, admin: 
         (member,) = described.members
         assert member.client_id == "me"
         assert set(member.partitions) == {(topic, 0), (topic, 1)}
-        at = {position.partition: position for position in admin.group_positions(group)}
+        at = {position.partition: position for position in admin.group_lag(group)}
         assert (at[0].committed, at[0].end, at[0].lag, at[0].client_id) == (6, 10, 4, "me")
         assert group in {listing.group_id for listing in admin.list_groups()}
         with pytest.raises(KafkaError, match="has members"):

@@ -14,13 +14,14 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_errors import (
+from semel.client.consumer_types import (
     CorruptRecordError,
     NoOffsetError,
+    OffsetAndMetadata,
     OffsetOutOfRangeError,
+    TopicPartition,
     UnknownPartitionError,
 )
-from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.protocol.messages.cluster import METADATA

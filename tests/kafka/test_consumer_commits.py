@@ -9,7 +9,7 @@ from semel.client.cluster import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import KafkaError, TimedOutError
-from semel.client.metadata import Broker
+from semel.client.metadata import BrokerAddress
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, late, silence
@@ -17,7 +17,7 @@ from tests.support.reading import create_topic
 from tests.support.waiting import until
 
 LATE_S = 1.0
-NOWHERE = Broker(99, "127.0.0.1", 1)
+NOWHERE = BrokerAddress(99, "127.0.0.1", 1)
 
 
 @pytest.fixture

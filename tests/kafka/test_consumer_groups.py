@@ -16,9 +16,8 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_errors import CommitFailedError, RebalanceError
 from semel.client.consumer_rebalance import RebalanceListener
-from semel.client.consumer_types import TopicPartition
+from semel.client.consumer_types import CommitFailedError, RebalanceError, TopicPartition
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.protocol.api import Api

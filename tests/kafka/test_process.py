@@ -94,7 +94,7 @@ def test_undisturbed_every_guarantee_writes_every_record_once(cluster: Cluster, 
     }
     assert len(written) == COUNT
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
-        positions = admin.group_positions(settings["application_id"])
+        positions = admin.group_lag(settings["application_id"])
         assert sum(position.committed for position in positions) == COUNT
     again = semel.process(source, sink, lambda record: record, **settings)
     assert again.records_in == 0, "a second run starts where the first one ended"
@@ -172,7 +172,7 @@ def test_signal_finishes_the_transaction_and_leaves_the_group(cluster: Cluster, 
         code = worker.terminate() if number == signal.SIGTERM else worker.interrupt()
         assert code == 0, worker.output
         assert "stopped" in worker.output
-        positions = admin.group_positions(pipeline.application)
+        positions = admin.group_lag(pipeline.application)
         committed = sum(position.committed or 0 for position in positions)
     assert sum(values(cluster, sink).values()) == committed > 0
 

@@ -12,8 +12,8 @@ import pytest
 from semel.client.consumer_types import OffsetAndMetadata
 from semel.client.coordinator import EndUnknownError
 from semel.client.errors import FencedError, IllegalStateError, KafkaError
-from semel.client.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, Written
-from semel.client.producer_settings import ProducerSettings
+from semel.client.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, WrittenPartition
+from semel.client.settings import ProducerSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
@@ -69,7 +69,7 @@ def places(topic: str) -> list[tuple[str, int]]:
     return [(topic, partition) for partition in range(PARTITIONS)]
 
 
-def write_task(arguments: tuple[bytes, str, int, int, str]) -> tuple[Opening, list[Written]]:
+def write_task(arguments: tuple[bytes, str, int, int, str]) -> tuple[Opening, list[WrittenPartition]]:
     """What a Spark task does: open with its mark, go on only as the owner."""
     pickled, topic, partition, attempt, prefix = arguments
     handle: TransactionHandle = pickle.loads(pickled)

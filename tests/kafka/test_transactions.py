@@ -21,7 +21,7 @@ from semel.client.errors import (
     TimedOutError,
 )
 from semel.client.producer import Producer
-from semel.client.transaction_states import State
+from semel.client.transaction_states import ProducerTxnState
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import FIND_COORDINATOR
 from semel.protocol.messages.records import PRODUCE
@@ -140,7 +140,7 @@ def test_the_with_block_commits_on_success_and_aborts_on_error(
             txn.send(topic, b"%d" % number)
         with pytest.raises(KeyError, match="the program's own error"):
             failing()
-        assert producer._transactional().state is State.READY
+        assert producer._transactional().state is ProducerTxnState.READY
     with producer.transaction():
         pass  # an empty one is fine
     assert _settled(cluster, topic, 4)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from semel.client.connection import Connection
+from semel.client.connection import BrokerConnection
 from semel.client.settings import ClientSettings
 from semel.protocol.api import Api, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
@@ -69,9 +69,9 @@ def versions_answer(*apis: tuple[Api, int, int]) -> ApiVersionsResponse:
     )
 
 
-def open_connection(address: str, **options: object) -> Connection:
+def open_connection(address: str, **options: object) -> BrokerConnection:
     host, port = address.split(":")
-    return Connection.open(host, int(port), ClientSettings.of(bootstrap_servers=address, **options))
+    return BrokerConnection.open(host, int(port), ClientSettings.of(bootstrap_servers=address, **options))
 
 
 def as_kafka(then: Behave) -> Behave:

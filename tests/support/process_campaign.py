@@ -225,7 +225,7 @@ def _wait_until_caught_up(cluster: Cluster, pipelines: list[Pipeline]) -> None:
         for pipeline in pipelines:
             while True:
                 pipeline.revive()
-                positions = admin.group_positions(pipeline.application)
+                positions = admin.group_lag(pipeline.application)
                 lag = [p.lag for p in positions if p.topic == pipeline.source]
                 if len(lag) == PARTITIONS and not any(part is None or part for part in lag):
                     break

@@ -215,11 +215,11 @@ def takes(call: str) -> bool:
 def _client_options(name: str) -> set[str]:
     import dataclasses
 
-    from semel.client import consumer_settings, producer_settings, settings
+    from semel.client import settings
 
     kinds: dict[str, Any] = {
-        "semel.Producer": producer_settings.ProducerSettings,
-        "semel.Consumer": consumer_settings.ConsumerSettings,
+        "semel.Producer": settings.ProducerSettings,
+        "semel.Consumer": settings.ConsumerSettings,
         "semel.Admin": settings.ClientSettings,
     }
     return {field.name for field in dataclasses.fields(kinds[name])}

@@ -79,7 +79,7 @@ def _list(admin: Admin, args: argparse.Namespace) -> None:
 
 def _describe(admin: Admin, args: argparse.Namespace) -> None:
     for group_id in args.groups:
-        group, positions = admin.describe_group(group_id), admin.group_positions(group_id)
+        group, positions = admin.describe_group(group_id), admin.group_lag(group_id)
         if group.state == "Dead" and not positions:
             raise CommandError(f"there is no group {group_id!r}; `semel group list` shows what there is")
         if args.json:

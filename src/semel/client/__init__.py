@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from semel.client.batches import TableDelivery as TableDelivery
     from semel.client.cluster import Cluster as Cluster
     from semel.client.consumer import Consumer as Consumer
-    from semel.client.consumer_errors import CommitFailedError as CommitFailedError
-    from semel.client.consumer_errors import CorruptRecordError as CorruptRecordError
-    from semel.client.consumer_errors import OffsetOutOfRangeError as OffsetOutOfRangeError
-    from semel.client.consumer_errors import RebalanceError as RebalanceError
     from semel.client.consumer_rebalance import RebalanceListener as RebalanceListener
-    from semel.client.consumer_settings import ConsumerSettings as ConsumerSettings
+    from semel.client.consumer_types import CommitFailedError as CommitFailedError
     from semel.client.consumer_types import ConsumerRecord as ConsumerRecord
+    from semel.client.consumer_types import CorruptRecordError as CorruptRecordError
     from semel.client.consumer_types import GroupMetadata as GroupMetadata
     from semel.client.consumer_types import OffsetAndMetadata as OffsetAndMetadata
+    from semel.client.consumer_types import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from semel.client.consumer_types import RebalanceError as RebalanceError
     from semel.client.consumer_types import TopicPartition as TopicPartition
     from semel.client.errors import AbortableError as AbortableError
     from semel.client.errors import CommitUncertainError as CommitUncertainError
@@ -37,18 +36,26 @@ if TYPE_CHECKING:
     from semel.client.handle import TransactionHandle as TransactionHandle
     from semel.client.handle import TransactionOwner as TransactionOwner
     from semel.client.producer import Producer as Producer
-    from semel.client.producer_settings import ProducerSettings as ProducerSettings
     from semel.client.settings import ClientSettings as ClientSettings
+    from semel.client.settings import ConsumerSettings as ConsumerSettings
+    from semel.client.settings import ProducerSettings as ProducerSettings
 
 _HOMES = {
     "admin": ("Admin",),
     "batches": ("Delivery", "RecordMetadata", "TableDelivery"),
     "cluster": ("Cluster",),
     "consumer": ("Consumer",),
-    "consumer_errors": ("CommitFailedError", "CorruptRecordError", "OffsetOutOfRangeError", "RebalanceError"),
     "consumer_rebalance": ("RebalanceListener",),
-    "consumer_settings": ("ConsumerSettings",),
-    "consumer_types": ("ConsumerRecord", "GroupMetadata", "OffsetAndMetadata", "TopicPartition"),
+    "consumer_types": (
+        "CommitFailedError",
+        "ConsumerRecord",
+        "CorruptRecordError",
+        "GroupMetadata",
+        "OffsetAndMetadata",
+        "OffsetOutOfRangeError",
+        "RebalanceError",
+        "TopicPartition",
+    ),
     "errors": (
         "AbortableError",
         "CommitUncertainError",
@@ -60,8 +67,7 @@ _HOMES = {
     ),
     "handle": ("TransactionHandle", "TransactionOwner"),
     "producer": ("Producer",),
-    "producer_settings": ("ProducerSettings",),
-    "settings": ("ClientSettings",),
+    "settings": ("ClientSettings", "ConsumerSettings", "ProducerSettings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

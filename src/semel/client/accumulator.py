@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from threading import Condition, Lock
 from typing import TYPE_CHECKING
 
-from semel.client.batches import Batch, Delivery, Row
+from semel.client.batches import Delivery, ProducerBatch, Row
 from semel.client.errors import BufferFullError, KafkaError
 from semel.client.partition_queue import PartitionQueue
-from semel.client.producer_settings import ProducerSettings
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Accumulator:
             self._wake()
         return delivery
 
-    def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[Batch, int]:
+    def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[ProducerBatch, int]:
         """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
         wake = False
         with self.changed:
@@ -102,11 +102,11 @@ class Accumulator:
             self._wake()
         return batch, first
 
-    def new_batch(self, topic: str, partition: int) -> Batch:
+    def new_batch(self, topic: str, partition: int) -> ProducerBatch:
         now_s = time.monotonic()
-        return Batch(topic, partition, now_s, now_s + self._delivery_s)
+        return ProducerBatch(topic, partition, now_s, now_s + self._delivery_s)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: ProducerBatch) -> None:
         """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
         with self.changed:
             if self.used_bytes + batch.size_bytes > self._memory_bytes:
@@ -166,13 +166,13 @@ class Accumulator:
                 at_s = min(at_s, oldest.deadline_s)
         return at_s
 
-    def release(self, batches: Iterable[Batch]) -> None:
+    def release(self, batches: Iterable[ProducerBatch]) -> None:
         """These are done: gives their memory back and tells those who wait."""
         for batch in batches:
             self.used_bytes -= batch.size_bytes
         self.changed.notify_all()
 
-    def fail_all(self, error: KafkaError) -> list[Batch]:
+    def fail_all(self, error: KafkaError) -> list[ProducerBatch]:
         """Fails everything, on its way or not, and refuses what comes later; returns what failed."""
         if self.ended is None:
             self.ended = error
@@ -182,7 +182,7 @@ class Accumulator:
                 batch.sent = False
         return self.fail_waiting(error)
 
-    def fail_waiting(self, error: KafkaError) -> list[Batch]:
+    def fail_waiting(self, error: KafkaError) -> list[ProducerBatch]:
         """Fails everything that is not on its way right now; returns it. The gate knows of the error before."""
         failed = []
         for queue in self.queues.values():
@@ -215,7 +215,7 @@ class Accumulator:
                 self.flushing -= 1
 
 
-def _all_done(batches: list[Batch]) -> bool:
+def _all_done(batches: list[ProducerBatch]) -> bool:
     """Also takes the done ones off the end, so that nobody looks at them again."""
     while batches and batches[-1].done:
         batches.pop()

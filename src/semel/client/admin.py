@@ -14,23 +14,13 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from semel.client import admin_groups, admin_transactions
-from semel.client.admin_types import (
-    BrokerInfo,
-    ClusterInfo,
-    ConfigEntry,
-    GroupInfo,
-    GroupListing,
-    GroupPosition,
-    NewTopic,
-    PartitionInfo,
-    ProducerInfo,
-    TopicInfo,
-    TransactionInfo,
-    TransactionListing,
-)
-from semel.client.cluster import AnyNode, Cluster, Controller, Leader, Node, Target
-from semel.client.consumer import Positions
+from semel.client.admin_groups import GroupInfo, GroupLag, GroupListing
+from semel.client.admin_transactions import ProducerInfo, TransactionInfo, TransactionListing
+from semel.client.cluster import AnyNode, Cluster, Controller, Leader, NodeTarget, Target
+from semel.client.consumer import OffsetsToCommit
 from semel.client.consumer_core import checked_partitions
 from semel.client.consumer_types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
@@ -39,8 +29,8 @@ from semel.client.group_offsets import (
     LATEST,
     FoundOffset,
     fetch_committed,
-    patient,
-    patient_list_offsets,
+    list_offsets_retried,
+    retried,
 )
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
@@ -78,6 +68,53 @@ SET, DELETE = 0, 1
 _DEFAULT_SOURCES = (5, -1)  # the broker's built-in default, or unknown
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TO_THE_END = -1
+
+
+class NewTopic(msgspec.Struct, frozen=True):
+    """A topic to create; -1 leaves a number to the broker's defaults."""
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    configs: dict[str, str] = {}
+
+
+class BrokerInfo(msgspec.Struct, frozen=True):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    cluster_id: str
+    controller_id: int
+    brokers: list[BrokerInfo]
+    features: dict[str, int] = {}
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    partition: int
+    leader: int
+    replicas: list[int]
+    in_sync: list[int]
+    earliest_offset: int = -1
+    latest_offset: int = -1
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: list[PartitionInfo]
+
+
+class ConfigEntry(msgspec.Struct, frozen=True):
+    name: str
+    value: str | None
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
 
 
 class Admin:
@@ -143,7 +180,7 @@ class Admin:
 
     def delete_topics(self, names: Iterable[str] | str, timeout_ms: float | None = None) -> None:
         deadline, wanted = self._deadline(timeout_ms), _listed(names)
-        connection = self._cluster.patiently(
+        connection = self._cluster.retry(
             lambda: self._cluster.connect(Controller(), deadline), "looking for the controller", deadline
         )
         limit_ms = self._broker_timeout_ms(deadline)
@@ -283,7 +320,7 @@ class Admin:
         """The offset for a time in each partition: EARLIEST, LATEST, MAX_TIMESTAMP or milliseconds since 1970."""
         wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
         isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
-        found = patient_list_offsets(self._cluster, wanted, isolation, self._deadline(timeout_ms))
+        found = list_offsets_retried(self._cluster, wanted, isolation, self._deadline(timeout_ms))
         return {partition: OffsetAndTimestamp(at.offset, at.timestamp) for partition, at in found.items()}
 
     # -- groups --------------------------------------------------------------------------------------------------------
@@ -293,15 +330,15 @@ class Admin:
     def describe_group(self, group_id: str, timeout_ms: float | None = None) -> GroupInfo:
         return admin_groups.describe_group(self._cluster, group_id, self._deadline(timeout_ms))
 
-    def group_positions(self, group_id: str, timeout_ms: float | None = None) -> list[GroupPosition]:
+    def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
         """Where a group stands: committed position, end of the log, lag, and who reads the partition."""
         deadline = self._deadline(timeout_ms)
         group = admin_groups.describe_group(self._cluster, group_id, deadline)
-        return admin_groups.group_positions(self._cluster, group, deadline)
+        return admin_groups.group_lag(self._cluster, group, deadline)
 
     def group_offsets(self, group_id: str, timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
         """All committed positions of a group."""
-        return patient(
+        return retried(
             self._cluster,
             lambda deadline: fetch_committed(self._cluster, group_id, None, False, deadline),
             f"reading the positions of group {group_id!r}",
@@ -311,19 +348,19 @@ class Admin:
     def alter_group_offsets(
         self,
         group_id: str,
-        offsets: Positions,
+        offsets: OffsetsToCommit,
         timeout_ms: float | None = None,
     ) -> None:
         """Moves a group that has no members now."""
         positions = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
         wanted = dict(zip(checked_partitions(offsets), positions, strict=True))
-        admin_groups.set_positions(self._cluster, group_id, wanted, self._deadline(timeout_ms))
+        admin_groups.set_offsets(self._cluster, group_id, wanted, self._deadline(timeout_ms))
 
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
     ) -> None:
         wanted = checked_partitions(partitions)
-        admin_groups.delete_positions(self._cluster, group_id, wanted, self._deadline(timeout_ms))
+        admin_groups.delete_offsets(self._cluster, group_id, wanted, self._deadline(timeout_ms))
 
     def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
         """Deletes groups without members; the first that fails is raised."""
@@ -359,7 +396,7 @@ class Admin:
     # -- the cluster ---------------------------------------------------------------------------------------------------
     def describe_cluster(self, timeout_ms: float | None = None) -> ClusterInfo:
         deadline = self._deadline(timeout_ms)
-        metadata = self._cluster.patiently(lambda: self._cluster.refresh([], deadline), "looking it up", deadline)
+        metadata = self._cluster.retry(lambda: self._cluster.refresh([], deadline), "looking it up", deadline)
         brokers = [BrokerInfo(*broker) for _, broker in sorted(metadata.brokers.items())]
         capabilities = self._cluster.connect(AnyNode(), deadline).capabilities
         return ClusterInfo(metadata.cluster_id or "", metadata.controller_id, brokers, dict(capabilities.features))
@@ -386,14 +423,14 @@ class Admin:
 
     def _all_metadata(self, timeout_ms: float | None) -> dict[str, Any]:
         deadline = self._deadline(timeout_ms)
-        metadata = self._cluster.patiently(lambda: self._cluster.refresh(None, deadline), "listing topics", deadline)
+        metadata = self._cluster.retry(lambda: self._cluster.refresh(None, deadline), "listing topics", deadline)
         return dict(metadata.topics)
 
     def _offsets(
         self, partitions: Iterable[TopicPartition], where: int, isolation: int, deadline: Deadline
     ) -> dict[TopicPartition, FoundOffset]:
         wanted = dict.fromkeys(partitions, where)
-        return patient_list_offsets(self._cluster, wanted, isolation, deadline) if wanted else {}
+        return list_offsets_retried(self._cluster, wanted, isolation, deadline) if wanted else {}
 
     def _await_leaders(self, topic: str, deadline: Deadline, at_least: int = 1) -> None:
         def attempt() -> None:
@@ -402,7 +439,7 @@ class Admin:
             if len(partitions) < at_least or any(part.leader < 0 for part in partitions.values()):
                 raise error_of(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {topic!r}")
 
-        self._cluster.patiently(attempt, f"waiting for the leaders of topic {topic!r}", deadline)
+        self._cluster.retry(attempt, f"waiting for the leaders of topic {topic!r}", deadline)
 
 
 def _listed(names: Iterable[str] | str) -> list[str]:
@@ -416,7 +453,7 @@ def _resource(topic: str | None, broker: int | None) -> tuple[int, str, Target]:
     if topic is not None:
         return TOPIC_RESOURCE, topic, AnyNode()
     assert broker is not None
-    return BROKER_RESOURCE, str(broker), Node(broker)
+    return BROKER_RESOURCE, str(broker), NodeTarget(broker)
 
 
 def _moved(results: Iterable[Any]) -> Iterable[int]:

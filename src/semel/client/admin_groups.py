@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from semel.client.admin_types import GroupInfo, GroupListing, GroupPosition, MemberInfo
+import msgspec
+
 from semel.client.assignors import decode_assignment
-from semel.client.cluster import Cluster, Node, group_coordinator
+from semel.client.cluster import Cluster, NodeTarget, group_coordinator
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.client.errors import FatalError, KafkaError, error_of
-from semel.client.group_offsets import LATEST, by_topic, commit_offsets, fetch_committed, list_offsets, patient
+from semel.client.group_offsets import LATEST, by_topic, commit_offsets, fetch_committed, list_offsets, retried
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import (
     DELETE_GROUPS,
@@ -34,12 +35,49 @@ if TYPE_CHECKING:
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
+class GroupListing(msgspec.Struct, frozen=True):
+    group_id: str
+    state: str
+    protocol_type: str
+    type: str
+
+
+class MemberInfo(msgspec.Struct, frozen=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: list[TopicPartition]
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    group_id: str
+    state: str
+    protocol_type: str
+    assignor: str
+    coordinator: int
+    members: list[MemberInfo]
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """Where a group stands in a partition; None where something is not known."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    end: int | None
+    lag: int | None
+    member_id: str | None = None
+    client_id: str | None = None
+    host: str | None = None
+
+
 def list_groups(cluster: Cluster, deadline: Deadline) -> list[GroupListing]:
     """All groups of all brokers."""
-    cluster.patiently(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
+    cluster.retry(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
     found = {}
     for node_id in sorted(cluster.metadata.brokers):
-        answer = cluster.call(Node(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
+        answer = cluster.call(NodeTarget(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
         for group in answer.groups:
             found[group.group_id] = GroupListing(
                 group.group_id, group.group_state, group.protocol_type, group.group_type
@@ -75,9 +113,9 @@ def _member(member: DescribedGroupMember) -> MemberInfo:
     )
 
 
-def group_positions(cluster: Cluster, group: GroupInfo, deadline: Deadline) -> list[GroupPosition]:
+def group_lag(cluster: Cluster, group: GroupInfo, deadline: Deadline) -> list[GroupLag]:
     """Every partition that the group has a position for or reads, with its lag."""
-    committed = patient(
+    committed = retried(
         cluster,
         lambda limit: fetch_committed(cluster, group.group_id, None, False, limit),
         f"reading the positions of group {group.group_id!r}",
@@ -94,13 +132,13 @@ def _position(
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     ends: Mapping[TopicPartition, tuple[int, int, int]],
     readers: Mapping[TopicPartition, MemberInfo],
-) -> GroupPosition:
+) -> GroupLag:
     at = committed[partition].offset if partition in committed else None
     end = ends[partition][0] if partition in ends else None
     lag = max(0, end - at) if at is not None and end is not None else None
     reader = readers.get(partition)
     who = (reader.member_id, reader.client_id, reader.host) if reader else (None, None, None)
-    return GroupPosition(*partition, at, end, lag, *who)
+    return GroupLag(*partition, at, end, lag, *who)
 
 
 def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline) -> dict[str, KafkaError | None]:
@@ -120,12 +158,12 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline
     return outcome
 
 
-def set_positions(
+def set_offsets(
     cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
 ) -> None:
     """Commits positions from outside. The broker refuses while the group has members."""
     try:
-        patient(
+        retried(
             cluster,
             lambda limit: commit_offsets(cluster, GroupMetadata(group_id), offsets, limit),
             f"moving group {group_id!r}",
@@ -135,7 +173,7 @@ def set_positions(
         raise _explained(error, group_id) from error
 
 
-def delete_positions(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
+def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
     """Forgets positions, so that auto.offset.reset decides. Refused for topics that a member reads."""
     topics = [
         OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from semel.client.admin_types import ProducerInfo, TransactionInfo, TransactionListing
-from semel.client.cluster import Cluster, Leader, Node, transaction_coordinator
+import msgspec
+
+from semel.client.cluster import Cluster, Leader, NodeTarget, transaction_coordinator
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.protocol.errors import ErrorCode
@@ -32,15 +33,43 @@ if TYPE_CHECKING:
 FENCING_TIMEOUT_MS = 60_000
 
 
+class ProducerInfo(msgspec.Struct, frozen=True):
+    """A producer that a partition remembers; `transaction_start` is -1 without an open transaction."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    transaction_start: int
+
+
+class TransactionInfo(msgspec.Struct, frozen=True):
+    transactional_id: str
+    state: str
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    start_time_ms: int
+    partitions: list[TopicPartition]
+    coordinator: int
+
+
+class TransactionListing(msgspec.Struct, frozen=True):
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
 def list_transactions(
     cluster: Cluster, states: Iterable[str], producer_ids: Iterable[int], deadline: Deadline
 ) -> list[TransactionListing]:
     """The transactional ids that the coordinators know, of all brokers."""
-    cluster.patiently(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
+    cluster.retry(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
     request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
     found = []
     for node_id in sorted(cluster.metadata.brokers):
-        answer = cluster.call(Node(node_id), LIST_TRANSACTIONS, request, timeout_s=deadline.remaining_s())
+        answer = cluster.call(NodeTarget(node_id), LIST_TRANSACTIONS, request, timeout_s=deadline.remaining_s())
         if answer.unknown_state_filters:
             raise FatalError(
                 f"there is no transaction state {answer.unknown_state_filters[0]!r}; states are Empty, Ongoing, "

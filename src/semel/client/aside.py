@@ -47,7 +47,7 @@ class Waker:
             os.close(self._write_fd)
 
 
-class Outcome(Generic[Value]):
+class TaskOutcome(Generic[Value]):
     """How a piece of work ended."""
 
     __slots__ = ("_error", "_value", "is_done", "started_s")
@@ -76,16 +76,16 @@ class Aside:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._under_way: dict[str, tuple[Outcome[Any], Callable[[Outcome[Any]], None]]] = {}
+        self._under_way: dict[str, tuple[TaskOutcome[Any], Callable[[TaskOutcome[Any]], None]]] = {}
 
     def is_busy(self, lane: str) -> bool:
         return lane in self._under_way
 
-    def start(self, lane: str, work: Callable[[], Value], then: Callable[[Outcome[Value]], None]) -> bool:
+    def start(self, lane: str, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
         """Starts the work if the lane is free. `then` gets the outcome from a later `collect`."""
         if lane in self._under_way:
             return False
-        outcome: Outcome[Value] = Outcome()
+        outcome: TaskOutcome[Value] = TaskOutcome()
         self._under_way[lane] = (outcome, then)
         in_thread(_run, outcome, work, self._wake)
         return True
@@ -98,7 +98,7 @@ class Aside:
                 then(outcome)
 
 
-def _run(outcome: Outcome[Value], work: Callable[[], Value], wake: Callable[[], None]) -> None:
+def _run(outcome: TaskOutcome[Value], work: Callable[[], Value], wake: Callable[[], None]) -> None:
     outcome.fill(work)
     wake()
 

@@ -32,7 +32,7 @@ _VERSION = struct.Struct(">h")
 _GENERATION = struct.Struct(">i")
 
 
-class Member(NamedTuple):
+class SubscribedMember(NamedTuple):
     """What the leader knows of a member."""
 
     member_id: str
@@ -51,13 +51,13 @@ class Assignor(NamedTuple):
     """A named way to share partitions out. Cooperative members keep what they own during a rebalance."""
 
     name: str
-    share: Callable[[list[Member], Mapping[str, int]], Assignment]
+    share: Callable[[list[SubscribedMember], Mapping[str, int]], Assignment]
     is_cooperative: bool = False
     tells_owned: bool = False
 
 
 # -- range and round robin ---------------------------------------------------------------------------------------------
-def share_ranges(members: list[Member], partition_counts: Mapping[str, int]) -> Assignment:
+def share_ranges(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
     """Each topic is cut into ranges, one per subscribed member; the first members get one partition more."""
     result: Assignment = {member.member_id: [] for member in members}
     for topic in sorted(partition_counts):
@@ -73,7 +73,7 @@ def share_ranges(members: list[Member], partition_counts: Mapping[str, int]) -> 
     return result
 
 
-def share_round_robin(members: list[Member], partition_counts: Mapping[str, int]) -> Assignment:
+def share_round_robin(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
     """All partitions of all topics are dealt out one by one, passing over members that did not ask for the topic."""
     result: Assignment = {member.member_id: [] for member in members}
     turns = cycle(_ranked(members))
@@ -85,7 +85,7 @@ def share_round_robin(members: list[Member], partition_counts: Mapping[str, int]
 
 
 # -- sticky ------------------------------------------------------------------------------------------------------------
-def share_sticky(members: list[Member], partition_counts: Mapping[str, int]) -> Assignment:
+def share_sticky(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
     """Everyone keeps what they own as long as that is fair; what is left goes to whoever has least."""
     ranked = _ranked(members)
     wanted = frozenset[str]().union(*(member.topics for member in members))
@@ -98,7 +98,7 @@ def share_sticky(members: list[Member], partition_counts: Mapping[str, int]) -> 
     return {member_id: sorted(claimed) for member_id, claimed in kept.items()}
 
 
-def share_cooperative_sticky(members: list[Member], partition_counts: Mapping[str, int]) -> Assignment:
+def share_cooperative_sticky(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
     """As `share_sticky`, but a partition on the move is given to nobody until its owner has let go of it."""
     target = share_sticky(members, partition_counts)
     holders: dict[Partition, set[str]] = {}
@@ -111,7 +111,7 @@ def share_cooperative_sticky(members: list[Member], partition_counts: Mapping[st
     }
 
 
-def _valid_claims(members: list[Member], partitions: set[Partition]) -> dict[str, set[Partition]]:
+def _valid_claims(members: list[SubscribedMember], partitions: set[Partition]) -> dict[str, set[Partition]]:
     """What each member rightly owns: of several claims the newest generation's wins; equal ones cancel each other."""
     best: dict[Partition, tuple[int, str | None]] = {}
     for member in members:
@@ -130,7 +130,9 @@ def _valid_claims(members: list[Member], partitions: set[Partition]) -> dict[str
     return claims
 
 
-def _shed_surplus(members: list[Member], kept: dict[str, set[Partition]], partitions: list[Partition]) -> None:
+def _shed_surplus(
+    members: list[SubscribedMember], kept: dict[str, set[Partition]], partitions: list[Partition]
+) -> None:
     """Where all want the same topics: nobody keeps more than a fair share. (Otherwise `_even_out` does the work.)"""
     if len({member.topics for member in members}) != 1:
         return
@@ -144,7 +146,7 @@ def _shed_surplus(members: list[Member], kept: dict[str, set[Partition]], partit
             claimed.discard(partition)
 
 
-def _deal(partitions: Iterable[Partition], members: list[Member], kept: dict[str, set[Partition]]) -> None:
+def _deal(partitions: Iterable[Partition], members: list[SubscribedMember], kept: dict[str, set[Partition]]) -> None:
     """Each partition goes to the subscribed member that has least."""
     order = {member.member_id: index for index, member in enumerate(members)}
     queues: dict[str, list[tuple[int, int, str]]] = {}  # by topic; only where several subscriptions exist they differ
@@ -162,7 +164,7 @@ def _deal(partitions: Iterable[Partition], members: list[Member], kept: dict[str
         insort(queues[key], (count + 1, rank, member_id))
 
 
-def _even_out(members: list[Member], kept: dict[str, set[Partition]]) -> None:
+def _even_out(members: list[SubscribedMember], kept: dict[str, set[Partition]]) -> None:
     """Moves single partitions from who has most to who has least until no move makes it more even."""
     moved = True
     while moved:
@@ -177,7 +179,9 @@ def _even_out(members: list[Member], kept: dict[str, set[Partition]]) -> None:
                 break
 
 
-def _best_move(giver: Member, members: list[Member], kept: dict[str, set[Partition]]) -> tuple[Partition, str] | None:
+def _best_move(
+    giver: SubscribedMember, members: list[SubscribedMember], kept: dict[str, set[Partition]]
+) -> tuple[Partition, str] | None:
     for taker in sorted(members, key=lambda member: len(kept[member.member_id])):
         if len(kept[giver.member_id]) - len(kept[taker.member_id]) < 2:
             return None
@@ -187,7 +191,7 @@ def _best_move(giver: Member, members: list[Member], kept: dict[str, set[Partiti
     return None
 
 
-def _ranked(members: list[Member]) -> list[Member]:
+def _ranked(members: list[SubscribedMember]) -> list[SubscribedMember]:
     return sorted(members, key=lambda member: member.rank)
 
 
@@ -223,7 +227,7 @@ def encode_subscription(
     return _VERSION.pack(SUBSCRIPTION_VERSION) + CONSUMER_SUBSCRIPTION.encode(subscription, SUBSCRIPTION_VERSION)
 
 
-def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor: Assignor) -> Member:
+def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor: Assignor) -> SubscribedMember:
     """A member's subscription as the leader received it, from any version of any client."""
     version = _version_of(data, f"the subscription of group member {member_id}")
     subscription, _ = CONSUMER_SUBSCRIPTION.decode_from(data, min(version, SUBSCRIPTION_VERSION), _VERSION.size)
@@ -233,7 +237,7 @@ def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor
         owned = owned or told
         generation = told_generation if generation == NO_GENERATION else generation
     flat = frozenset((entry.topic, index) for entry in owned for index in entry.partitions)
-    return Member(member_id, instance_id, frozenset(subscription.topics), flat, generation)
+    return SubscribedMember(member_id, instance_id, frozenset(subscription.topics), flat, generation)
 
 
 def encode_assignment(partitions: Iterable[Partition]) -> bytes:

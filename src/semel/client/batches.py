@@ -55,7 +55,7 @@ class BatchMetadata(NamedTuple):
     log_append_time: int  # -1 unless the topic stamps records itself
 
 
-class Batch:
+class ProducerBatch:
     """Encoded records of one partition."""
 
     __slots__ = (
@@ -103,9 +103,9 @@ class Batch:
         self.base_offset = -1
         self.log_append_time = NO_TIMESTAMP
         self.error: KafkaError | None = None
-        self.callbacks: list[Callable[[Batch], None]] | None = None
-        self.parent: Batch | None = None  # the batch that this one is a half of
-        self.halves: list[Batch] | None = None  # if the broker found it too large
+        self.callbacks: list[Callable[[ProducerBatch], None]] | None = None
+        self.parent: ProducerBatch | None = None  # the batch that this one is a half of
+        self.halves: list[ProducerBatch] | None = None  # if the broker found it too large
 
     def __repr__(self) -> str:
         return f"Batch({self.topic}-{self.partition}, {self.count} records, sequence {self.sequence}, {self.identity})"
@@ -149,21 +149,21 @@ class Batch:
             failed = next((half.error for half in parent.halves if half.error is not None), None)
             parent.finish(parent.halves[0].base_offset, log_append_time, failed)
 
-    def finished(self) -> Iterator[Batch]:
+    def finished(self) -> Iterator[ProducerBatch]:
         """This batch and those that it was a part of, as far as they are done."""
-        batch: Batch | None = self
+        batch: ProducerBatch | None = self
         while batch is not None and batch.done:
             yield batch
             batch = batch.parent
 
-    def part_with(self, index: int) -> tuple[Batch, int]:
+    def part_with(self, index: int) -> tuple[ProducerBatch, int]:
         """The batch that record `index` was sent in, and its number there."""
         if self.halves is None:
             return self, index
         first, second = self.halves
         return first.part_with(index) if index < first.count else second.part_with(index - first.count)
 
-    def parts(self) -> list[Batch]:
+    def parts(self) -> list[ProducerBatch]:
         return [self] if self.halves is None else [part for half in self.halves for part in half.parts()]
 
     def metadata(self, first: int, count: int) -> Iterator[BatchMetadata]:
@@ -187,7 +187,7 @@ def encode_rows(rows: Sequence[Row], compression: int, has_headers: bool) -> byt
     return encode_row_columns(rows, compression)
 
 
-def split(batch: Batch) -> list[Batch]:
+def split(batch: ProducerBatch) -> list[ProducerBatch]:
     """Two halves of a batch that the broker found too large; together they hold the same records and sequences."""
     from semel.protocol.rows import decode_batch
 
@@ -198,7 +198,7 @@ def split(batch: Batch) -> list[Batch]:
     middle = len(records) // 2
     halves = []
     for start, part in ((0, records[:middle]), (middle, records[middle:])):
-        half = Batch(batch.topic, batch.partition, batch.created_s, batch.deadline_s)
+        half = ProducerBatch(batch.topic, batch.partition, batch.created_s, batch.deadline_s)
         moved = [record._replace(offset=i) for i, record in enumerate(part)]
         half.data = encode_batch(moved, base_timestamp=header.base_timestamp, compression=batch.compression)
         half.count = len(part)
@@ -219,7 +219,7 @@ class Delivery:
 
     __slots__ = ("_batch", "_changed", "_index", "_timestamp")
 
-    def __init__(self, batch: Batch, index: int, timestamp: int, changed: Condition) -> None:
+    def __init__(self, batch: ProducerBatch, index: int, timestamp: int, changed: Condition) -> None:
         self._batch = batch
         self._index = index
         self._timestamp = timestamp
@@ -259,7 +259,7 @@ class Delivery:
 class TableShare(NamedTuple):
     """Rows of a table in a batch, which may hold rows of other tables before and after them."""
 
-    batch: Batch
+    batch: ProducerBatch
     first: int  # the place of the first one in the batch
     row_count: int
     rows: Any  # which rows of the table they are, in order
@@ -319,7 +319,7 @@ def _offsets_of(run: BatchMetadata) -> Any:
     return np.arange(run.base_offset, run.base_offset + run.record_count)
 
 
-def wait_done(batch: Batch, changed: Condition, timeout_s: float | None) -> Batch:
+def wait_done(batch: ProducerBatch, changed: Condition, timeout_s: float | None) -> ProducerBatch:
     """Waits until a batch is done."""
     if not batch.done:
         with changed:

@@ -10,6 +10,7 @@ lane, a set of connections, of its own. A forked child starts with no connection
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from semel.client.connection import Connection
+from semel.client.connection import BrokerConnection
 from semel.client.errors import (
     ClosedError,
     ConnectionFailedError,
@@ -28,11 +29,9 @@ from semel.client.errors import (
     error_of,
     is_network,
 )
-from semel.client.metadata import Broker, Metadata, Partition, Topic
-from semel.client.outages import Outages
-from semel.client.reconnects import Reconnects
+from semel.client.metadata import BrokerAddress, Metadata, PartitionMetadata, TopicMetadata
 from semel.client.settings import ClientSettings, parse_address
-from semel.client.timing import Backoff, Deadline
+from semel.client.timing import Backoff, Clock, Deadline
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
 from semel.protocol.messages.cluster import (
@@ -43,6 +42,12 @@ from semel.protocol.messages.cluster import (
     MetadataRequestTopic,
 )
 from semel.protocol.schema import Struct
+
+log = logging.getLogger("semel.client")
+
+FIRST_S = 2.0
+EVERY_S = 10.0
+FORGOTTEN_S = 60.0  # a failure so long after the one before is a new one
 
 Request = TypeVar("Request", bound=Struct)
 Response = TypeVar("Response", bound=Struct)
@@ -62,7 +67,7 @@ class Controller(NamedTuple):
     """The broker that metadata names as controller; with KRaft any broker, which passes requests on."""
 
 
-class Node(NamedTuple):
+class NodeTarget(NamedTuple):
     """One broker by its id."""
 
     node_id: int
@@ -75,22 +80,22 @@ class Leader(NamedTuple):
     partition: int
 
 
-class Coordinator(NamedTuple):
+class CoordinatorTarget(NamedTuple):
     """The coordinator of a group or a transactional id."""
 
     kind: int
     key: str
 
 
-Target = AnyNode | Controller | Node | Leader | Coordinator
+Target = AnyNode | Controller | NodeTarget | Leader | CoordinatorTarget
 
 
-def group_coordinator(group_id: str) -> Coordinator:
-    return Coordinator(GROUP, group_id)
+def group_coordinator(group_id: str) -> CoordinatorTarget:
+    return CoordinatorTarget(GROUP, group_id)
 
 
-def transaction_coordinator(transactional_id: str) -> Coordinator:
-    return Coordinator(TRANSACTION, transactional_id)
+def transaction_coordinator(transactional_id: str) -> CoordinatorTarget:
+    return CoordinatorTarget(TRANSACTION, transactional_id)
 
 
 def top_error(response: Any) -> Iterable[int]:
@@ -107,9 +112,9 @@ class Cluster:
         self.closed = False
         self._end = threading.Event()  # wakes those that pause before a retry
         self._lock = threading.RLock()  # guards what follows and the metadata
-        self._connections: dict[tuple[str, str, int], Connection] = {}
+        self._connections: dict[tuple[str, str, int], BrokerConnection] = {}
         self._openings: dict[tuple[str, str, int], threading.Lock] = {}
-        self._coordinators: dict[Coordinator, Broker] = {}
+        self._coordinators: dict[CoordinatorTarget, BrokerAddress] = {}
         self._reconnects = Reconnects(settings)
         self._owner_pid = os.getpid()
         self.outages = Outages()
@@ -153,9 +158,9 @@ class Cluster:
                     raise error_of(code, f"{api.name} to {describe(target)}", getattr(answer, "error_message", None))
             return answer
 
-        return self.patiently(attempt, f"{api.name} to {describe(target)}", deadline, target, resend, first_wait_ms)
+        return self.retry(attempt, f"{api.name} to {describe(target)}", deadline, target, resend, first_wait_ms)
 
-    def patiently(
+    def retry(
         self,
         attempt: Callable[[], Result],
         what: str,
@@ -189,7 +194,7 @@ class Cluster:
 
     # --- finding brokers ---
 
-    def connect(self, target: Target, deadline: Deadline, lane: str = "main") -> Connection:
+    def connect(self, target: Target, deadline: Deadline, lane: str = "main") -> BrokerConnection:
         """An open connection to the target, looked up if need be. One attempt: transient errors are raised."""
         if isinstance(target, AnyNode):
             return self._connect_any(deadline, lane)
@@ -203,16 +208,16 @@ class Cluster:
                 [error],
             ) from None
 
-    def locate(self, target: Target, deadline: Deadline, lane: str = "main") -> Broker:
+    def locate(self, target: Target, deadline: Deadline, lane: str = "main") -> BrokerAddress:
         """The broker behind a target."""
-        if isinstance(target, Coordinator):
+        if isinstance(target, CoordinatorTarget):
             return self._coordinator(target, deadline, lane)
         if isinstance(target, Leader):
             node_id = self.partition(target.topic, target.partition, deadline, lane).leader
         else:
             if not self.metadata.brokers:
                 self.refresh([], deadline, lane)
-            node_id = target.node_id if isinstance(target, Node) else self.metadata.controller_id
+            node_id = target.node_id if isinstance(target, NodeTarget) else self.metadata.controller_id
             if isinstance(target, Controller) and node_id < 0:
                 node_id = min(self.metadata.brokers, default=-1)
         with self._lock:
@@ -228,12 +233,12 @@ class Cluster:
     def forget(self, target: Target) -> None:
         """What was known about the target is in doubt; the next look-up asks again."""
         with self._lock:
-            if isinstance(target, Coordinator):
+            if isinstance(target, CoordinatorTarget):
                 self._coordinators.pop(target, None)
             elif isinstance(target, Leader):
                 self.metadata.forget(target.topic)
 
-    def topic(self, name: str, deadline: Deadline | None = None, lane: str = "main") -> Topic:
+    def topic(self, name: str, deadline: Deadline | None = None, lane: str = "main") -> TopicMetadata:
         """A topic's partitions, from memory while that is fresh. One attempt; see `partitions` for the patient form."""
         with self._lock:
             if self.metadata.is_fresh(name, time.monotonic(), self.settings.metadata_max_age_ms / 1000):
@@ -246,7 +251,9 @@ class Cluster:
                 raise error_of(code, f"looking up topic {name!r}")
             return found
 
-    def partition(self, topic: str, index: int, deadline: Deadline | None = None, lane: str = "main") -> Partition:
+    def partition(
+        self, topic: str, index: int, deadline: Deadline | None = None, lane: str = "main"
+    ) -> PartitionMetadata:
         """One partition with a leader. One attempt."""
         found = self.topic(topic, deadline, lane)
         partition = found.partitions.get(index)
@@ -262,12 +269,14 @@ class Cluster:
             raise error_of(partition.error or ErrorCode.LEADER_NOT_AVAILABLE, f"partition {index} of {topic!r}")
         return partition
 
-    def partitions(self, topic: str, timeout_s: float | None = None, lane: str = "main") -> dict[int, Partition]:
+    def partitions(
+        self, topic: str, timeout_s: float | None = None, lane: str = "main"
+    ) -> dict[int, PartitionMetadata]:
         """A topic's partitions; waits for a topic that is being created, up to the time-out."""
         deadline = self.deadline(timeout_s)
 
         what = f"looking up topic {topic!r}"
-        return self.patiently(lambda: self.topic(topic, deadline, lane), what, deadline).partitions
+        return self.retry(lambda: self.topic(topic, deadline, lane), what, deadline).partitions
 
     def refresh(self, topics: Iterable[str] | None, deadline: Deadline | None = None, lane: str = "main") -> Metadata:
         """Asks any broker about these topics (None: all, empty: brokers only). One attempt."""
@@ -288,10 +297,10 @@ class Cluster:
         """The level at which the cluster finalised a feature, such as 'transaction.version'; 0 if it did not."""
         deadline = self.deadline(timeout_s)
         where = target or AnyNode()
-        connection = self.patiently(lambda: self.connect(where, deadline), f"asking for {name}", deadline, where)
+        connection = self.retry(lambda: self.connect(where, deadline), f"asking for {name}", deadline, where)
         return connection.capabilities.feature(name)
 
-    def _coordinator(self, target: Coordinator, deadline: Deadline, lane: str) -> Broker:
+    def _coordinator(self, target: CoordinatorTarget, deadline: Deadline, lane: str) -> BrokerAddress:
         with self._lock:
             known = self._coordinators.get(target)
         if known is not None:
@@ -308,14 +317,14 @@ class Cluster:
         found = answer.coordinators[0] if version >= 4 else answer
         if found.error_code:
             raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)
-        broker = Broker(found.node_id, found.host, found.port)
+        broker = BrokerAddress(found.node_id, found.host, found.port)
         with self._lock:
             self._coordinators[target] = broker
         return broker
 
     # --- connections ---
 
-    def _connect_any(self, deadline: Deadline, lane: str) -> Connection:
+    def _connect_any(self, deadline: Deadline, lane: str) -> BrokerConnection:
         """One that is open, else the first of all known addresses that answers."""
         self._check_open()
         with self._lock:
@@ -333,7 +342,7 @@ class Cluster:
                 failures.append(error)
         raise _not_reached(f"none of the brokers can be reached: {'; '.join(map(str, failures))}", failures)
 
-    def _connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> Connection:
+    def _connect_to(self, host: str, port: int, deadline: Deadline, lane: str) -> BrokerConnection:
         self._check_open()
         key = (lane, host, port)
         with self._opening(key, deadline):
@@ -353,7 +362,7 @@ class Cluster:
                 self._connections[key] = connection
             return connection
 
-    def _open(self, host: str, port: int, deadline: Deadline) -> Connection:
+    def _open(self, host: str, port: int, deadline: Deadline) -> BrokerConnection:
         """Whoever retries, and wherever: a broker that cannot be reached is in the log before the timeout passes."""
         address = f"{host}:{port}"
         try:
@@ -364,7 +373,7 @@ class Cluster:
         self.outages.over(address)
         return connection
 
-    def connections(self, lane: str) -> list[Connection]:
+    def connections(self, lane: str) -> list[BrokerConnection]:
         """The open connections of a lane, for `semel.client.connection.poll`."""
         with self._lock:
             return [c for (its_lane, _, _), c in self._connections.items() if its_lane == lane and not c.closed]
@@ -433,11 +442,11 @@ class Cluster:
 def describe(target: Target) -> str:
     """A target in words, for messages."""
     match target:
-        case Node(node_id):
+        case NodeTarget(node_id):
             return f"broker {node_id}"
         case Leader(topic, partition):
             return f"the leader of {topic}-{partition}"
-        case Coordinator(kind, key):
+        case CoordinatorTarget(kind, key):
             return f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key!r}"
         case Controller():
             return "the controller"
@@ -452,7 +461,7 @@ def _not_reached(message: str, causes: list[ConnectionFailedError]) -> Connectio
 
 
 def _checked_call(
-    connection: Connection, api: Api[Request, Response], request: Request, timeout_s: float, version: int
+    connection: BrokerConnection, api: Api[Request, Response], request: Request, timeout_s: float, version: int
 ) -> Response:
     try:
         return connection.call(api, request, max(timeout_s, 0.001), version)
@@ -467,3 +476,79 @@ def _out_of_time(what: str, deadline: Deadline, first: KafkaError, last: KafkaEr
     """Names the first error too: the last attempt is often cut short by the deadline, and says nothing of the cause."""
     causes = f"the last try: {last}" + (f"; the first try: {first}" if str(first) != str(last) else "")
     return TimedOutError(f"{what} did not succeed within {deadline.total_s:.3g} s; {causes}", last.code)
+
+
+class _Failure(NamedTuple):
+    message: str
+    backoff: Backoff
+    next_s: float  # on time.monotonic()
+
+
+class Reconnects:
+    """Opens connections, and does not try an address that cannot be reached again and again: after each failure in a
+    row the next attempt is made after reconnect.backoff.ms, doubled each time up to reconnect.backoff.max.ms."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._failures: dict[tuple[str, int], _Failure] = {}
+
+    def open(self, host: str, port: int, deadline: Deadline) -> BrokerConnection:
+        """A new connection. Raises at once, with `retry_after_s`, where the last attempt failed a moment ago."""
+        address = (host, port)
+        failure = self._failures.get(address)
+        wait_s = 0.0 if failure is None else failure.next_s - time.monotonic()
+        if failure is not None and wait_s > 0:
+            error = ConnectionFailedError(failure.message, ErrorCode.NETWORK_EXCEPTION)
+            error.retry_after_s = wait_s
+            raise error
+        try:
+            connection = BrokerConnection.open(host, port, self._settings, deadline.remaining_s())
+        except ConnectionFailedError as error:
+            if not deadline.expired:  # else the caller's haste may be the cause
+                self._note(address, str(error))
+            raise
+        self._failures.pop(address, None)
+        return connection
+
+    def _note(self, address: tuple[str, int], message: str) -> None:
+        settings, before = self._settings, self._failures.get(address)
+        backoff = (
+            before.backoff if before else Backoff(settings.reconnect_backoff_ms, settings.reconnect_backoff_max_ms)
+        )
+        self._failures[address] = _Failure(message, backoff, time.monotonic() + backoff.next_s())
+
+
+class Outages:
+    """Logs failures that are being retried, after 2 s and every 10 s, each under a name: the address of a broker, or
+    what a call does."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Outage] = {}
+
+    def failed(self, name: str, error: Exception) -> None:
+        now_s = self._clock()
+        with self._lock:
+            found = self._open.get(name)
+            if found is None or now_s - found.last_s > FORGOTTEN_S:
+                found = self._open[name] = _Outage(now_s)
+            found.last_s = now_s
+            if now_s < found.next_message_s:
+                return
+            found.next_message_s = now_s + EVERY_S
+        log.warning("%s; retried for %.0f s so far, and until the timeout of the call", error, now_s - found.since_s)
+
+    def over(self, name: str) -> None:
+        """It works again, or its caller knows that it does not."""
+        if self._open:
+            with self._lock:
+                self._open.pop(name, None)
+
+
+class _Outage:
+    __slots__ = ("last_s", "next_message_s", "since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.since_s = self.last_s = now_s
+        self.next_message_s = now_s + FIRST_S

@@ -21,8 +21,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
-from semel.client.frames import Frames
-from semel.client.read_ahead import ReadAhead
+from semel.client.frames import Frames, ReadAhead
 from semel.client.security import sasl_exchange, tls_context
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
@@ -50,7 +49,7 @@ LARGE_ANSWER_BYTES = 1024 * 1024  # where one came, the next one is worth a thre
 SOFTWARE = ("semel", "0.1.0")
 
 
-class Connection:
+class BrokerConnection:
     """An open connection. Make one with `Connection.open`."""
 
     def __init__(self, sock: socket.socket, host: str, port: int, settings: ClientSettings) -> None:
@@ -67,7 +66,7 @@ class Connection:
         self._wire = Wire(settings.client_id)
         self._frames = Frames()
         self._ahead: ReadAhead | None = None
-        self._end_ahead: weakref.finalize[..., Connection] | None = None
+        self._end_ahead: weakref.finalize[..., BrokerConnection] | None = None
         self._unreported: list[Pending] = []
         self._turn = threading.RLock()  # held by the thread that sends, reads, or waits in a call
         self.throttled_until_s = 0.0  # on time.monotonic(): the broker asked for no more requests before that
@@ -79,7 +78,7 @@ class Connection:
     # --- opening ---
 
     @classmethod
-    def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> Connection:
+    def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> BrokerConnection:
         """Connects, encrypts and authenticates as the settings say, and asks what the broker can do."""
         limit_s = settings.socket_connection_setup_timeout_ms / 1000
         deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
@@ -417,11 +416,11 @@ class Connection:
             self._socket.close()
 
 
-def poll(connections: Iterable[Connection], timeout_s: float, wakeup: int | None = None) -> list[Pending]:
+def poll(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int | None = None) -> list[Pending]:
     """Waits until one of the connections can go on, or `wakeup` (a file descriptor) is readable; what got done."""
     watched = list(connections)
     early = [pending for connection in watched for pending in connection.take_unreported()]
-    owners: dict[int, Connection] = {}
+    owners: dict[int, BrokerConnection] = {}
     poller = select.poll()
     for connection in watched:
         for fd, events in connection.waits_for().items():

@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from semel.client.consumer_commits import Callback, Commit
-from semel.client.consumer_core import ConsumerCore, Subscription, checked_partitions, log
-from semel.client.consumer_errors import CommitFailedError, RebalanceError
-from semel.client.consumer_iteration import Iteration, Run
-from semel.client.consumer_positions import PartitionState, ResetTo
+from semel.client.assigned_partitions import PartitionState, ResetTo
+from semel.client.consumer_commits import Callback, PendingCommit
+from semel.client.consumer_core import ConsumerCore, TopicSubscription, checked_partitions, log
 from semel.client.consumer_rebalance import RebalanceListener
-from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import (
+    CommitFailedError,
     ConsumerRecord,
     GroupMetadata,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    RebalanceError,
     TopicPartition,
 )
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
@@ -39,10 +38,11 @@ from semel.client.group_offsets import (
     EARLIEST,
     LATEST,
     fetch_committed,
-    patient,
-    patient_list_offsets,
+    list_offsets_retried,
+    retried,
 )
-from semel.client.group_states import State
+from semel.client.group_states import MemberState
+from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.protocol.errors import DecodeError, ErrorCode
 
@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from semel.client.consumer_decode import DecodedChunk, Form
+from typing import NamedTuple
 
 # Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
-Positions = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
+OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
 
 CLOSE_TIMEOUT_S = 5.0
 ITERATION_POLL_MS = 1000.0
@@ -61,6 +62,68 @@ _GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
 
 class _Woken(Exception):
     """wakeup() was called: the poll that meets it returns at once."""
+
+
+class RecordRun(NamedTuple):
+    """Consecutive records of one partition."""
+
+    state: PartitionState
+    version: int
+    records: list[ConsumerRecord]
+
+    @property
+    def is_current(self) -> bool:
+        """False after a seek, a revocation or close(): what is left of it is not to be read."""
+        return self.version == self.state.version
+
+
+class Iteration:
+    """Records that an iteration over a consumer got from one poll, yielded one by one.
+
+    The consumer's offsets are already after all of them. What was not yielded has not been read, and what was yielded
+    has been processed only when the caller wants the next record: an exception in the caller's loop leaves the last one
+    unprocessed, and no automatic commit may cover it."""
+
+    def __init__(self, runs: list[RecordRun]) -> None:
+        self._runs = runs
+        self._yielded = 0  # records of all runs, with those that were left out
+        self._processed = 0
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        start = 0
+        for run in self._runs:
+            for record in run.records:
+                if not run.is_current:
+                    break
+                self._yielded += 1
+                yield record
+                self._processed = self._yielded
+            start += len(run.records)
+            self._yielded = self._processed = start
+
+    def unread(self) -> dict[TopicPartition, int]:
+        """The first offset of each partition that was not yielded."""
+        return self._first_offsets(self._yielded)
+
+    def unprocessed(self) -> dict[TopicPartition, int]:
+        """The same, with the record that was yielded last, while the caller works on it."""
+        return self._first_offsets(self._processed)
+
+    def _first_offsets(self, skip: int) -> dict[TopicPartition, int]:
+        offsets: dict[TopicPartition, int] = {}
+        for run in self._runs:
+            if run.is_current and skip < len(run.records):
+                offsets.setdefault(run.state.topic_partition, run.records[skip].offset)
+            skip = max(0, skip - len(run.records))
+        return offsets
+
+    def give_back(self, partitions: set[TopicPartition] | None = None) -> None:
+        """What was not yielded (of these partitions) is read again by the next poll."""
+        unread = self.unread()
+        for run in self._runs:
+            partition = run.state.topic_partition
+            if run.is_current and partition in unread and (partitions is None or partition in partitions):
+                run.state.seek(unread[partition])
 
 
 class Consumer:
@@ -87,12 +150,12 @@ class Consumer:
         self._core.check_usable()
         if self.settings.group_id is None:
             raise ConfigError("subscribe() shares partitions in a group and needs group.id; without one, use assign()")
-        if self._core.member is None and len(self._core.positions):
+        if self._core.member is None and len(self._core.assigned):
             raise IllegalStateError("this consumer has partitions by assign(); unsubscribe() first")
         if isinstance(topics, re.Pattern):
-            subscription = Subscription(pattern=topics)
+            subscription = TopicSubscription(pattern=topics)
         else:
-            subscription = Subscription([topics] if isinstance(topics, str) else topics)
+            subscription = TopicSubscription([topics] if isinstance(topics, str) else topics)
             if not subscription.names:
                 raise ConfigError("subscribe() needs at least one topic; unsubscribe() ends a subscription")
         self._core.subscribe(subscription, listener or RebalanceListener())
@@ -102,7 +165,7 @@ class Consumer:
         self._core.check_usable()
         if self._core.member is not None:
             raise IllegalStateError("this consumer has subscribed; unsubscribe() before assign()")
-        self._core.positions.assign(checked_partitions(partitions))
+        self._core.assigned.assign(checked_partitions(partitions))
 
     def unsubscribe(self) -> None:
         """Leaves the group, or drops what was assigned."""
@@ -111,11 +174,11 @@ class Consumer:
         if self._core.member is not None:
             self._commit_before_leaving(deadline)
         self._core.leave_group("the consumer unsubscribed", deadline)
-        self._core.positions.assign([])
+        self._core.assigned.assign([])
         self._open.clear()
 
     def assignment(self) -> set[TopicPartition]:
-        return self._core.positions.partitions
+        return self._core.assigned.partitions
 
     def subscription(self) -> set[str]:
         return set(self._core.subscription.topics)
@@ -171,8 +234,8 @@ class Consumer:
                 parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
             except _Woken:
                 return
-            states = [self._core.positions.of(partition) for partition, _ in parts]
-            runs = [Run(state, state.version, rows(*part)) for state, part in zip(states, parts, strict=True)]
+            states = [self._core.assigned.of(partition) for partition, _ in parts]
+            runs = [RecordRun(state, state.version, rows(*part)) for state, part in zip(states, parts, strict=True)]
             self._iteration = iteration = Iteration(runs)
             yield from iteration
 
@@ -187,7 +250,7 @@ class Consumer:
     ) -> list[tuple[TopicPartition, pa.Table]]:
         core = self._core
         core.check_usable()
-        if core.member is None and not len(core.positions):
+        if core.member is None and not len(core.assigned):
             raise IllegalStateError("nothing to read: call subscribe() or assign() before poll()")
         self._end_iteration()
         if self._postponed is not None:
@@ -334,12 +397,12 @@ class Consumer:
             state.paused = False
 
     def paused(self) -> set[TopicPartition]:
-        return {state.topic_partition for state in self._core.positions if state.paused}
+        return {state.topic_partition for state in self._core.assigned if state.paused}
 
     def lag(self, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
         """How many offsets each assigned partition is behind the end of what can be read, asked from the brokers."""
         deadline = self._deadline(timeout_ms)
-        states = list(self._core.positions)
+        states = list(self._core.assigned)
         ends = self.end_offsets([state.topic_partition for state in states], timeout_ms)
         return {
             state.topic_partition: max(
@@ -375,7 +438,7 @@ class Consumer:
         wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
         if any(at_ms < 0 for at_ms in wanted.values()):
             raise ConfigError("a time for offsets_for_times() is milliseconds since 1970, from 0 up")
-        found = patient_list_offsets(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        found = list_offsets_retried(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
         return {
             partition: OffsetAndTimestamp(at.offset, at.timestamp) if at.offset >= 0 else None
             for partition, at in found.items()
@@ -386,7 +449,7 @@ class Consumer:
     ) -> dict[TopicPartition, int]:
         self._core.check_usable()
         wanted = dict.fromkeys(checked_partitions(partitions), where)
-        found = patient_list_offsets(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        found = list_offsets_retried(self._core.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
         return {partition: at.offset for partition, at in found.items()}
 
     def partitions_for(self, topic: str, timeout_ms: float | None = None) -> set[int]:
@@ -396,7 +459,7 @@ class Consumer:
     # -- commits -------------------------------------------------------------------------------------------------------
     def commit(
         self,
-        offsets: Positions | None = None,
+        offsets: OffsetsToCommit | None = None,
         timeout_ms: float | None = None,
     ) -> None:
         """Commits offsets (all of this consumer, or the given ones) and waits until the group has them, and those of
@@ -414,7 +477,7 @@ class Consumer:
 
     def commit_async(
         self,
-        offsets: Positions | None = None,
+        offsets: OffsetsToCommit | None = None,
         callback: Callback | None = None,
     ) -> None:
         """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll(), commit() or
@@ -435,7 +498,7 @@ class Consumer:
         wanted = self.assignment() if partitions is None else set(checked_partitions(partitions))
         if not wanted:
             return {}
-        return patient(
+        return retried(
             self._core.cluster,
             lambda deadline: fetch_committed(
                 self._core.cluster, group_id, sorted(wanted), self.settings.reads_committed, deadline
@@ -467,10 +530,10 @@ class Consumer:
     def _offsets_before(self, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
             partition: OffsetAndMetadata(unread[partition]) if partition in unread else OffsetAndMetadata(at, "", epoch)
-            for partition, (at, epoch) in self._core.positions.consumed().items()
+            for partition, (at, epoch) in self._core.assigned.consumed().items()
         }
 
-    def _to_commit(self, offsets: Positions | None) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _to_commit(self, offsets: OffsetsToCommit | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self._core.check_usable()
         self._need_group("a commit")
         if offsets is None:
@@ -487,10 +550,10 @@ class Consumer:
             return
         if time.monotonic() >= self._next_auto_commit_s and not len(self._core.commits):
             self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
-            if self._core.member is None or self._core.member.state is State.STABLE:
+            if self._core.member is None or self._core.member.state is MemberState.STABLE:
                 self.commit_async()
 
-    def _commit_before_revoke(self) -> Commit | None:
+    def _commit_before_revoke(self) -> PendingCommit | None:
         """Starts the automatic commit that partitions wait for before they are given back; None: there is none."""
         wanted = self._processed() if self.settings.enable_auto_commit else {}
         if not wanted:
@@ -539,12 +602,12 @@ class Consumer:
 
     def _state(self, partition: tuple[str, int]) -> PartitionState:
         self._core.check_usable()
-        return self._core.positions.of(checked_partitions([partition])[0])
+        return self._core.assigned.of(checked_partitions([partition])[0])
 
     def _states(self, partitions: Iterable[tuple[str, int]]) -> list[PartitionState]:
         self._core.check_usable()
-        named = [self._core.positions.of(partition) for partition in checked_partitions(partitions)]
-        return named or list(self._core.positions)
+        named = [self._core.assigned.of(partition) for partition in checked_partitions(partitions)]
+        return named or list(self._core.assigned)
 
     def _need_group(self, what: str) -> str:
         if self.settings.group_id is None:

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from semel.client.aside import Aside, Outcome, Waker
-from semel.client.cluster import Cluster, Coordinator, group_coordinator
-from semel.client.connection import Connection
+from semel.client.aside import Aside, TaskOutcome, Waker
+from semel.client.cluster import Cluster, CoordinatorTarget, group_coordinator
+from semel.client.connection import BrokerConnection
 from semel.client.consumer_fetching import wait_ready
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.client.errors import KafkaError, TimedOutError, error_of
@@ -35,7 +35,7 @@ COMMIT_LANE = "commit"
 WHAT = "committing offsets"
 
 
-class Commit:
+class PendingCommit:
     """One commit on its way: `is_done` with or without an `error`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Commit:
         return TimedOutError(f"{WHAT} did not succeed within {self.deadline.total_s:.3g} s; {cause}", code)
 
 
-class Commits:
+class CommitQueue:
     def __init__(
         self, cluster: Cluster, aside: Aside, waker: Waker, on_error: Callable[[ErrorCode, GroupMetadata], None]
     ) -> None:
@@ -90,14 +90,14 @@ class Commits:
         self._aside = aside
         self._waker = waker
         self._on_error = on_error
-        self._queue: deque[Commit] = deque()  # those without `pending` have not been sent
-        self._connection: Connection | None = None
+        self._queue: deque[PendingCommit] = deque()  # those without `pending` have not been sent
+        self._connection: BrokerConnection | None = None
         self._in_doubt = False  # whether the connection leads to the coordinator
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[BrokerConnection]:
         """The one in use, while there is a commit for it."""
         connection = self._connection
         return [connection] if self._queue and connection is not None and not connection.closed else []
@@ -110,10 +110,10 @@ class Commits:
         callback: Callback | None,
         timeout_s: float,
         retried: bool = False,
-    ) -> Commit:
+    ) -> PendingCommit:
         """Sends it as soon as those before it allow, and never waits. A later `turn` calls back."""
         backoff = self._cluster.backoff() if retried else None
-        commit = Commit(member, offsets, callback, Deadline(timeout_s), backoff)
+        commit = PendingCommit(member, offsets, callback, Deadline(timeout_s), backoff)
         self._queue.append(commit)
         self.turn()
         return commit
@@ -178,7 +178,7 @@ class Commits:
                 self._on_error(error.code, commit.member)
             self._ended(commit, error)
 
-    def _ended(self, commit: Commit, error: KafkaError | None) -> None:
+    def _ended(self, commit: PendingCommit, error: KafkaError | None) -> None:
         """One attempt has ended."""
         commit.pending = None
         if error is not None and error.recovery is Recovery.RETRY:
@@ -187,7 +187,7 @@ class Commits:
         if error is None or commit.failed(error):
             self._finish(commit)
 
-    def _finish(self, commit: Commit) -> None:
+    def _finish(self, commit: PendingCommit) -> None:
         if commit.is_done:
             return
         commit.is_done = True
@@ -215,13 +215,13 @@ class Commits:
             if commit.is_retried:
                 return  # nothing overtakes it
 
-    def _send(self, commit: Commit, connection: Connection) -> None:
+    def _send(self, commit: PendingCommit, connection: BrokerConnection) -> None:
         version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
         request = offset_commit_request(commit.member, commit.offsets)
         limit_s = min(commit.deadline.remaining_s(), self._cluster.settings.request_timeout_ms / 1000)
         commit.pending = connection.send(OFFSET_COMMIT, request, version=version, timeout_s=limit_s)
 
-    def _connection_for(self, commit: Commit, in_flight: bool) -> Connection | None:
+    def _connection_for(self, commit: PendingCommit, in_flight: bool) -> BrokerConnection | None:
         """The one that the commits before it are on; a new one only when none is on its way."""
         if in_flight:
             return next(iter(self.connections()), None)
@@ -238,7 +238,7 @@ class Commits:
             )
         return self._connection
 
-    def _connected(self, coordinator: Coordinator, outcome: Outcome[Connection]) -> None:
+    def _connected(self, coordinator: CoordinatorTarget, outcome: TaskOutcome[BrokerConnection]) -> None:
         try:
             self._connection = outcome.result()
         except KafkaError as error:

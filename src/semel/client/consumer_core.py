@@ -10,19 +10,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from semel.client.aside import Aside, Outcome, Waker
+from semel.client.aside import Aside, TaskOutcome, Waker
+from semel.client.assigned_partitions import AssignedPartitions
 from semel.client.cluster import Cluster
-from semel.client.consumer_commits import Commit, Commits
-from semel.client.consumer_fetching import LOOKUP_LANE, Fetching, wait_ready
-from semel.client.consumer_patience import Patience
-from semel.client.consumer_positions import Positions
+from semel.client.consumer_commits import CommitQueue, PendingCommit
+from semel.client.consumer_fetching import LOOKUP_LANE, Fetching, RetryBudget, wait_ready
 from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
-from semel.client.consumer_settings import ConsumerSettings
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ClosedError, IllegalStateError, KafkaError, error_of
 from semel.client.group import GROUP_LANE, GroupMember
-from semel.client.group_states import State
+from semel.client.group_states import MemberState
 from semel.client.metadata import Metadata
+from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.protocol.errors import ErrorCode, Recovery
 
@@ -31,7 +30,7 @@ log = logging.getLogger("semel.client.consumer")
 MISSING_TOPIC_REFRESH_S = 1.0
 
 
-class Subscription:
+class TopicSubscription:
     """The topics that a group consumer wants: by name, or all that match a pattern."""
 
     def __init__(self, topics: Iterable[str] = (), pattern: re.Pattern[str] | None = None) -> None:
@@ -52,19 +51,19 @@ class ConsumerCore:
     def __init__(
         self,
         settings: ConsumerSettings,
-        commit_before_revoke: Callable[[], Commit | None],
+        commit_before_revoke: Callable[[], PendingCommit | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.cluster = Cluster(settings)
-        self.positions = Positions()
-        self.patience = Patience(settings.default_api_timeout_ms / 1000, clock)
+        self.assigned = AssignedPartitions()
+        self.retry_budget = RetryBudget(settings.default_api_timeout_ms / 1000, clock)
         self.waker = Waker()
         self.aside = Aside(self.waker.wake)
-        self.fetching = Fetching(self.cluster, settings, self.positions, self.patience, self.aside, clock)
-        self.commits = Commits(self.cluster, self.aside, self.waker, self._on_commit_error)
+        self.fetching = Fetching(self.cluster, settings, self.assigned, self.retry_budget, self.aside, clock)
+        self.commits = CommitQueue(self.cluster, self.aside, self.waker, self._on_commit_error)
         self.member: GroupMember | None = None
-        self.subscription = Subscription()
+        self.subscription = TopicSubscription()
         self.closed = False
         self._commit_before_revoke = commit_before_revoke
         self._rebalancer: Rebalancer | None = None
@@ -92,7 +91,7 @@ class ConsumerCore:
             except KafkaError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
-                self.patience.failed(error)
+                self.retry_budget.failed(error)
 
     def wait(self, deadline: Deadline) -> None:
         """Waits for the network, for what is done aside, for the heartbeat thread's news, or for a retry."""
@@ -118,7 +117,7 @@ class ConsumerCore:
             self.turn()
             if done():
                 return True
-            self.patience.check(poll_ends=deadline.expired)
+            self.retry_budget.check(poll_ends=deadline.expired)
             if deadline.expired:
                 return False
             self.wait(deadline)
@@ -130,21 +129,21 @@ class ConsumerCore:
         member.service()
         news = member.take_news()
         if news.assignment is not None:
-            self.patience.succeeded()
+            self.retry_budget.succeeded()
         self._rebalancer.hear(news.lost, news.assignment)
         if news.error is not None:
             raise news.error
-        if member.state is State.FENCED:
+        if member.state is MemberState.FENCED:
             raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
         if not self._rebalancer.adopt():
             return
         self._follow_topics(member)
         if self._wants_to_join(member) and self._rebalancer.prepare(self.subscription.topics):
-            member.join(self.subscription.topics, self.positions.partitions, self.aside)
+            member.join(self.subscription.topics, self.assigned.partitions, self.aside)
 
     def _wants_to_join(self, member: GroupMember) -> bool:
         """A member whose last topic is gone joins once more, to give its partitions back."""
-        return member.state is State.UNJOINED and bool(self.subscription.topics or len(self.positions))
+        return member.state is MemberState.UNJOINED and bool(self.subscription.topics or len(self.assigned))
 
     def _follow_topics(self, member: GroupMember) -> None:
         """Looks now and then whether topics came, went or grew, and asks for a rebalance if so."""
@@ -158,19 +157,19 @@ class ConsumerCore:
         ):
             subscription.refreshed_at_s = now_s
 
-    def _on_topics(self, member: GroupMember, subscription: Subscription, outcome: Outcome[Metadata]) -> None:
+    def _on_topics(self, member: GroupMember, subscription: TopicSubscription, outcome: TaskOutcome[Metadata]) -> None:
         try:
             topics = dict(outcome.result().topics)
         except KafkaError as error:
             if error.recovery is not Recovery.RETRY:
                 raise
-            self.patience.failed(error, outcome.started_s)
+            self.retry_budget.failed(error, outcome.started_s)
             return
         if subscription is not self.subscription or member is not self.member:
             return
         if subscription.match(name for name, topic in topics.items() if not topic.is_internal):
             member.rejoin("the topics that match the pattern changed")
-        elif member.is_leader and member.state is State.STABLE:
+        elif member.is_leader and member.state is MemberState.STABLE:
             known = member.shared_counts
             counts = {name: len(topics[name].partitions) if name in topics else 0 for name in subscription.topics}
             if any(count != known.get(name, 0) for name, count in counts.items()):
@@ -193,9 +192,9 @@ class ConsumerCore:
             due_s = min(due_s, max(member.retry_at_s, self._clock()))
         return due_s
 
-    def subscribe(self, subscription: Subscription, listener: RebalanceListener) -> None:
+    def subscribe(self, subscription: TopicSubscription, listener: RebalanceListener) -> None:
         if self.member is None:
-            self.positions.assign([])
+            self.assigned.assign([])
             self.member = GroupMember(self.cluster, self.settings, self.waker.wake, self._clock)
         else:
             self.member.rejoin("the subscription changed")
@@ -203,23 +202,23 @@ class ConsumerCore:
         # A pattern names no topic: looking up one that was deleted must not create it again.
         by_name = self.settings.allow_auto_create_topics and subscription.pattern is None
         self.cluster.settings = self.settings.replace(allow_auto_create_topics=by_name)
-        self._rebalancer = Rebalancer(self.member, self.positions, listener, self._commit_before_revoke)
+        self._rebalancer = Rebalancer(self.member, self.assigned, listener, self._commit_before_revoke)
 
     def leave_group(self, reason: str, deadline: Deadline) -> None:
         """Gives partitions back and leaves; the listener is told. The caller has committed."""
         member, rebalancer = self.member, self._rebalancer
         self.member = self._rebalancer = None
-        self.subscription = Subscription()
+        self.subscription = TopicSubscription()
         self.cluster.settings = self.settings
         if member is None or rebalancer is None:
             return
         try:
-            if member.state is not State.FENCED:
+            if member.state is not MemberState.FENCED:
                 self.member = member  # so that a commit of the listener still carries its identity
                 rebalancer.give_back()
         finally:
             self.member = None
-            self.positions.assign([])
+            self.assigned.assign([])
             member.leave(reason, deadline)
 
     def _on_commit_error(self, code: Any, identity: Any) -> None:
@@ -243,13 +242,13 @@ class ConsumerCore:
             return True
         if self._rebalancer.is_revoking:
             return False
-        return self.member.state is not State.UNJOINED or self.member.is_cooperative
+        return self.member.state is not MemberState.UNJOINED or self.member.is_cooperative
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
-        self.positions.assign([])  # an iteration that is under way ends
+        self.assigned.assign([])  # an iteration that is under way ends
         if os.getpid() == self._owner_pid:
             self.cluster.close()
         self._close_waker()

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from semel.client.consumer_errors import CorruptRecordError
-from semel.client.consumer_types import ConsumerRecord, TopicPartition
+from semel.client.consumer_types import ConsumerRecord, CorruptRecordError, TopicPartition
 from semel.client.fetcher import Chunk
 from semel.protocol.arrow_binary import binary_parts
 from semel.protocol.batch import check_batch, iter_headers

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from semel.client.aside import Aside
-from semel.client.aside import Outcome as AsideOutcome
-from semel.client.cluster import Cluster, Leader, Node
-from semel.client.connection import Connection
-from semel.client.consumer_errors import (
+from semel.client.aside import Aside, TaskOutcome
+from semel.client.assigned_partitions import AssignedPartitions, PartitionState, ResetTo
+from semel.client.cluster import Cluster, Leader, NodeTarget
+from semel.client.connection import BrokerConnection
+from semel.client.consumer_types import (
     CorruptRecordError,
     NoOffsetError,
+    OffsetAndMetadata,
     OffsetOutOfRangeError,
     PartitionError,
+    TopicPartition,
     UnknownPartitionError,
 )
-from semel.client.consumer_patience import Patience
-from semel.client.consumer_positions import PartitionState, Positions, ResetTo
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
-from semel.client.errors import KafkaError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError, error_of
 from semel.client.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, Fetcher, FetchPlan, Trouble
-from semel.client.group_offsets import Outcome, fetch_committed, list_offsets
+from semel.client.group_offsets import OffsetLookup, fetch_committed, list_offsets
 from semel.client.metadata import Metadata
+from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
@@ -39,24 +39,64 @@ Versioned = tuple[PartitionState, int]  # and its version when a look-up began
 _RESETS = {"earliest": ResetTo.EARLIEST, "latest": ResetTo.LATEST}
 
 
+log = logging.getLogger(__name__)
+
+
+class RetryBudget:
+    """How long a consumer retries before poll() raises: default.api.timeout.ms. Before any broker was reached, a
+    refused connection is raised when poll()'s own timeout ends: a wrong address must not look like an empty topic."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._since_s: float | None = None
+        self._last: KafkaError | None = None
+        self._reached = False
+
+    def succeeded(self) -> None:
+        self._reached = True
+        self._since_s = self._last = None
+
+    def failed(self, error: KafkaError, since_s: float | None = None) -> None:
+        """An attempt failed; `since_s`: when it began."""
+        if self._last is None or str(self._last) != str(error):
+            log.warning("consumer: %s", error)
+        if self._since_s is None:
+            self._since_s = self._clock() if since_s is None else since_s
+        self._reached = self._reached or error.code not in (None, ErrorCode.NETWORK_EXCEPTION)
+        self._last = error
+
+    def check(self, poll_ends: bool) -> None:
+        """Raises if it has lasted too long."""
+        if self._last is None or self._since_s is None:
+            return
+        lasted_s = self._clock() - self._since_s
+        is_refused = isinstance(self._last, ConnectionFailedError) and not isinstance(self._last, TimeoutError)
+        if lasted_s >= self._limit_s or (poll_ends and is_refused and not self._reached):
+            last, self._since_s, self._last = self._last, None, None
+            raise TimedOutError(
+                f"nothing could be read for {lasted_s:.3g} s; the last try: {last}", last.code
+            ) from last
+
+
 class Fetching:
     def __init__(
         self,
         cluster: Cluster,
         settings: ConsumerSettings,
-        positions: Positions,
-        patience: Patience,
+        assigned: AssignedPartitions,
+        retry_budget: RetryBudget,
         aside: Aside,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.fetcher = Fetcher(positions, settings)
+        self.fetcher = Fetcher(assigned, settings)
         self._cluster = cluster
         self._settings = settings
-        self._positions = positions
-        self._patience = patience
+        self._assigned = assigned
+        self._retry_budget = retry_budget
         self._aside = aside
         self._clock = clock
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, BrokerConnection] = {}
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
         self._looked_at_s = 0.0  # when it was last looked for what to do
 
@@ -64,7 +104,7 @@ class Fetching:
     def send(self, draining: bool = False) -> None:
         """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
         now_s = self._clock()
-        names = {state.topic_partition.topic for state in self._positions}
+        names = {state.topic_partition.topic for state in self._assigned}
         self._look_up_leaders(names, now_s)
         topics = self._cluster.metadata.topics
         plans = self.fetcher.plan(
@@ -82,7 +122,7 @@ class Fetching:
             except KafkaError as error:
                 self._on_failed(plan, error)
 
-    def _send(self, connection: Connection, plan: FetchPlan) -> Pending:
+    def _send(self, connection: BrokerConnection, plan: FetchPlan) -> Pending:
         by_name = NO_UUID in plan.names
         at_most = FIRST_VERSION_WITH_TOPIC_IDS - 1 if by_name else 0x7FFF
         version = connection.capabilities.version_of(FETCH, at_most)
@@ -91,7 +131,7 @@ class Fetching:
         connection.read_ahead()
         return pending
 
-    def _connection_to(self, plan: FetchPlan) -> Connection | None:
+    def _connection_to(self, plan: FetchPlan) -> BrokerConnection | None:
         """To the plan's broker; if there is none, one is opened aside."""
         node_id = plan.node_id
         connection = self._connections.get(node_id)
@@ -100,19 +140,19 @@ class Fetching:
         self._connections.pop(node_id, None)
         self._aside.start(
             _lane(node_id),
-            lambda: self._cluster.connect(Node(node_id), self.look_up_deadline(), _lane(node_id)),
+            lambda: self._cluster.connect(NodeTarget(node_id), self.look_up_deadline(), _lane(node_id)),
             lambda outcome: self._on_connected(plan, outcome),
         )
         return None
 
-    def _on_connected(self, plan: FetchPlan, outcome: AsideOutcome[Connection]) -> None:
+    def _on_connected(self, plan: FetchPlan, outcome: TaskOutcome[BrokerConnection]) -> None:
         try:
             self._connections[plan.node_id] = outcome.result()
         except KafkaError as error:
             self._on_failed(plan, error, outcome.started_s)
 
     # -- who leads what ------------------------------------------------------------------------------------------------
-    def look_up(self, work: Callable[[], Value], then: Callable[[AsideOutcome[Value]], None]) -> bool:
+    def look_up(self, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
         """Starts a look-up unless another one is under way."""
         return self._aside.start(LOOKUP_LANE, work, then)
 
@@ -128,7 +168,7 @@ class Fetching:
             return
         states = [
             state
-            for state in self._positions
+            for state in self._assigned
             if state.topic_partition.topic in stale
             and state.is_ready
             and not state.paused
@@ -141,7 +181,7 @@ class Fetching:
                 lambda outcome: self._on_leaders(states, outcome),
             )
 
-    def _on_leaders(self, states: list[PartitionState], outcome: AsideOutcome[Metadata]) -> None:
+    def _on_leaders(self, states: list[PartitionState], outcome: TaskOutcome[Metadata]) -> None:
         failure: KafkaError | None = None
         try:
             outcome.result()
@@ -149,7 +189,7 @@ class Fetching:
             failure = error
         for state in states:
             problem = failure or self._leader_error(state.topic_partition)
-            if problem is not None and self._positions.get(state.topic_partition) is state:
+            if problem is not None and self._assigned.get(state.topic_partition) is state:
                 self._on_no_leader(state, problem, outcome.started_s)
 
     def _leader_error(self, partition: TopicPartition) -> KafkaError | None:
@@ -186,7 +226,7 @@ class Fetching:
         if error.code in _UNKNOWN:
             self._check_unknown(state, now_s)
         else:
-            self._patience.failed(error, since_s)
+            self._retry_budget.failed(error, since_s)
 
     def _check_unknown(self, state: PartitionState, now_s: float) -> None:
         """A topic may be on its way; one that stays away is an error. (A group's leader takes it off by itself.)"""
@@ -203,7 +243,7 @@ class Fetching:
         )
 
     # -- waiting and receiving -----------------------------------------------------------------------------------------
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[BrokerConnection]:
         return [connection for connection in self._connections.values() if not connection.closed]
 
     def read_on(self, ready: set[int]) -> bool:
@@ -238,7 +278,7 @@ class Fetching:
         except KafkaError as error:
             self._on_failed(plan, error)
         else:
-            self._patience.succeeded()
+            self._retry_budget.succeeded()
             for trouble in troubles:
                 self._on_trouble(trouble)
 
@@ -246,7 +286,7 @@ class Fetching:
         """The whole request failed: look for the leaders anew, a little later."""
         if error.recovery is not Recovery.RETRY:
             raise error
-        self._patience.failed(error, since_s)
+        self._retry_budget.failed(error, since_s)
         for partition, asked in plan.asked.items():
             self._cluster.forget(Leader(*partition))
             asked.state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
@@ -293,14 +333,14 @@ class Fetching:
     def resolve(self) -> None:
         """Finds the offsets that are still unknown: the group's, else by auto.offset.reset. One try each."""
         now_s = self._looked_at_s = self._clock()
-        new = [state for state in self._positions if state.is_new and state.retry_at_s <= now_s]
+        new = [state for state in self._assigned if state.is_new and state.retry_at_s <= now_s]
         group_id = self._settings.group_id
         if new and group_id is None:
             for state in new:
                 self._start_without_committed(state)
         elif new and group_id is not None:
             self._look_up_committed(group_id, [(state, state.version) for state in new])
-        resetting = [s for s in self._positions if s.reset_to is not None and s.retry_at_s <= now_s]
+        resetting = [s for s in self._assigned if s.reset_to is not None and s.retry_at_s <= now_s]
         if resetting:
             self._look_up_resets([(state, state.version) for state in resetting])
 
@@ -313,7 +353,7 @@ class Fetching:
         )
 
     def _on_committed(
-        self, new: list[Versioned], outcome: AsideOutcome[dict[TopicPartition, OffsetAndMetadata]]
+        self, new: list[Versioned], outcome: TaskOutcome[dict[TopicPartition, OffsetAndMetadata]]
     ) -> None:
         states = [state for state, version in new if state.version == version]  # others have moved on since
         try:
@@ -348,10 +388,10 @@ class Fetching:
             lambda outcome: self._on_resets(resetting, outcome),
         )
 
-    def _on_resets(self, resetting: list[Versioned], outcome: AsideOutcome[Outcome]) -> None:
+    def _on_resets(self, resetting: list[Versioned], outcome: TaskOutcome[OffsetLookup]) -> None:
         found, failed = outcome.result()
         if found:
-            self._patience.succeeded()
+            self._retry_budget.succeeded()
         states = [state for state, version in resetting if state.version == version]  # others have moved on since
         for state in states:
             if state.topic_partition in found:
@@ -368,21 +408,21 @@ class Fetching:
         if error.recovery is not Recovery.RETRY:
             raise error
         if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:  # a transaction is being finished, as it should be
-            self._patience.failed(error, since_s)
+            self._retry_budget.failed(error, since_s)
         for state in states:
             state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
 
     def next_retry_s(self) -> float:
         """When a partition that failed may be tried again."""
         at_s = self._looked_at_s
-        return min((s.retry_at_s for s in self._positions if s.retry_at_s > at_s), default=float("inf"))
+        return min((s.retry_at_s for s in self._assigned if s.retry_at_s > at_s), default=float("inf"))
 
 
 def _lane(node_id: int) -> str:
     return f"fetch-{node_id}"
 
 
-def wait_ready(connections: Iterable[Connection], timeout_s: float, wakeup: int) -> set[int]:
+def wait_ready(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int) -> set[int]:
     """Waits until a connection can go on or `wakeup` is readable; the file descriptors that are ready."""
     poller = select.poll()
     for connection in connections:

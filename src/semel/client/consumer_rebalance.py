@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from semel.client.consumer_commits import Commit
-from semel.client.consumer_positions import Positions
+from semel.client.assigned_partitions import AssignedPartitions
+from semel.client.consumer_commits import PendingCommit
 from semel.client.consumer_types import TopicPartition
 from semel.client.group import GroupMember
 
@@ -36,15 +36,15 @@ class Rebalancer:
     def __init__(
         self,
         member: GroupMember,
-        positions: Positions,
+        assigned: AssignedPartitions,
         listener: RebalanceListener,
-        start_commit: Callable[[], Commit | None],
+        start_commit: Callable[[], PendingCommit | None],
     ) -> None:
         self._member = member
-        self._positions = positions
+        self._assigned = assigned
         self._listener = listener
         self._start_commit = start_commit
-        self._commit: Commit | None = None  # before a revocation, on its way
+        self._commit: PendingCommit | None = None  # before a revocation, on its way
         self._assignment: set[TopicPartition] | None = None  # not adopted yet
         self._prepared = False
 
@@ -55,10 +55,10 @@ class Rebalancer:
 
     def hear(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
         """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
-        gone = sorted(self._positions.partitions) if lost else []
+        gone = sorted(self._assigned.partitions) if lost else []
         if lost:
             self._commit = self._assignment = None
-            self._positions.assign([])
+            self._assigned.assign([])
         if assignment is not None:
             self._assignment = set(assignment)
         if gone:
@@ -70,7 +70,7 @@ class Rebalancer:
         False while a commit must be waited for."""
         if self._prepared:
             return True
-        owned = self._positions.partitions
+        owned = self._assigned.partitions
         keep = {part for part in owned if part.topic in topics} if self._member.is_cooperative else set()
         if not self._is_committed(owned - keep):
             return False
@@ -83,7 +83,7 @@ class Rebalancer:
         False while a commit must be waited for."""
         if self._assignment is None:
             return True
-        target, owned = self._assignment, self._positions.partitions
+        target, owned = self._assignment, self._assigned.partitions
         revoked, added = owned - target, target - owned
         if not self._is_committed(revoked):
             return False
@@ -100,7 +100,7 @@ class Rebalancer:
     def give_back(self) -> None:
         """Everything, before leaving; the caller has committed."""
         self._commit = None
-        self._revoke(self._positions.partitions, set())
+        self._revoke(self._assigned.partitions, set())
 
     def _is_committed(self, revoked: set[TopicPartition]) -> bool:
         """Starts the commit; whether it has ended, with or without success."""
@@ -118,4 +118,4 @@ class Rebalancer:
             if revoked:
                 self._listener.on_partitions_revoked(sorted(revoked))
         finally:
-            self._positions.assign(kept)
+            self._assigned.assign(kept)

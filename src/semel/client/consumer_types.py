@@ -1,4 +1,4 @@
-"""The values that a consumer takes and gives."""
+"""The values that a consumer takes and returns, and the errors that it raises beyond the client's common ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from semel.client.errors import ConfigError
+from semel.client.errors import ConfigError, FatalError, RetriableError
+from semel.protocol.errors import ErrorCode
 
 
 class TopicPartition(NamedTuple):
@@ -65,3 +66,41 @@ class ConsumerRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class PartitionError(FatalError):
+    """Something is wrong with one partition; the consumer stays usable: seek, or leave the partition out."""
+
+    def __init__(
+        self, message: str, code: ErrorCode | None = None, partition: TopicPartition | None = None, offset: int = -1
+    ) -> None:
+        super().__init__(message, code)
+        self.partition = partition
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[type[PartitionError], tuple[str, ErrorCode | None, TopicPartition | None, int]]:  # type: ignore[override]
+        return type(self), (str(self), self.code, self.partition, self.offset)
+
+
+class OffsetOutOfRangeError(PartitionError):
+    """The position is no longer (or not yet) in the log, and auto.offset.reset=none forbids to jump."""
+
+
+class NoOffsetError(PartitionError):
+    """The group has no committed position for a partition, and auto.offset.reset=none forbids to choose one."""
+
+
+class CorruptRecordError(PartitionError):
+    """A batch whose checksum or content does not hold."""
+
+
+class UnknownPartitionError(PartitionError):
+    """A partition that was asked for does not exist (any more)."""
+
+
+class RebalanceError(RetriableError):
+    """The group is being rebalanced; call poll() to take part, then go on with the new assignment."""
+
+
+class CommitFailedError(RetriableError):
+    """Positions were not committed: the group went on without this member, and others may own its partitions."""

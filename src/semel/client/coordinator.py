@@ -62,7 +62,7 @@ def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Iden
     return Identity(answer.producer_id, answer.producer_epoch)
 
 
-class TransactionCoordinator:
+class CoordinatorClient:
     """Calls in the name of one transactional id. Errors are raised as `semel.client.errors` sorts them."""
 
     def __init__(

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from semel.client.consumer_errors import PartitionError
-from semel.client.consumer_positions import PartitionState, Positions
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import TopicPartition
+from semel.client.assigned_partitions import AssignedPartitions, PartitionState
+from semel.client.consumer_types import PartitionError, TopicPartition
+from semel.client.settings import ConsumerSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (
     AbortedTransaction,
@@ -80,10 +79,10 @@ class Trouble(NamedTuple):
 
 
 class Fetcher:
-    """Plans fetches for the partitions of `positions` and keeps what came until it is read."""
+    """Plans fetches for the partitions of `assigned` and keeps what came until it is read."""
 
-    def __init__(self, positions: Positions, settings: ConsumerSettings) -> None:
-        self._positions = positions
+    def __init__(self, assigned: AssignedPartitions, settings: ConsumerSettings) -> None:
+        self._assigned = assigned
         self._settings = settings
         self._chunks: deque[Chunk] = deque()
 
@@ -105,7 +104,7 @@ class Fetcher:
             return []
         busy = set(busy_nodes)
         by_node: dict[int, list[tuple[PartitionState, int]]] = {}
-        for state in self._positions.rotate():
+        for state in self._assigned.rotate():
             if not state.is_ready or state.paused or state.retry_at_s > now_s:
                 continue
             if waiting.get(state.topic_partition, 0) >= self._settings.max_partition_fetch_bytes:

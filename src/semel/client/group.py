@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from semel.client.aside import Aside, Outcome, in_thread
+from semel.client.aside import Aside, TaskOutcome, in_thread
 from semel.client.assignors import (
     ASSIGNORS,
     NO_GENERATION,
@@ -24,14 +25,12 @@ from semel.client.assignors import (
     encode_subscription,
 )
 from semel.client.cluster import Cluster, group_coordinator
-from semel.client.connection import Connection
-from semel.client.consumer_errors import RebalanceError
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import GroupMetadata, TopicPartition
+from semel.client.connection import BrokerConnection
+from semel.client.consumer_types import GroupMetadata, RebalanceError, TopicPartition
 from semel.client.errors import KafkaError, error_of
-from semel.client.group_heartbeat import HeartbeatThread
-from semel.client.group_states import Effect, Event, State, event_of, step
-from semel.client.metadata import Topic
+from semel.client.group_states import MemberEffect, MemberEvent, MemberState, event_of, step
+from semel.client.metadata import TopicMetadata
+from semel.client.settings import ConsumerSettings
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode
@@ -56,7 +55,13 @@ log = logging.getLogger(__name__)
 PROTOCOL_TYPE = "consumer"
 GROUP_LANE, SHARE_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "share", "heartbeat", "leave"
 LEAVE_TIMEOUT_S = 3.0
-_MEMBERSHIP_EVENTS = (Event.REBALANCE, Event.STALE, Event.EXPELLED, Event.TAKEN_OVER, Event.COORDINATOR_LOST)
+_MEMBERSHIP_EVENTS = (
+    MemberEvent.REBALANCE,
+    MemberEvent.STALE,
+    MemberEvent.EXPELLED,
+    MemberEvent.TAKEN_OVER,
+    MemberEvent.COORDINATOR_LOST,
+)
 
 
 class News(NamedTuple):
@@ -78,7 +83,7 @@ class GroupMember:
         if settings.group_id is None:
             raise ValueError("a group member needs a group.id")
         self.group_id = settings.group_id
-        self.state = State.UNJOINED
+        self.state = MemberState.UNJOINED
         self.member_id = ""
         self.generation = NO_GENERATION
         self.is_leader = False
@@ -91,7 +96,7 @@ class GroupMember:
         self._wake = wake
         self._clock = clock
         self._lock = threading.RLock()
-        self._connection: Connection | None = None  # for JoinGroup and SyncGroup
+        self._connection: BrokerConnection | None = None  # for JoinGroup and SyncGroup
         self._pending: Pending | None = None
         self._news = News()
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
@@ -108,7 +113,7 @@ class GroupMember:
 
     @property
     def is_rebalancing(self) -> bool:
-        return self.state in (State.JOINING, State.SYNCING)
+        return self.state in (MemberState.JOINING, MemberState.SYNCING)
 
     def identity(self) -> GroupMetadata:
         """Who commits: the member in the last generation that it was in. It stays the same when the generation is lost,
@@ -124,7 +129,7 @@ class GroupMember:
 
     def _is_current(self, identity: GroupMetadata | None) -> bool:
         known = identity is not None and (identity.generation_id, identity.member_id)
-        return known == (self.generation, self.member_id) and self.state in (State.STABLE, State.UNJOINED)
+        return known == (self.generation, self.member_id) and self.state in (MemberState.STABLE, MemberState.UNJOINED)
 
     def polled(self) -> None:
         """The program is alive; called at every poll."""
@@ -141,10 +146,10 @@ class GroupMember:
             log.info("group %s: joining again: %s", self.group_id, reason)
             if self.is_rebalancing:
                 self._joins_again = True  # the generation under way does not know of the change yet
-            elif self.state in (State.STABLE, State.UNJOINED):
-                self._apply(Event.REBALANCE)
+            elif self.state in (MemberState.STABLE, MemberState.UNJOINED):
+                self._apply(MemberEvent.REBALANCE)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[BrokerConnection]:
         """The one that a response is waited for on. An idle one that the broker closed would be readable for good."""
         with self._lock:
             connection = self._connection if self._pending is not None else None
@@ -154,7 +159,7 @@ class GroupMember:
         """Sends JoinGroup if that is due and there is a connection; else opens one aside. The search's errors are
         raised by `aside.collect`."""
         with self._lock:
-            if self.state is not State.UNJOINED or self._clock() < self.retry_at_s or aside.is_busy(GROUP_LANE):
+            if self.state is not MemberState.UNJOINED or self._clock() < self.retry_at_s or aside.is_busy(GROUP_LANE):
                 return
             connection = self._connection
             if connection is not None:
@@ -168,12 +173,12 @@ class GroupMember:
                 return
             request = self._join_request(topics, list(owned))
             self._joins_again = False
-            self._apply(Event.JOIN_SENT)
+            self._apply(MemberEvent.JOIN_SENT)
             # An answer may take as long as a rebalance, or be lost. Nobody can tell which, and asking again does no
             # harm: the coordinator knows the member, which goes on waiting on the new connection.
             self._pending = connection.send(JOIN_GROUP, request)
 
-    def _connected(self, outcome: Outcome[Connection]) -> None:
+    def _connected(self, outcome: TaskOutcome[BrokerConnection]) -> None:
         with self._lock:
             try:
                 self._connection = outcome.result()
@@ -213,7 +218,7 @@ class GroupMember:
                 answer = pending.result()
             except (KafkaError, DecodeError) as error:
                 log.info("group %s: %s failed: %s", self.group_id, pending.api.name, error)
-                self._apply(Event.COORDINATOR_LOST)
+                self._apply(MemberEvent.COORDINATOR_LOST)
             else:
                 (self._on_joined if pending.api is JOIN_GROUP else self._on_synced)(answer)
             self._wake()
@@ -228,7 +233,7 @@ class GroupMember:
         self.member_id, self.generation = answer.member_id, answer.generation_id
         self._identity = GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
         self.is_leader = answer.leader == answer.member_id
-        self._apply(Event.JOINED)
+        self._apply(MemberEvent.JOINED)
         if self.is_leader and not answer.skip_assignment:
             in_thread(self._share_out, answer)
         else:
@@ -237,7 +242,7 @@ class GroupMember:
     def _sync(self, answer: JoinGroupResponse, shares: list[SyncGroupRequestAssignment]) -> None:
         connection = self._connection
         if connection is None or connection.closed:
-            self._apply(Event.COORDINATOR_LOST)
+            self._apply(MemberEvent.COORDINATOR_LOST)
             return
         request = SyncGroupRequest(
             group_id=self.group_id,
@@ -264,19 +269,23 @@ class GroupMember:
                 level, "group %s: cannot share partitions out now: %s", self.group_id, error, exc_info=not is_expected
             )
         with self._lock:
-            if self.state is not State.SYNCING or self.generation != answer.generation_id or self._pending is not None:
+            if (
+                self.state is not MemberState.SYNCING
+                or self.generation != answer.generation_id
+                or self._pending is not None
+            ):
                 return  # the group went on meanwhile
             if failure is None:
                 self._sync(answer, shares)
             else:
-                self._apply(Event.COORDINATOR_LOST)
+                self._apply(MemberEvent.COORDINATOR_LOST)
         self._wake()
 
     def _shares(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
         assignor = ASSIGNORS[answer.protocol_name or ""]
         members = [decode_member(m.member_id, m.group_instance_id, m.metadata, assignor) for m in answer.members]
         topics = frozenset[str]().union(*(member.topics for member in members))
-        known: dict[str, Topic] = {}
+        known: dict[str, TopicMetadata] = {}
         if topics:
             deadline = Deadline(self._settings.request_timeout_ms / 1000)
             known = dict(self._cluster.refresh(sorted(topics), deadline, SHARE_LANE).topics)
@@ -291,12 +300,12 @@ class GroupMember:
             self._apply(event_of(code), code, "syncing with")
             return
         partitions = [TopicPartition(*partition) for partition in decode_assignment(answer.assignment)]
-        self._apply(Event.SYNCED)
+        self._apply(MemberEvent.SYNCED)
         self._backoff.reset()
         self._news = self._news._replace(assignment=partitions)
         if self._joins_again:
             self._joins_again = False
-            self._apply(Event.REBALANCE)
+            self._apply(MemberEvent.REBALANCE)
         if self._heartbeat is None:
             self._heartbeat = HeartbeatThread(self, self._settings.heartbeat_interval_ms / 1000)
             self._heartbeat.start()
@@ -309,26 +318,26 @@ class GroupMember:
             if self._is_current(identity) and event in _MEMBERSHIP_EVENTS:
                 self._apply(event, code, "committing to")
 
-    def _apply(self, event: Event, code: ErrorCode | None = None, doing: str = "") -> None:
+    def _apply(self, event: MemberEvent, code: ErrorCode | None = None, doing: str = "") -> None:
         self.state, effect = step(self.state, event)
-        if effect & Effect.FORGET_GENERATION:
+        if effect & MemberEffect.FORGET_GENERATION:
             self.generation = NO_GENERATION
-        if effect & Effect.FORGET_MEMBER_ID:
+        if effect & MemberEffect.FORGET_MEMBER_ID:
             self.member_id = ""
-        if effect & Effect.LOSE_PARTITIONS:
+        if effect & MemberEffect.LOSE_PARTITIONS:
             self._news = News(lost=True, error=self._news.error)
-        if effect & Effect.FIND_COORDINATOR:
+        if effect & MemberEffect.FIND_COORDINATOR:
             self._cluster.forget(self._coordinator)
-        if effect & Effect.BACK_OFF:
+        if effect & MemberEffect.BACK_OFF:
             self.retry_at_s = self._clock() + self._backoff.next_s()
-        if effect & Effect.RAISE and code is not None:
+        if effect & MemberEffect.RAISE and code is not None:
             self._news = self._news._replace(error=error_of(code, f"{doing} group {self.group_id!r}"))
 
     # -- the heartbeat thread's part -----------------------------------------------------------------------------------
     def beat(self) -> None:
         """One heartbeat; its wait holds no lock."""
         with self._lock:
-            if self.generation == NO_GENERATION or self.state not in (State.STABLE, State.UNJOINED):
+            if self.generation == NO_GENERATION or self.state not in (MemberState.STABLE, MemberState.UNJOINED):
                 return
             identity = self._identity
             assert identity is not None
@@ -340,7 +349,7 @@ class GroupMember:
                     self.group_id,
                     self._settings.max_poll_interval_ms,
                 )
-                self._apply(Event.EXPELLED)
+                self._apply(MemberEvent.EXPELLED)
         if is_too_slow:
             limit = Deadline(LEAVE_TIMEOUT_S)
             self._send_leave(identity.member_id, "max.poll.interval.ms passed without a poll", HEARTBEAT_LANE, limit)
@@ -371,14 +380,14 @@ class GroupMember:
         """Gives the place up, so that others need not wait for the session to end. Static members keep theirs."""
         limit = Deadline(min(deadline.remaining_s(), LEAVE_TIMEOUT_S))
         with self._lock:
-            if self.state is State.LEFT:
+            if self.state is MemberState.LEFT:
                 return
-            self.state, effect = step(self.state, Event.LEAVE)
+            self.state, effect = step(self.state, MemberEvent.LEAVE)
             self._pending = None
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop(timeout_s=min(1.0, limit.remaining_s()))
-        if effect & Effect.SEND_LEAVE:
+        if effect & MemberEffect.SEND_LEAVE:
             self._send_leave(self.member_id, reason, LEAVE_LANE, limit)
 
     def _send_leave(self, member_id: str, reason: str, lane: str, deadline: Deadline) -> None:
@@ -395,3 +404,54 @@ class GroupMember:
             connection.call(LEAVE_GROUP, request, max(0.001, deadline.remaining_s()), version)
         except KafkaError as error:
             log.info("group %s: could not say goodbye (the session will end by itself): %s", self.group_id, error)
+
+
+SERVICE_EVERY_S = 0.05  # while a rebalance is under way and the program is not in poll()
+
+
+class HeartbeatThread:
+    """Keeps the membership alive while the program works on records; the one thread of a group consumer.
+
+    It starts with the first generation, uses connections of its own, and touches nothing of the consumer but the
+    member's locked state. It stops at max.poll.interval.ms: a program that does not come back to poll() loses its
+    partitions, so that others can go on. See docs/decisions/0040."""
+
+    def __init__(self, member: GroupMember, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._member = weakref.ref(member)  # a consumer that was dropped without close() must not live on through us
+        self._interval_s = interval_s
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"semel-heartbeat-{member.group_id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        next_beat_s = self._clock() + self._interval_s
+        while True:
+            member = self._member()
+            if member is None or self._stopped.is_set():
+                return
+            rebalancing = member.is_rebalancing
+            if rebalancing:
+                self._attempt(member.service)
+            elif self._clock() >= next_beat_s:
+                self._attempt(member.beat)
+                next_beat_s = self._clock() + self._interval_s
+            del member
+            wait_s = SERVICE_EVERY_S if rebalancing else min(next_beat_s - self._clock(), 1.0)
+            if self._stopped.wait(max(wait_s, 0.001)):
+                return
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """A bug must not end the heartbeats silently; what fails because the consumer is being closed is no bug."""
+        try:
+            step()
+        except Exception:
+            if not self._stopped.is_set():
+                log.exception("a heartbeat failed in a way that was not foreseen; the next one follows")

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from semel import mutants
-from semel.client.cluster import Cluster, Coordinator, Leader, group_coordinator
-from semel.client.connection import Connection
+from semel.client.cluster import Cluster, CoordinatorTarget, Leader, group_coordinator
+from semel.client.connection import BrokerConnection
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.client.errors import ConnectionFailedError, KafkaError, error_of
 from semel.client.timing import Deadline
@@ -54,7 +54,7 @@ class FoundOffset(NamedTuple):
     leader_epoch: int
 
 
-class Outcome(NamedTuple):
+class OffsetLookup(NamedTuple):
     """What one try found, and the partitions that failed."""
 
     found: dict[TopicPartition, FoundOffset]
@@ -64,9 +64,9 @@ class Outcome(NamedTuple):
 # -- offsets of the log ------------------------------------------------------------------------------------------------
 def list_offsets(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline, lane: str = "main"
-) -> Outcome:
+) -> OffsetLookup:
     """The offset for a time (or EARLIEST, LATEST, MAX_TIMESTAMP) of each partition, from the leaders. One try."""
-    outcome = Outcome({}, {})
+    outcome = OffsetLookup({}, {})
     for partitions in _by_leader(cluster, wanted, deadline, outcome, lane).values():
         try:
             _ask_leader(cluster, {part: wanted[part] for part in partitions}, isolation, deadline, outcome, lane)
@@ -77,7 +77,7 @@ def list_offsets(
     return outcome
 
 
-def patient_list_offsets(
+def list_offsets_retried(
     cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline
 ) -> dict[TopicPartition, FoundOffset]:
     """As `list_offsets`, again for what failed, until the deadline."""
@@ -91,11 +91,11 @@ def patient_list_offsets(
             raise next(iter(outcome.failed.values()))
         return found
 
-    return cluster.patiently(attempt, "looking up offsets", deadline)
+    return cluster.retry(attempt, "looking up offsets", deadline)
 
 
 def _by_leader(
-    cluster: Cluster, partitions: Iterable[TopicPartition], deadline: Deadline, outcome: Outcome, lane: str
+    cluster: Cluster, partitions: Iterable[TopicPartition], deadline: Deadline, outcome: OffsetLookup, lane: str
 ) -> dict[int, list[TopicPartition]]:
     grouped: dict[int, list[TopicPartition]] = {}
     for partition in partitions:
@@ -113,7 +113,7 @@ def _ask_leader(
     wanted: Mapping[TopicPartition, int],
     isolation: int,
     deadline: Deadline,
-    outcome: Outcome,
+    outcome: OffsetLookup,
     lane: str,
 ) -> None:
     topics = [
@@ -236,7 +236,7 @@ def offset_commit_error(answer: OffsetCommitResponse, group_id: str) -> KafkaErr
 
 
 @contextmanager
-def _forgetting(cluster: Cluster, coordinator: Coordinator) -> Iterator[None]:
+def _forgetting(cluster: Cluster, coordinator: CoordinatorTarget) -> Iterator[None]:
     """A coordinator that cannot be reached may have moved: the next attempt looks for it again."""
     try:
         yield
@@ -246,7 +246,7 @@ def _forgetting(cluster: Cluster, coordinator: Coordinator) -> Iterator[None]:
 
 
 def _asked(
-    connection: Connection, api: Api[Any, Response], request: Any, timeout_s: float, version: int | None = None
+    connection: BrokerConnection, api: Api[Any, Response], request: Any, timeout_s: float, version: int | None = None
 ) -> Response:
     """A call whose response may make no sense: that is a broken connection."""
     try:
@@ -260,10 +260,10 @@ def _asked(
         ) from error
 
 
-def patient(cluster: Cluster, attempt: Callable[[Deadline], Value], what: str, timeout_s: float | None = None) -> Value:
+def retried(cluster: Cluster, attempt: Callable[[Deadline], Value], what: str, timeout_s: float | None = None) -> Value:
     """Runs one of the single tries above until it succeeds, fails for good or time is up."""
     deadline = cluster.deadline(timeout_s)
-    return cluster.patiently(lambda: attempt(deadline), what, deadline)
+    return cluster.retry(lambda: attempt(deadline), what, deadline)
 
 
 _COORDINATOR_MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)

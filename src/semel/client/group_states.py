@@ -15,7 +15,7 @@ from enum import Enum, Flag, auto
 from semel.protocol.errors import ErrorCode
 
 
-class State(Enum):
+class MemberState(Enum):
     UNJOINED = "unjoined"  # not in the current generation; must send JoinGroup
     JOINING = "joining"  # JoinGroup is on its way; the broker waits for all members
     SYNCING = "syncing"  # in the generation, waiting for the assignment
@@ -24,7 +24,7 @@ class State(Enum):
     LEFT = "left"  # closed
 
 
-class Event(Enum):
+class MemberEvent(Enum):
     JOIN_SENT = "join sent"
     MEMBER_ID_GIVEN = "member id given"  # the broker wants the first JoinGroup again with the id that it gave
     JOINED = "joined"
@@ -39,7 +39,7 @@ class Event(Enum):
     LEAVE = "leave"
 
 
-class Effect(Flag):
+class MemberEffect(Flag):
     NOTHING = 0
     ADOPT_MEMBER_ID = auto()
     ADOPT_ASSIGNMENT = auto()
@@ -52,56 +52,59 @@ class Effect(Flag):
     SEND_LEAVE = auto()
 
 
-_FORGET = Effect.FORGET_GENERATION | Effect.FORGET_MEMBER_ID | Effect.LOSE_PARTITIONS
-_STALE = Effect.FORGET_GENERATION | Effect.LOSE_PARTITIONS
-_SEARCH = Effect.FIND_COORDINATOR | Effect.BACK_OFF
+_FORGET = MemberEffect.FORGET_GENERATION | MemberEffect.FORGET_MEMBER_ID | MemberEffect.LOSE_PARTITIONS
+_STALE = MemberEffect.FORGET_GENERATION | MemberEffect.LOSE_PARTITIONS
+_SEARCH = MemberEffect.FIND_COORDINATOR | MemberEffect.BACK_OFF
 
-TRANSITIONS: dict[tuple[State, Event], tuple[State, Effect]] = {
-    (State.UNJOINED, Event.JOIN_SENT): (State.JOINING, Effect.NOTHING),
-    (State.UNJOINED, Event.REBALANCE): (State.UNJOINED, Effect.NOTHING),
-    (State.UNJOINED, Event.STALE): (State.UNJOINED, _STALE),
-    (State.UNJOINED, Event.EXPELLED): (State.UNJOINED, _FORGET),
-    (State.UNJOINED, Event.COORDINATOR_LOST): (State.UNJOINED, _SEARCH),
-    (State.UNJOINED, Event.BUSY): (State.UNJOINED, Effect.BACK_OFF),
-    (State.UNJOINED, Event.LEAVE): (State.LEFT, Effect.SEND_LEAVE),
-    (State.JOINING, Event.JOINED): (State.SYNCING, Effect.ADOPT_MEMBER_ID),
-    (State.JOINING, Event.MEMBER_ID_GIVEN): (State.UNJOINED, Effect.ADOPT_MEMBER_ID),
-    (State.JOINING, Event.REBALANCE): (State.UNJOINED, Effect.NOTHING),
-    (State.JOINING, Event.STALE): (State.UNJOINED, _STALE),
-    (State.JOINING, Event.EXPELLED): (State.UNJOINED, _FORGET),
-    (State.JOINING, Event.COORDINATOR_LOST): (State.UNJOINED, _SEARCH),
-    (State.JOINING, Event.BUSY): (State.UNJOINED, Effect.BACK_OFF),
-    (State.JOINING, Event.LEAVE): (State.LEFT, Effect.SEND_LEAVE),
-    (State.SYNCING, Event.SYNCED): (State.STABLE, Effect.ADOPT_ASSIGNMENT),
-    (State.SYNCING, Event.REBALANCE): (State.UNJOINED, Effect.NOTHING),
-    (State.SYNCING, Event.STALE): (State.UNJOINED, _STALE),
-    (State.SYNCING, Event.EXPELLED): (State.UNJOINED, _FORGET),
-    (State.SYNCING, Event.COORDINATOR_LOST): (State.UNJOINED, _SEARCH),
-    (State.SYNCING, Event.BUSY): (State.UNJOINED, Effect.BACK_OFF),
-    (State.SYNCING, Event.LEAVE): (State.LEFT, Effect.SEND_LEAVE),
-    (State.STABLE, Event.REBALANCE): (State.UNJOINED, Effect.NOTHING),
-    (State.STABLE, Event.STALE): (State.UNJOINED, _STALE),
-    (State.STABLE, Event.EXPELLED): (State.UNJOINED, _FORGET),
+TRANSITIONS: dict[tuple[MemberState, MemberEvent], tuple[MemberState, MemberEffect]] = {
+    (MemberState.UNJOINED, MemberEvent.JOIN_SENT): (MemberState.JOINING, MemberEffect.NOTHING),
+    (MemberState.UNJOINED, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
+    (MemberState.UNJOINED, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
+    (MemberState.UNJOINED, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
+    (MemberState.UNJOINED, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
+    (MemberState.UNJOINED, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
+    (MemberState.UNJOINED, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
+    (MemberState.JOINING, MemberEvent.JOINED): (MemberState.SYNCING, MemberEffect.ADOPT_MEMBER_ID),
+    (MemberState.JOINING, MemberEvent.MEMBER_ID_GIVEN): (MemberState.UNJOINED, MemberEffect.ADOPT_MEMBER_ID),
+    (MemberState.JOINING, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
+    (MemberState.JOINING, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
+    (MemberState.JOINING, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
+    (MemberState.JOINING, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
+    (MemberState.JOINING, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
+    (MemberState.JOINING, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
+    (MemberState.SYNCING, MemberEvent.SYNCED): (MemberState.STABLE, MemberEffect.ADOPT_ASSIGNMENT),
+    (MemberState.SYNCING, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
+    (MemberState.SYNCING, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
+    (MemberState.SYNCING, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
+    (MemberState.SYNCING, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
+    (MemberState.SYNCING, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
+    (MemberState.SYNCING, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
+    (MemberState.STABLE, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
+    (MemberState.STABLE, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
+    (MemberState.STABLE, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
     # The session outlives a lost connection: the member is still one if it finds the coordinator in time.
-    (State.STABLE, Event.COORDINATOR_LOST): (State.STABLE, Effect.FIND_COORDINATOR),
-    (State.STABLE, Event.BUSY): (State.STABLE, Effect.BACK_OFF),
-    (State.STABLE, Event.LEAVE): (State.LEFT, Effect.SEND_LEAVE),
-    (State.FENCED, Event.LEAVE): (State.LEFT, Effect.NOTHING),
-    (State.LEFT, Event.LEAVE): (State.LEFT, Effect.NOTHING),
+    (MemberState.STABLE, MemberEvent.COORDINATOR_LOST): (MemberState.STABLE, MemberEffect.FIND_COORDINATOR),
+    (MemberState.STABLE, MemberEvent.BUSY): (MemberState.STABLE, MemberEffect.BACK_OFF),
+    (MemberState.STABLE, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
+    (MemberState.FENCED, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.NOTHING),
+    (MemberState.LEFT, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.NOTHING),
 }
-for _state in (State.UNJOINED, State.JOINING, State.SYNCING, State.STABLE):
-    TRANSITIONS[_state, Event.TAKEN_OVER] = (State.FENCED, Effect.LOSE_PARTITIONS | Effect.RAISE)
-    TRANSITIONS[_state, Event.REFUSED] = (State.UNJOINED, Effect.RAISE)
+for _state in (MemberState.UNJOINED, MemberState.JOINING, MemberState.SYNCING, MemberState.STABLE):
+    TRANSITIONS[_state, MemberEvent.TAKEN_OVER] = (
+        MemberState.FENCED,
+        MemberEffect.LOSE_PARTITIONS | MemberEffect.RAISE,
+    )
+    TRANSITIONS[_state, MemberEvent.REFUSED] = (MemberState.UNJOINED, MemberEffect.RAISE)
 
-_EVENT_OF_ERROR: dict[ErrorCode, Event] = {
-    ErrorCode.MEMBER_ID_REQUIRED: Event.MEMBER_ID_GIVEN,
-    ErrorCode.REBALANCE_IN_PROGRESS: Event.REBALANCE,
-    ErrorCode.ILLEGAL_GENERATION: Event.STALE,
-    ErrorCode.UNKNOWN_MEMBER_ID: Event.EXPELLED,
-    ErrorCode.NOT_COORDINATOR: Event.COORDINATOR_LOST,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: Event.COORDINATOR_LOST,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: Event.BUSY,
-    ErrorCode.FENCED_INSTANCE_ID: Event.TAKEN_OVER,
+_EVENT_OF_ERROR: dict[ErrorCode, MemberEvent] = {
+    ErrorCode.MEMBER_ID_REQUIRED: MemberEvent.MEMBER_ID_GIVEN,
+    ErrorCode.REBALANCE_IN_PROGRESS: MemberEvent.REBALANCE,
+    ErrorCode.ILLEGAL_GENERATION: MemberEvent.STALE,
+    ErrorCode.UNKNOWN_MEMBER_ID: MemberEvent.EXPELLED,
+    ErrorCode.NOT_COORDINATOR: MemberEvent.COORDINATOR_LOST,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: MemberEvent.COORDINATOR_LOST,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: MemberEvent.BUSY,
+    ErrorCode.FENCED_INSTANCE_ID: MemberEvent.TAKEN_OVER,
 }
 
 
@@ -109,7 +112,7 @@ class IllegalTransition(AssertionError):
     """An event that this state cannot have: a bug, not a condition."""
 
 
-def step(state: State, event: Event) -> tuple[State, Effect]:
+def step(state: MemberState, event: MemberEvent) -> tuple[MemberState, MemberEffect]:
     """The next state, and what the member must do on the way there."""
     try:
         return TRANSITIONS[state, event]
@@ -117,8 +120,8 @@ def step(state: State, event: Event) -> tuple[State, Effect]:
         raise IllegalTransition(f"a group member that is {state.value} cannot have the event {event.value!r}") from None
 
 
-def event_of(code: ErrorCode) -> Event:
+def event_of(code: ErrorCode) -> MemberEvent:
     """What an error from the coordinator means to a member. Other retriable errors count as a short trouble."""
     if code in _EVENT_OF_ERROR:
         return _EVENT_OF_ERROR[code]
-    return Event.BUSY if code.retriable else Event.REFUSED
+    return MemberEvent.BUSY if code.retriable else MemberEvent.REFUSED

@@ -26,15 +26,14 @@ from typing import Any, NamedTuple
 
 from semel import mutants
 from semel.client.accumulator import Place
-from semel.client.batches import Batch, Identity
+from semel.client.batches import Identity, ProducerBatch
 from semel.client.cluster import Cluster
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
-from semel.client.coordinator import VERSIONS, TransactionCoordinator, new_identity
+from semel.client.coordinator import VERSIONS, CoordinatorClient, new_identity
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.gates import FixedGate
 from semel.client.log_reading import header_at, last_sequences, opening_header
-from semel.client.producer_settings import ProducerSettings
-from semel.client.sender import NAMES_UP_TO, Sender
+from semel.client.sender import NAMES_UP_TO, FixedGate, Sender
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.protocol.batch import next_sequence
 from semel.protocol.errors import ErrorCode
@@ -88,7 +87,7 @@ class Opening(NamedTuple):
     mark: int  # whose it is: the mark that was read back, -1 if the log has none (any more)
 
 
-class Written(NamedTuple):
+class WrittenPartition(NamedTuple):
     """What a writer stored in one partition."""
 
     topic: str
@@ -114,7 +113,7 @@ class PartitionWriter:
         versions = VERSIONS[handle.generation].produce
         self._gate = gate or FixedGate(handle.transactional_id, handle.identity, versions)
         self._sender = Sender(handle.settings, self.cluster, self._gate)
-        self._batches: dict[Place, list[Batch]] = {}
+        self._batches: dict[Place, list[ProducerBatch]] = {}
         self._closed = False
 
     # --- the opening handshake ---
@@ -179,7 +178,7 @@ class PartitionWriter:
             self._sender.step(deadline.remaining_s())
         self._raise_if_failed()
 
-    def finish(self, timeout_s: float | None = None) -> list[Written]:
+    def finish(self, timeout_s: float | None = None) -> list[WrittenPartition]:
         """Flushes and says what is in the log now, per partition."""
         self.flush(timeout_s)
         return [_written(place, batches) for place, batches in sorted(self._batches.items()) if batches]
@@ -207,7 +206,7 @@ class PartitionWriter:
 
     def _encode(
         self, place: Place, table: Any, base_timestamp: int | None = None, batch_size: int | None = None
-    ) -> list[Batch]:
+    ) -> list[ProducerBatch]:
         from semel.client.tables import TableEncoder, checked_table
 
         settings, (topic, partition) = self.handle.settings, place
@@ -238,7 +237,7 @@ class PartitionWriter:
                 f"{place[0]}-{place[1]} is not in this transaction; the owner must name it in begin() (TV1)"
             )
 
-    def _add(self, place: Place, batches: list[Batch]) -> None:
+    def _add(self, place: Place, batches: list[ProducerBatch]) -> None:
         accumulator = self._sender.accumulator
         limit_bytes = self.handle.settings.buffer_memory
         for batch in batches:
@@ -261,11 +260,11 @@ class PartitionWriter:
             raise error
 
 
-def _written(place: Place, batches: list[Batch]) -> Written:
+def _written(place: Place, batches: list[ProducerBatch]) -> WrittenPartition:
     count = sum(batch.count for batch in batches)
     first, last = batches[0].parts()[0], batches[-1].parts()[-1]
     sequence = next_sequence(last.sequence, last.count - 1)
-    return Written(*place, count, first.base_offset, last.base_offset + last.count - 1, sequence)
+    return WrittenPartition(*place, count, first.base_offset, last.base_offset + last.count - 1, sequence)
 
 
 class TransactionOwner:
@@ -282,7 +281,7 @@ class TransactionOwner:
         self.cluster = Cluster(settings)
         self.generation = 1
         self.identity: Identity | None = None
-        self._coordinator = TransactionCoordinator(
+        self._coordinator = CoordinatorClient(
             self.cluster,
             settings.transactional_id,
             settings.transaction_timeout_ms,

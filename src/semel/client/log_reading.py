@@ -7,7 +7,7 @@ from enum import Enum
 
 from semel.client.accumulator import Place
 from semel.client.batches import Identity
-from semel.client.cluster import Cluster, Leader, Node
+from semel.client.cluster import Cluster, Leader, NodeTarget
 from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
@@ -26,7 +26,7 @@ READ_BYTES = 1024 * 1024
 WAIT_MS = 500
 
 
-class Decision(Enum):
+class TransactionEnd(Enum):
     """How a transaction ended."""
 
     COMMITTED = "committed"
@@ -74,7 +74,7 @@ def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> 
 
 def find_decision(
     cluster: Cluster, place: Place, first_offset: int, producer_id: int, deadline: Deadline
-) -> Decision | None:
+) -> TransactionEnd | None:
     """How the transaction that wrote `first_offset` ended: its producer's first marker after it. None: not in time."""
     offset = first_offset
     while not deadline.expired:
@@ -90,7 +90,7 @@ def find_decision(
                 check_batch(data, header, at)
                 marker = decode_marker(decode_batch(data, at).records[0])
                 if marker is not None:
-                    return Decision.COMMITTED if marker.type is MarkerType.COMMIT else Decision.ABORTED
+                    return TransactionEnd.COMMITTED if marker.type is MarkerType.COMMIT else TransactionEnd.ABORTED
     return None
 
 
@@ -122,7 +122,7 @@ def _producer_states(
             found.update(_states_at(cluster, node, group, identity, deadline))
         return found
 
-    return cluster.patiently(attempt, "asking for the state of a producer", deadline)
+    return cluster.retry(attempt, "asking for the state of a producer", deadline)
 
 
 def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dict[int, list[Place]]:
@@ -139,7 +139,7 @@ def _states_at(
     for topic, partition in places:
         topics.setdefault(topic, TopicRequest(topic)).partition_indexes.append(partition)
     request = DescribeProducersRequest(list(topics.values()))
-    answer = cluster.call(Node(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None)
+    answer = cluster.call(NodeTarget(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None)
     found: dict[Place, ProducerState] = {}
     for described in answer.topics:
         for part in described.partitions:

@@ -11,14 +11,14 @@ from semel.protocol.schema import NO_UUID
 NO_LEADER = -1
 
 
-class Broker(NamedTuple):
+class BrokerAddress(NamedTuple):
     node_id: int
     host: str
     port: int
     rack: str | None = None
 
 
-class Partition(NamedTuple):
+class PartitionMetadata(NamedTuple):
     number: int
     leader: int  # node id, or NO_LEADER
     leader_epoch: int
@@ -27,19 +27,19 @@ class Partition(NamedTuple):
     error: ErrorCode
 
 
-class Topic(NamedTuple):
+class TopicMetadata(NamedTuple):
     name: str
     topic_id: bytes
     is_internal: bool
-    partitions: dict[int, Partition]
+    partitions: dict[int, PartitionMetadata]
 
 
 class Metadata:
     """The newest known state; a stale answer never replaces a partition's leader of a newer epoch."""
 
     def __init__(self) -> None:
-        self.brokers: dict[int, Broker] = {}
-        self.topics: dict[str, Topic] = {}
+        self.brokers: dict[int, BrokerAddress] = {}
+        self.topics: dict[str, TopicMetadata] = {}
         self.errors: dict[str, ErrorCode] = {}  # topics that the last answer refused
         self.controller_id = -1
         self.cluster_id: str | None = None
@@ -47,7 +47,7 @@ class Metadata:
 
     def update(self, answer: MetadataResponse, now_s: float, is_complete: bool = False) -> None:
         """`is_complete`: the request was for all topics, so those that are not in the answer do not exist."""
-        self.brokers = {b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
+        self.brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
         self.controller_id = answer.controller_id
         self.cluster_id = answer.cluster_id
         for topic in answer.topics:
@@ -79,14 +79,14 @@ class Metadata:
             before = None  # deleted and created again: old epochs say nothing
         known = before.partitions if before else {}
         partitions = {p.partition_index: _newer(known.get(p.partition_index), p) for p in answer.partitions}
-        self.topics[name] = Topic(name, answer.topic_id, answer.is_internal, partitions)
+        self.topics[name] = TopicMetadata(name, answer.topic_id, answer.is_internal, partitions)
         self._fetched_at_s[name] = now_s
 
 
-def _newer(known: Partition | None, answer: MetadataResponsePartition) -> Partition:
+def _newer(known: PartitionMetadata | None, answer: MetadataResponsePartition) -> PartitionMetadata:
     if known and -1 < answer.leader_epoch < known.leader_epoch:
         return known
-    return Partition(
+    return PartitionMetadata(
         answer.partition_index,
         answer.leader_id,
         answer.leader_epoch,

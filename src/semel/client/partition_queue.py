@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 
-from semel.client.batches import NO_IDENTITY, Batch, Identity, split
+from semel.client.batches import NO_IDENTITY, Identity, ProducerBatch, split
 from semel.client.errors import KafkaError
 from semel.protocol.errors import ErrorCode, Recovery
 
 MAX_UNACKED = 5  # what a broker remembers of a producer in a partition
 
 
-class Verdict(Enum):
+class FailedBatchAction(Enum):
     """What becomes of a batch that was not stored."""
 
     RETRY = "retry"  # the same batch again, after the others have their answers
@@ -64,9 +64,9 @@ class PartitionQueue:
         self.topic = topic
         self.partition = partition
         self.transactional = transactional
-        self.open: Batch | None = None  # rows are still added to it
-        self.queued: deque[Batch] = deque()  # closed, never sent
-        self.unacked: deque[Batch] = deque()  # stamped and sent at least once, by sequence
+        self.open: ProducerBatch | None = None  # rows are still added to it
+        self.queued: deque[ProducerBatch] = deque()  # closed, never sent
+        self.unacked: deque[ProducerBatch] = deque()  # stamped and sent at least once, by sequence
         self.draining = False
         self.gap = False  # sequences were given to a batch that may not be in the log; a later answer may tell
         self.restarting = False  # the broker refused the first unacked batch for a gap before it
@@ -88,7 +88,7 @@ class PartitionQueue:
     def identity(self) -> Identity:
         return self._identity
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ProducerBatch]:
         """All that are not done, oldest first."""
         yield from self.unacked
         yield from self.queued
@@ -133,7 +133,7 @@ class PartitionQueue:
         batch = next((each for each in self.unacked if not each.sent), self.queued[0] if self.queued else None)
         return len(batch.data) if batch is not None and batch.data is not None else 0
 
-    def next_to_send(self, now_s: float, identity: Identity, max_unacked: int = MAX_UNACKED) -> Batch | None:
+    def next_to_send(self, now_s: float, identity: Identity, max_unacked: int = MAX_UNACKED) -> ProducerBatch | None:
         """The batch to send now, stamped; None if the queue must wait. The caller sets `sent`."""
         if not self.can_send(now_s, identity, max_unacked):
             return None
@@ -152,7 +152,7 @@ class PartitionQueue:
 
     # --- answers ---
 
-    def acked(self, batch: Batch, base_offset: int, log_append_time: int) -> None:
+    def acked(self, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
         """The broker has it."""
         batch.sent = False
         batch.finish(base_offset, log_append_time)
@@ -164,18 +164,18 @@ class PartitionQueue:
             self.gap = False  # a later sequence was taken, so the one in doubt had been stored
         self._end_drain()
 
-    def refused(self, batch: Batch, code: ErrorCode, retry_at_s: float) -> Verdict:
+    def refused(self, batch: ProducerBatch, code: ErrorCode, retry_at_s: float) -> FailedBatchAction:
         """The broker did not store it, or it is unknown whether it did (a lost connection: NETWORK_EXCEPTION)."""
         batch.sent = False
         is_first = self.unacked[0] is batch
         verdict = self._verdict(batch, code, is_first)
-        if verdict is Verdict.RETRY or verdict is Verdict.RAISE_EPOCH:
+        if verdict is FailedBatchAction.RETRY or verdict is FailedBatchAction.RAISE_EPOCH:
             self.retries += 1
             self.retry_at_s = max(self.retry_at_s, retry_at_s)
             self.draining = True
-        if verdict is Verdict.RAISE_EPOCH:
+        if verdict is FailedBatchAction.RAISE_EPOCH:
             self.restarting = True
-        if verdict is Verdict.SPLIT:
+        if verdict is FailedBatchAction.SPLIT:
             at = self.unacked.index(batch)
             self.unacked.remove(batch)
             for half in reversed(split(batch)):
@@ -184,18 +184,18 @@ class PartitionQueue:
         self._end_drain()
         return verdict
 
-    def _verdict(self, batch: Batch, code: ErrorCode, is_first: bool) -> Verdict:
+    def _verdict(self, batch: ProducerBatch, code: ErrorCode, is_first: bool) -> FailedBatchAction:
         if code in TOO_LARGE_ERRORS and batch.count > 1:
-            return Verdict.SPLIT
+            return FailedBatchAction.SPLIT
         if code in GAP_ERRORS and batch.sequence >= 0:
             if not is_first:
-                return Verdict.RETRY  # what stands before it must be settled first
-            return Verdict.FAIL if self.transactional else Verdict.RAISE_EPOCH
+                return FailedBatchAction.RETRY  # what stands before it must be settled first
+            return FailedBatchAction.FAIL if self.transactional else FailedBatchAction.RAISE_EPOCH
         if code.recovery is Recovery.RETRY:
-            return Verdict.RETRY
-        return Verdict.FAIL
+            return FailedBatchAction.RETRY
+        return FailedBatchAction.FAIL
 
-    def drop(self, batch: Batch) -> None:
+    def drop(self, batch: ProducerBatch) -> None:
         """The batch failed for good or expired; its sequences are gone, so what follows may need a new epoch."""
         batch.sent = False
         if batch in self.unacked:
@@ -211,6 +211,6 @@ class PartitionQueue:
         if self.draining and not any(batch.sent for batch in self.unacked):
             self.draining = False
 
-    def expired(self, now_s: float) -> list[Batch]:
+    def expired(self, now_s: float) -> list[ProducerBatch]:
         """Those past their delivery time-out whose fate is not being asked about right now."""
         return [batch for batch in self.batches() if batch.deadline_s <= now_s and not batch.sent]

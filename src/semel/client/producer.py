@@ -27,7 +27,7 @@ from semel.client.accumulator import StickyPartitioner
 from semel.client.batches import RECORD_OVERHEAD_BYTES, Delivery, TableDelivery, TableShare
 from semel.client.cluster import Cluster
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
-from semel.client.coordinator import TransactionCoordinator
+from semel.client.coordinator import CoordinatorClient
 from semel.client.errors import (
     ClosedError,
     ConfigError,
@@ -37,11 +37,10 @@ from semel.client.errors import (
     RecordTooLargeError,
     TimedOutError,
 )
-from semel.client.gates import IdempotentGate, PlainGate
-from semel.client.producer_settings import ProducerSettings
-from semel.client.sender import Gate, Sender
+from semel.client.sender import IdempotentGate, PlainGate, Sender, SendGate
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
-from semel.client.transaction_states import State
+from semel.client.transaction_states import ProducerTxnState
 from semel.client.transactions import TransactionalGate
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.partitioning import partition_for_key
@@ -81,11 +80,11 @@ class Producer:
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def _make_gate(self) -> Gate:
+    def _make_gate(self) -> SendGate:
         settings = self.settings
         timeout_s = settings.request_timeout_ms / 1000
         if settings.transactional_id is not None:
-            coordinator = TransactionCoordinator(
+            coordinator = CoordinatorClient(
                 self._cluster,
                 settings.transactional_id,
                 settings.transaction_timeout_ms,
@@ -225,11 +224,11 @@ class Producer:
         """Nothing of the transaction becomes visible. After a time-out call it again."""
         self._transactional().abort(Deadline(self._block_s(timeout)))
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> ProducerTransaction:
         """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
         not be sent in time."""
         self._transactional()
-        return Transaction(self)
+        return ProducerTransaction(self)
 
     def _transactional(self) -> TransactionalGate:
         self._check_open()
@@ -253,7 +252,11 @@ class Producer:
 
     def _finish_work(self, deadline: Deadline) -> None:
         gate = self._transactions
-        if gate is not None and gate.state in (State.IN_TRANSACTION, State.ABORTABLE, State.ABORTING):
+        if gate is not None and gate.state in (
+            ProducerTxnState.IN_TRANSACTION,
+            ProducerTxnState.ABORTABLE,
+            ProducerTxnState.ABORTING,
+        ):
             try:
                 gate.abort(deadline)
             except KafkaError as error:
@@ -334,7 +337,7 @@ class Producer:
         return self.settings.delivery_timeout_ms / 1000 + 5
 
 
-class Transaction:
+class ProducerTransaction:
     """One transaction as a `with` block; what it offers goes to its producer."""
 
     def __init__(self, producer: Producer) -> None:
@@ -343,8 +346,8 @@ class Transaction:
         self.send_table = producer.send_table
         self.send_offsets = producer.send_offsets_to_transaction
 
-    def __enter__(self) -> Transaction:
-        if self._producer._transactional().state is State.ABORTING:  # the last block's abort timed out
+    def __enter__(self) -> ProducerTransaction:
+        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
             self._producer.abort_transaction()
         self._producer.begin_transaction()
         return self
@@ -363,7 +366,7 @@ class Transaction:
         """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
         is; its `CommitUncertainError` says how to settle it."""
         gate = self._producer._transactional()
-        if gate.state in (State.IN_TRANSACTION, State.ABORTABLE, State.ABORTING):
+        if gate.state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING):
             try:
                 self._producer.abort_transaction()
             except KafkaError as failure:

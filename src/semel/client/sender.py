@@ -15,12 +15,13 @@ from itertools import islice
 from typing import Protocol
 
 from semel.client.accumulator import Accumulator, Place
-from semel.client.batches import Batch, Identity
-from semel.client.cluster import Cluster, Leader, Node
-from semel.client.connection import Connection, poll
+from semel.client.batches import NO_IDENTITY, Identity, ProducerBatch
+from semel.client.cluster import Cluster, Leader, NodeTarget
+from semel.client.connection import BrokerConnection, poll
+from semel.client.coordinator import new_identity
 from semel.client.errors import ConnectionFailedError, DeliveryTimedOutError, FatalError, KafkaError, error_of
-from semel.client.partition_queue import MAX_UNACKED, PartitionQueue, Verdict
-from semel.client.producer_settings import ProducerSettings
+from semel.client.partition_queue import MAX_UNACKED, FailedBatchAction, PartitionQueue
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
@@ -53,10 +54,10 @@ MOVED = frozenset(
     }
 )
 
-Sending = tuple[PartitionQueue, Batch]
+Sending = tuple[PartitionQueue, ProducerBatch]
 
 
-class Gate(Protocol):
+class SendGate(Protocol):
     """What the sender must know about the producer's identity. Methods that may do I/O are called without the lock."""
 
     transactional_id: str | None
@@ -80,7 +81,7 @@ class Gate(Protocol):
         """A batch fails: the transaction cannot be committed any more. Called with the accumulator's lock held, in the
         same step that finishes the batch: whoever sees the batch done sees the transaction failed. Must not wait."""
 
-    def stored(self, batch: Batch) -> None:
+    def stored(self, batch: ProducerBatch) -> None:
         """The broker has a batch. Called with the accumulator's lock held, so it must not wait."""
 
     def giving_up(self) -> KafkaError | None:
@@ -90,7 +91,7 @@ class Gate(Protocol):
 class Sender:
     """The engine behind a producer."""
 
-    def __init__(self, settings: ProducerSettings, cluster: Cluster, gate: Gate) -> None:
+    def __init__(self, settings: ProducerSettings, cluster: Cluster, gate: SendGate) -> None:
         self.settings = settings
         self.cluster = cluster
         self.gate = gate
@@ -106,8 +107,8 @@ class Sender:
         self._max_in_flight = settings.max_in_flight_requests_per_connection
         self._max_unacked = min(MAX_UNACKED, self._max_in_flight) if settings.is_idempotent else self._max_in_flight
         self._setbacks = 0  # in a row, of the gate
-        self._used: set[Connection] = set()  # those that produce requests were sent on
-        self._finished: list[Batch] = []  # whose callbacks are due
+        self._used: set[BrokerConnection] = set()  # those that produce requests were sent on
+        self._finished: list[ProducerBatch] = []  # whose callbacks are due
 
     def wake(self) -> None:
         """Ends the wait of a step that is under way in another thread."""
@@ -153,7 +154,7 @@ class Sender:
         for queue in list(self.accumulator.queues.values()):
             self.cluster.forget(Leader(queue.topic, queue.partition))
 
-    def _wait_s(self, connections: list[Connection], blocked_until_s: float, seen: int) -> float:
+    def _wait_s(self, connections: list[BrokerConnection], blocked_until_s: float, seen: int) -> float:
         """How long nothing can happen but answers and wake-ups."""
         self._asleep = True  # from here on, whoever adds a batch wakes this thread
         with self.accumulator.changed:
@@ -200,7 +201,7 @@ class Sender:
             self._encode(batch)
         return seen
 
-    def _encode(self, batch: Batch) -> None:
+    def _encode(self, batch: ProducerBatch) -> None:
         try:
             batch.encode(self.settings.compression)
         except EncodeError as error:
@@ -286,7 +287,7 @@ class Sender:
 
     def _send_to(self, node: int, queues: list[PartitionQueue], identity: Identity) -> float:
         try:
-            connection = self.cluster.connect(Node(node), Deadline(self._setup_s), LANE)
+            connection = self.cluster.connect(NodeTarget(node), Deadline(self._setup_s), LANE)
             version = connection.capabilities.version_of(PRODUCE, *reversed(self.gate.produce_version()))
         except KafkaError as error:
             for queue in queues:
@@ -324,7 +325,7 @@ class Sender:
                     taken.append((queue, batch))
         return taken
 
-    def _send(self, connection: Connection, sendings: list[Sending], version: int) -> None:
+    def _send(self, connection: BrokerConnection, sendings: list[Sending], version: int) -> None:
         topics: dict[str, TopicProduceData] = {}
         for queue, batch in sendings:
             topic = topics.get(queue.topic) or topics.setdefault(queue.topic, TopicProduceData(queue.topic))
@@ -370,7 +371,7 @@ class Sender:
                     else:
                         self._refuse(queue, batch, answer, failure)
 
-    def _ack(self, queue: PartitionQueue, batch: Batch, base_offset: int, log_append_time: int) -> None:
+    def _ack(self, queue: PartitionQueue, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
         self._setbacks = 0
         queue.acked(batch, base_offset, log_append_time)
         self.gate.stored(batch)
@@ -378,7 +379,11 @@ class Sender:
         self._finished.append(batch)
 
     def _refuse(
-        self, queue: PartitionQueue, batch: Batch, answer: PartitionProduceResponse | None, failure: KafkaError | None
+        self,
+        queue: PartitionQueue,
+        batch: ProducerBatch,
+        answer: PartitionProduceResponse | None,
+        failure: KafkaError | None,
     ) -> None:
         """Not stored, or not known to be: again, or never."""
         code = ErrorCode.NETWORK_EXCEPTION if answer is None else ErrorCode.of(answer.error_code)
@@ -391,10 +396,12 @@ class Sender:
         queue.last_error = error
         pause_s = SHORT_WAIT_S * min(queue.retries + 1, 12) if code in SHORT_WAITS else self._pause_s(queue.retries + 1)
         verdict = queue.refused(batch, code, time.monotonic() + pause_s)
-        if verdict is Verdict.FAIL or (verdict is Verdict.RETRY and batch.attempts > self.settings.retries):
+        if verdict is FailedBatchAction.FAIL or (
+            verdict is FailedBatchAction.RETRY and batch.attempts > self.settings.retries
+        ):
             self._fail(queue, batch, error)
 
-    def _fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
+    def _fail(self, queue: PartitionQueue, batch: ProducerBatch, error: KafkaError) -> None:
         self.gate.failed(error)  # first: a commit goes on as soon as it sees the batch done
         queue.drop(batch)
         batch.finish(-1, -1, error)
@@ -440,7 +447,7 @@ def _answers(pending: Pending) -> tuple[dict[Place, PartitionProduceResponse], K
     return {(topic.name, part.index): part for topic in response.responses for part in topic.partition_responses}, None
 
 
-def _late(batch: Batch, settings: ProducerSettings) -> DeliveryTimedOutError:
+def _late(batch: ProducerBatch, settings: ProducerSettings) -> DeliveryTimedOutError:
     fate = "it is unknown whether they were stored" if batch.attempts else "they were not sent"
     return DeliveryTimedOutError(
         f"{batch.count} records for {batch.topic}-{batch.partition} were not acknowledged within delivery.timeout.ms "
@@ -448,3 +455,85 @@ def _late(batch: Batch, settings: ProducerSettings) -> DeliveryTimedOutError:
         "check the brokers, or raise the time-out",
         ErrorCode.REQUEST_TIMED_OUT,
     )
+
+
+# Gates: a producer without an id, one with an id, or the owner of a transaction.
+LAST_EPOCH = 0x7FFF
+
+
+class PlainGate:
+    """Without idempotence: a retry may store a record twice."""
+
+    transactional_id: str | None = None
+
+    def identity(self) -> Identity | None:
+        return NO_IDENTITY
+
+    def prepare(self) -> None:
+        """Nothing to get."""
+
+    def produce_version(self) -> tuple[int, int]:
+        return 3, NAMES_UP_TO
+
+    def admit(self, places: list[Place]) -> None:
+        """Nothing to join."""
+
+    def raise_epoch(self, stale: Identity) -> Identity | None:
+        return None
+
+    def failed(self, error: KafkaError) -> None:
+        """The delivery tells; nothing else is lost."""
+
+    def stored(self, batch: ProducerBatch) -> None:
+        """Nothing to note."""
+
+    def giving_up(self) -> KafkaError | None:
+        return None
+
+
+class IdempotentGate(PlainGate):
+    """With a producer id from the cluster, got at the first send. The epoch is raised here, without asking anybody:
+    nobody else has this id."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._identity: Identity | None = None
+
+    def identity(self) -> Identity | None:
+        return self._identity
+
+    def prepare(self) -> None:
+        if self._identity is None:
+            self._identity = new_identity(self._cluster, self._timeout_s, LANE)
+
+    def raise_epoch(self, stale: Identity) -> Identity | None:
+        if self._identity == stale:
+            if stale.epoch >= LAST_EPOCH:
+                self._identity = None  # `prepare` gets a new id
+            else:
+                self._identity = Identity(stale.producer_id, stale.epoch + 1)
+        return self._identity
+
+
+class FixedGate(PlainGate):
+    """Writes with an identity that is given and never changes: that of a transaction which another process owns."""
+
+    def __init__(self, transactional_id: str | None, identity: Identity, produce_version: tuple[int, int]) -> None:
+        self.transactional_id = transactional_id
+        self._identity = identity
+        self._produce_version = produce_version
+        self._error: KafkaError | None = None
+
+    def identity(self) -> Identity | None:
+        return self._identity
+
+    def produce_version(self) -> tuple[int, int]:
+        return self._produce_version
+
+    def failed(self, error: KafkaError) -> None:
+        if self._error is None:
+            self._error = error
+
+    def giving_up(self) -> KafkaError | None:
+        return self._error

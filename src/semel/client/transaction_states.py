@@ -21,7 +21,7 @@ from enum import Enum
 from semel.client.errors import IllegalStateError
 
 
-class State(Enum):
+class ProducerTxnState(Enum):
     UNINITIALIZED = "uninitialized"
     INITIALIZING = "initializing"
     READY = "ready"
@@ -33,7 +33,7 @@ class State(Enum):
     FATAL = "broken"
 
 
-class Event(Enum):
+class ProducerTxnEvent(Enum):
     INIT = "init_transactions()"
     INITIALIZED = "the coordinator gave an id and epoch"
     INIT_FAILED = "the coordinator could not be asked"
@@ -48,41 +48,49 @@ class Event(Enum):
     BROKEN = "a write or request failed for good"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.UNINITIALIZED, Event.INIT): State.INITIALIZING,
-    (State.INITIALIZING, Event.INITIALIZED): State.READY,
-    (State.INITIALIZING, Event.INIT_FAILED): State.UNINITIALIZED,
-    (State.READY, Event.BEGIN): State.IN_TRANSACTION,
-    (State.IN_TRANSACTION, Event.COMMIT): State.COMMITTING,
-    (State.IN_TRANSACTION, Event.ABORT): State.ABORTING,
-    (State.IN_TRANSACTION, Event.FAILED): State.ABORTABLE,
-    (State.COMMITTING, Event.COMMIT): State.COMMITTING,
-    (State.COMMITTING, Event.COMMIT_NOT_SENT): State.IN_TRANSACTION,
-    (State.COMMITTING, Event.COMMITTED): State.READY,
-    (State.COMMITTING, Event.FAILED): State.ABORTABLE,
-    (State.ABORTABLE, Event.ABORT): State.ABORTING,
-    (State.ABORTABLE, Event.FAILED): State.ABORTABLE,
-    (State.ABORTING, Event.ABORT): State.ABORTING,
-    (State.ABORTING, Event.ABORTED): State.READY,
-    (State.ABORTING, Event.FAILED): State.ABORTING,
-    **{(state, Event.FENCED): State.FENCED for state in State if state is not State.FATAL},
-    **{(state, Event.BROKEN): State.FATAL for state in State if state is not State.FENCED},
+TRANSITIONS: dict[tuple[ProducerTxnState, ProducerTxnEvent], ProducerTxnState] = {
+    (ProducerTxnState.UNINITIALIZED, ProducerTxnEvent.INIT): ProducerTxnState.INITIALIZING,
+    (ProducerTxnState.INITIALIZING, ProducerTxnEvent.INITIALIZED): ProducerTxnState.READY,
+    (ProducerTxnState.INITIALIZING, ProducerTxnEvent.INIT_FAILED): ProducerTxnState.UNINITIALIZED,
+    (ProducerTxnState.READY, ProducerTxnEvent.BEGIN): ProducerTxnState.IN_TRANSACTION,
+    (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.COMMIT): ProducerTxnState.COMMITTING,
+    (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.ABORT): ProducerTxnState.ABORTING,
+    (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTABLE,
+    (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMIT): ProducerTxnState.COMMITTING,
+    (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMIT_NOT_SENT): ProducerTxnState.IN_TRANSACTION,
+    (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMITTED): ProducerTxnState.READY,
+    (ProducerTxnState.COMMITTING, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTABLE,
+    (ProducerTxnState.ABORTABLE, ProducerTxnEvent.ABORT): ProducerTxnState.ABORTING,
+    (ProducerTxnState.ABORTABLE, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTABLE,
+    (ProducerTxnState.ABORTING, ProducerTxnEvent.ABORT): ProducerTxnState.ABORTING,
+    (ProducerTxnState.ABORTING, ProducerTxnEvent.ABORTED): ProducerTxnState.READY,
+    (ProducerTxnState.ABORTING, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTING,
+    **{
+        (state, ProducerTxnEvent.FENCED): ProducerTxnState.FENCED
+        for state in ProducerTxnState
+        if state is not ProducerTxnState.FATAL
+    },
+    **{
+        (state, ProducerTxnEvent.BROKEN): ProducerTxnState.FATAL
+        for state in ProducerTxnState
+        if state is not ProducerTxnState.FENCED
+    },
 }
 
-_ADVICE: dict[State, str] = {
-    State.UNINITIALIZED: "call init_transactions() first",
-    State.INITIALIZING: "init_transactions() is under way in another thread",
-    State.READY: "call begin_transaction() first",
-    State.IN_TRANSACTION: "a transaction is open: commit or abort it first",
-    State.COMMITTING: "a commit is on its way and may have happened: call commit_transaction() again to settle it",
-    State.ABORTABLE: "the transaction has failed: call abort_transaction()",
-    State.ABORTING: "an abort is on its way: call abort_transaction() again to finish it",
-    State.FENCED: "a newer producer owns this transactional.id: close this one",
-    State.FATAL: "this producer cannot go on: close it and make a new one",
+_ADVICE: dict[ProducerTxnState, str] = {
+    ProducerTxnState.UNINITIALIZED: "call init_transactions() first",
+    ProducerTxnState.INITIALIZING: "init_transactions() is under way in another thread",
+    ProducerTxnState.READY: "call begin_transaction() first",
+    ProducerTxnState.IN_TRANSACTION: "a transaction is open: commit or abort it first",
+    ProducerTxnState.COMMITTING: "a commit was sent and may have happened: call commit_transaction() again",
+    ProducerTxnState.ABORTABLE: "the transaction has failed: call abort_transaction()",
+    ProducerTxnState.ABORTING: "an abort is on its way: call abort_transaction() again to finish it",
+    ProducerTxnState.FENCED: "a newer producer owns this transactional.id: close this one",
+    ProducerTxnState.FATAL: "this producer cannot go on: close it and make a new one",
 }
 
 
-def after(state: State, event: Event) -> State:
+def after(state: ProducerTxnState, event: ProducerTxnEvent) -> ProducerTxnState:
     """The state that an event leads to; raises IllegalStateError for what may not happen."""
     try:
         return TRANSITIONS[state, event]
@@ -92,5 +100,5 @@ def after(state: State, event: Event) -> State:
         ) from None
 
 
-def allows(state: State, event: Event) -> bool:
+def allows(state: ProducerTxnState, event: ProducerTxnEvent) -> bool:
     return (state, event) in TRANSITIONS

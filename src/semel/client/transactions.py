@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from semel.client.accumulator import Place
-from semel.client.batches import Batch, Identity
+from semel.client.batches import Identity, ProducerBatch
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
-from semel.client.coordinator import VERSIONS, EndAnswer, EndUnknownError, TransactionCoordinator
+from semel.client.coordinator import VERSIONS, CoordinatorClient, EndAnswer, EndUnknownError
 from semel.client.errors import (
     AbortableError,
     CommitUncertainError,
@@ -30,10 +30,10 @@ from semel.client.errors import (
     KafkaError,
     TimedOutError,
 )
-from semel.client.log_reading import Decision, find_decision
+from semel.client.log_reading import TransactionEnd, find_decision
 from semel.client.sender import LANE, Sender
 from semel.client.timing import Deadline
-from semel.client.transaction_states import Event, State, after, allows
+from semel.client.transaction_states import ProducerTxnEvent, ProducerTxnState, after, allows
 from semel.protocol.errors import ErrorCode, Recovery
 
 # Answers to an end that say: the coordinator has no such open transaction of this epoch.
@@ -43,11 +43,11 @@ NOT_OPEN = frozenset({ErrorCode.INVALID_TXN_STATE})
 class TransactionalGate:
     """The sender's gate and the user's transaction calls. One lock guards the state; I/O happens outside of it."""
 
-    def __init__(self, coordinator: TransactionCoordinator, request_timeout_s: float) -> None:
+    def __init__(self, coordinator: CoordinatorClient, request_timeout_s: float) -> None:
         self.transactional_id: str | None = coordinator.transactional_id
         self.coordinator = coordinator
         self.sender: Sender  # set by the producer, which makes both
-        self.state = State.UNINITIALIZED
+        self.state = ProducerTxnState.UNINITIALIZED
         self.error: KafkaError | None = None  # what led to ABORTABLE, FENCED or FATAL
         self.generation = 1
         self._request_timeout_s = request_timeout_s
@@ -65,7 +65,7 @@ class TransactionalGate:
 
     def identity(self) -> Identity | None:
         with self._lock:
-            is_open = self.state in (State.IN_TRANSACTION, State.COMMITTING) and not self._sealed
+            is_open = self.state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.COMMITTING) and not self._sealed
             return self._identity if is_open else None
 
     def prepare(self) -> None:
@@ -87,28 +87,33 @@ class TransactionalGate:
     def raise_epoch(self, stale: Identity) -> Identity | None:
         return None  # a gap means abort; the next transaction gets a new epoch
 
-    def stored(self, batch: Batch) -> None:
+    def stored(self, batch: ProducerBatch) -> None:
         self._written.setdefault((batch.topic, batch.partition), batch.base_offset)
 
     def failed(self, error: KafkaError) -> None:
         """Sorts an error into the state: fenced, fatal, or to be aborted."""
-        event = Event.FENCED if error.recovery is Recovery.FENCED else Event.FAILED
+        event = ProducerTxnEvent.FENCED if error.recovery is Recovery.FENCED else ProducerTxnEvent.FAILED
         if error.code in (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
-            event = Event.BROKEN
+            event = ProducerTxnEvent.BROKEN
         with self._lock:
             if allows(self.state, event):
-                if self.error is None or event is not Event.FAILED:
+                if self.error is None or event is not ProducerTxnEvent.FAILED:
                     self.error = error
                 self.state = after(self.state, event)
         self.sender.wake()
 
     def giving_up(self) -> KafkaError | None:
         with self._lock:
-            if self.state is State.ABORTING and self.error is None:
+            if self.state is ProducerTxnState.ABORTING and self.error is None:
                 return AbortableError("the transaction was aborted before this record was acknowledged")
-            if self.state in (State.ABORTABLE, State.ABORTING, State.FENCED, State.FATAL):
+            if self.state in (
+                ProducerTxnState.ABORTABLE,
+                ProducerTxnState.ABORTING,
+                ProducerTxnState.FENCED,
+                ProducerTxnState.FATAL,
+            ):
                 return self.error
-            if self.state is State.READY or self._sealed:
+            if self.state is ProducerTxnState.READY or self._sealed:
                 return IllegalStateError("sent while another thread ended the transaction; it is in none")
             return None
 
@@ -116,7 +121,7 @@ class TransactionalGate:
 
     def check_can_send(self) -> None:
         """Raises unless a transaction is open and has not failed."""
-        if self.state is State.IN_TRANSACTION:
+        if self.state is ProducerTxnState.IN_TRANSACTION:
             return
         self._raise_if_failed()
         raise IllegalStateError(f"cannot send: this producer is {self.state.value}; call begin_transaction() first")
@@ -125,23 +130,23 @@ class TransactionalGate:
         """Owns the transactional id: earlier owners are fenced, what they left open is finished."""
         deadline = Deadline(timeout_s)
         try:
-            self._move(Event.INIT)
+            self._move(ProducerTxnEvent.INIT)
             self.generation = self.coordinator.generation(deadline.remaining_s())
             identity = self.coordinator.init(deadline.remaining_s())
             with self._lock:
                 self._identity = identity
-                self.state = after(self.state, Event.INITIALIZED)
+                self.state = after(self.state, ProducerTxnEvent.INITIALIZED)
         except IllegalStateError:
             raise
         except BaseException as error:  # Ctrl-C too: the next call starts over
             fenced = isinstance(error, KafkaError) and error.recovery is Recovery.FENCED
-            self._move_if_allowed(Event.FENCED if fenced else Event.INIT_FAILED)
+            self._move_if_allowed(ProducerTxnEvent.FENCED if fenced else ProducerTxnEvent.INIT_FAILED)
             raise
 
     def begin(self, timeout_s: float) -> None:
         self._raise_if_failed()
         with self._lock:
-            after(self.state, Event.BEGIN)  # raises if it may not
+            after(self.state, ProducerTxnEvent.BEGIN)  # raises if it may not
         if self._needs_epoch:
             self._new_epoch(timeout_s)
         with self._lock:
@@ -149,7 +154,7 @@ class TransactionalGate:
             self._added.clear()
             self._written.clear()
             self._touched = self._end_maybe_sent = self._sealed = False
-            self.state = after(self.state, Event.BEGIN)
+            self.state = after(self.state, ProducerTxnEvent.BEGIN)
 
     def _new_epoch(self, timeout_s: float) -> None:
         """A late request of the last transaction must not hit the next one: only a new epoch tells them apart."""
@@ -204,11 +209,11 @@ class TransactionalGate:
         """Returns when the transaction is committed for certain."""
         with self._lock:
             self._raise_if_failed()
-            self.state = after(self.state, Event.COMMIT)
+            self.state = after(self.state, ProducerTxnEvent.COMMIT)
         if not self._end_maybe_sent:
             self._deliver_all(deadline)
         if not self._touched:
-            self._ended(Event.COMMITTED, self._identity)
+            self._ended(ProducerTxnEvent.COMMITTED, self._identity)
             return
         assert self._identity is not None
         try:
@@ -219,7 +224,7 @@ class TransactionalGate:
             self._commit_refused(error, deadline)
             return
         self._needs_epoch = self._needs_epoch or (self.generation == 1 and answer.was_repeated)
-        self._ended(Event.COMMITTED, answer.identity)
+        self._ended(ProducerTxnEvent.COMMITTED, answer.identity)
 
     def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
         try:
@@ -235,17 +240,17 @@ class TransactionalGate:
             self._flush_and_seal(deadline)
         except BaseException:  # Ctrl-C too: nothing was committed, so an abort is possible again
             self._sealed = False
-            self._move_if_allowed(Event.COMMIT_NOT_SENT)
+            self._move_if_allowed(ProducerTxnEvent.COMMIT_NOT_SENT)
             raise
 
     def _flush_and_seal(self, deadline: Deadline) -> None:
         with self._offsets_turn(deadline):
             pass  # those that another thread was adding; now that the state is COMMITTING, nobody begins to
         accumulator = self.sender.accumulator
-        delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
+        delivered = accumulator.flush(deadline, lambda: self.state is not ProducerTxnState.COMMITTING)
         if delivered:
             self._sealed = True  # what other threads send from here on is refused; what is on its way is awaited
-            delivered = accumulator.flush(deadline, lambda: self.state is not State.COMMITTING)
+            delivered = accumulator.flush(deadline, lambda: self.state is not ProducerTxnState.COMMITTING)
         self._raise_if_failed()
         if not delivered:
             raise TimedOutError(
@@ -256,7 +261,7 @@ class TransactionalGate:
     def _commit_unknown(self, error: EndUnknownError, deadline: Deadline) -> KafkaError:
         if not error.maybe_sent:
             self._sealed = False
-            self._move(Event.COMMIT_NOT_SENT)
+            self._move(ProducerTxnEvent.COMMIT_NOT_SENT)
             return TimedOutError(
                 f"the commit could not be sent within {deadline.total_s:.3g} s ({error}); nothing was committed: call "
                 "commit_transaction() again, or abort_transaction()"
@@ -273,7 +278,7 @@ class TransactionalGate:
         if repeated and error.recovery is Recovery.FENCED:
             decision = self._settle_from_log(error, deadline)
             self.failed(error)
-            if decision is Decision.COMMITTED:
+            if decision is TransactionEnd.COMMITTED:
                 return  # done; the next begin_transaction() says that somebody else owns the id now
             raise FencedError(f"the transaction was aborted, not committed: {error}", error.code) from error
         if error.code in NOT_OPEN:  # a commit that was carried out is never answered so, repeated or not
@@ -285,12 +290,12 @@ class TransactionalGate:
         elif error.recovery is Recovery.FATAL:
             with self._lock:
                 self.error = error
-                self.state = after(self.state, Event.BROKEN)
+                self.state = after(self.state, ProducerTxnEvent.BROKEN)
             raise error
         self.failed(error)
         raise error
 
-    def _settle_from_log(self, error: KafkaError, deadline: Deadline) -> Decision:
+    def _settle_from_log(self, error: KafkaError, deadline: Deadline) -> TransactionEnd:
         """Fenced after a lost answer: the commit happened before, or never. The marker in the log tells which."""
         assert self._identity is not None
         if self._written:
@@ -307,20 +312,20 @@ class TransactionalGate:
 
     def abort(self, deadline: Deadline) -> None:
         """Returns when nothing of the transaction can become visible any more."""
-        if self.state in (State.FENCED, State.FATAL):
+        if self.state in (ProducerTxnState.FENCED, ProducerTxnState.FATAL):
             self._raise_if_failed()
-        self._move(Event.ABORT)
+        self._move(ProducerTxnEvent.ABORT)
         self.sender.wake()
         with self._offsets_turn(deadline):
             pass  # a late request must not follow the end
-        if not self.sender.accumulator.flush(deadline, lambda: self.state is State.FENCED):
+        if not self.sender.accumulator.flush(deadline, lambda: self.state is ProducerTxnState.FENCED):
             raise TimedOutError(
                 f"records are still on their way after {deadline.total_s:.3g} s; call abort_transaction() again"
             )
-        if self.state is State.FENCED:
+        if self.state is ProducerTxnState.FENCED:
             self._raise_if_failed()
         if not self._touched:
-            self._ended(Event.ABORTED, self._identity)
+            self._ended(ProducerTxnEvent.ABORTED, self._identity)
             return
         assert self._identity is not None
         identity, self._needs_epoch = self._identity, True
@@ -334,32 +339,32 @@ class TransactionalGate:
             if error.code not in NOT_OPEN:
                 self.failed(error if error.recovery is Recovery.FENCED else FatalError(str(error), error.code))
                 raise
-        self._ended(Event.ABORTED, identity)
+        self._ended(ProducerTxnEvent.ABORTED, identity)
 
     # --- state ---
 
-    def _ended(self, event: Event, identity: Identity | None) -> None:
+    def _ended(self, event: ProducerTxnEvent, identity: Identity | None) -> None:
         with self._lock:
             self._identity = identity
             self._end_maybe_sent = False
             self.error = None
             self.state = after(self.state, event)
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: ProducerTxnEvent) -> None:
         with self._lock:
             self.state = after(self.state, event)
 
-    def _move_if_allowed(self, event: Event) -> None:
+    def _move_if_allowed(self, event: ProducerTxnEvent) -> None:
         with self._lock:
             if allows(self.state, event):
                 self.state = after(self.state, event)
 
     def _raise_if_failed(self) -> None:
-        if self.state is State.FENCED:
+        if self.state is ProducerTxnState.FENCED:
             raise FencedError(f"this producer was fenced: {self.error}; close it", _code(self.error)) from self.error
-        if self.state is State.FATAL:
+        if self.state is ProducerTxnState.FATAL:
             raise FatalError(f"this producer cannot go on: {self.error}", _code(self.error)) from self.error
-        if self.state is State.ABORTABLE:
+        if self.state is ProducerTxnState.ABORTABLE:
             raise AbortableError(
                 f"the transaction has failed: {self.error}; call abort_transaction(), then run it again",
                 _code(self.error),

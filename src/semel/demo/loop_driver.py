@@ -101,7 +101,7 @@ class Program:
 
 def is_drained(brokers: str, admin: Admin, topics: Topics) -> bool:
     """Nothing is left to read. Lag alone would not say so: what was aborted at the end of a partition stays lag."""
-    places = admin.group_positions(topics.application_id)
+    places = admin.group_lag(topics.application_id)
     behind = {(place.topic, place.partition): place for place in places if place.lag != 0}
     if not places or any(place.committed is None for place in behind.values()):
         return False

@@ -55,4 +55,4 @@ def is_here(cluster: Cluster, topic: str) -> bool:
             raise
         return True
 
-    return cluster.patiently(attempt, f"looking up topic {topic!r}", cluster.deadline())
+    return cluster.retry(attempt, f"looking up topic {topic!r}", cluster.deadline())

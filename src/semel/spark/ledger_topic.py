@@ -8,7 +8,7 @@ import time
 
 from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
-from semel.client.group_offsets import fetch_committed, patient
+from semel.client.group_offsets import fetch_committed, retried
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.configs import (
     DESCRIBE_CONFIGS,
@@ -187,7 +187,7 @@ def _has_committed(cluster: Cluster, transactional_id: str) -> bool:
 
 def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int]:
     try:
-        found = patient(
+        found = retried(
             cluster,
             lambda deadline: fetch_committed(cluster, group_id, None, False, deadline),
             f"reading the offsets of group {group_id!r}",

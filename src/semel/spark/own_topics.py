@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from semel.client.cluster import Cluster
-from semel.client.metadata import Topic
+from semel.client.metadata import TopicMetadata
 from semel.spark.ledger import SUFFIX, LedgerError, decode, topic_of
 from semel.spark.ledger_topic import EARLIEST, LATEST, last_entry
 from semel.spark.planning import Range
@@ -31,7 +31,7 @@ class OwnTopics:
         self._application_id = application_id
         self._looked_at: dict[tuple[str, bytes], bool] = {}  # name and id of a topic -> whether it is a ledger
 
-    def __call__(self, matching: Iterable[Topic]) -> set[str]:
+    def __call__(self, matching: Iterable[TopicMetadata]) -> set[str]:
         """Those of the topics that are not read."""
         found = {topic.name for topic in matching if topic.name.endswith(SUFFIX) and self._is_ledger(topic)}
         if self._application_id is None:
@@ -43,7 +43,7 @@ class OwnTopics:
         dead_letters = last.dead_letter_topic if last else None
         return found | {ledger} | ({dead_letters} if dead_letters else set())
 
-    def _is_ledger(self, topic: Topic) -> bool:
+    def _is_ledger(self, topic: TopicMetadata) -> bool:
         """One without a record counts as one until it has some: there is nothing to be read in it."""
         if len(topic.partitions) != 1:
             return False

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from semel.client.accumulator import Place
-from semel.client.admin_transactions import describe_transaction
-from semel.client.admin_types import TransactionInfo
+from semel.client.admin_transactions import TransactionInfo, describe_transaction
 from semel.client.batches import Identity
 from semel.client.cluster import Cluster
 from semel.client.errors import KafkaError, UnsupportedByBrokerError

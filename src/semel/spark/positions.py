@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
-from semel.client.cluster import Cluster, Node
+from semel.client.cluster import Cluster, NodeTarget
 from semel.client.errors import KafkaError, error_of
-from semel.client.metadata import Metadata, Topic
+from semel.client.metadata import Metadata, TopicMetadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (
     LIST_OFFSETS,
@@ -44,7 +44,10 @@ class Positions:
     """The positions of one query's topics."""
 
     def __init__(
-        self, cluster: Cluster, options: SourceOptions, not_read: Callable[[list[Topic]], set[str]] = lambda _: set()
+        self,
+        cluster: Cluster,
+        options: SourceOptions,
+        not_read: Callable[[list[TopicMetadata]], set[str]] = lambda _: set(),
     ) -> None:
         self._cluster = cluster
         self._options = options
@@ -77,9 +80,7 @@ class Positions:
 
     def _refresh(self, topics: Iterable[str] | None) -> Metadata:
         """Asks anew: partitions are added and topics deleted while a query runs."""
-        return self._cluster.patiently(
-            lambda: self._cluster.refresh(topics), "looking up topics", self._cluster.deadline()
-        )
+        return self._cluster.retry(lambda: self._cluster.refresh(topics), "looking up topics", self._cluster.deadline())
 
     def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:
         """A bound of the options as positions of these partitions."""
@@ -182,7 +183,9 @@ def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, int], read_co
         result: Offsets = defaultdict(dict)
         for node, request in _requests(cluster, wanted, read_committed).items():
             try:
-                answer = cluster.call(Node(node), LIST_OFFSETS, request, timeout_s=deadline.remaining_s(), at_least=2)
+                answer = cluster.call(
+                    NodeTarget(node), LIST_OFFSETS, request, timeout_s=deadline.remaining_s(), at_least=2
+                )
                 _collect(answer, result)
             except KafkaError:
                 for topic in {topic for topic, _ in wanted}:
@@ -190,7 +193,7 @@ def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, int], read_co
                 raise
         return dict(result)
 
-    return cluster.patiently(attempt, "looking up offsets", deadline)
+    return cluster.retry(attempt, "looking up offsets", deadline)
 
 
 def _requests(

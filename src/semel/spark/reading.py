@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from semel.client.cluster import Cluster, Leader
-from semel.client.connection import Connection
+from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError, error_of, is_network
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
@@ -99,7 +99,7 @@ class RangeReader:
     def _answers(self) -> Iterator[tuple[int, PartitionData, memoryview]]:
         """(offset asked for, answer, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
-        connection: Connection | None = None
+        connection: BrokerConnection | None = None
         while self._position < self._range.end:
             try:
                 if waiting is None or connection is None:
@@ -130,11 +130,11 @@ class RangeReader:
         self._empty_responses = 0
         self._cluster.outages.over(self._name)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> BrokerConnection:
         """One attempt: `_recover` decides about others."""
         return self._cluster.connect(Leader(self._range.topic, self._range.partition), self._cluster.deadline())
 
-    def _ask(self, connection: Connection) -> Pending:
+    def _ask(self, connection: BrokerConnection) -> Pending:
         r = self._range
         most_bytes = _sizes.bytes_for(r.topic, r.end - self._position, self._fetch_bytes)
         partition = FetchPartition(partition=r.partition, fetch_offset=self._position, partition_max_bytes=most_bytes)

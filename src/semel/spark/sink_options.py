@@ -9,7 +9,7 @@ from typing import Any
 
 from semel import mutants
 from semel.client.errors import ConfigError
-from semel.client.producer_settings import COMPRESSIONS, ProducerSettings
+from semel.client.settings import COMPRESSIONS, ProducerSettings
 from semel.spark.encoding import MURMUR2, SPREAD
 from semel.spark.ledger import Batch, refuse_loop
 from semel.spark.options import OptionError

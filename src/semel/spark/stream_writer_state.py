@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from semel.client.handle import TransactionHandle
-from semel.client.producer_settings import ProducerSettings
+from semel.client.settings import ProducerSettings
 
 
 class DriverState:

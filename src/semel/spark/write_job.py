@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from semel.client.cluster import Cluster
 from semel.client.handle import PlainHandle, TransactionHandle
-from semel.client.producer_settings import ProducerSettings
+from semel.client.settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
 from semel.spark.guesses import FailedGuessError

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from semel.client.cluster import AnyNode, Cluster, Node
+from semel.client.cluster import AnyNode, Cluster, NodeTarget
 from semel.client.errors import (
     ClosedError,
     ConnectionFailedError,
@@ -177,7 +177,7 @@ def test_a_wrong_advertised_address_is_explained() -> None:
         Cluster(ClientSettings.of(bootstrap_servers=address)) as cluster,
         pytest.raises(TimedOutError, match=r"broker 5 advertises this address.*advertised\.listeners"),
     ):
-        cluster.call(Node(5), METADATA, MetadataRequest(), timeout_s=0.5)
+        cluster.call(NodeTarget(5), METADATA, MetadataRequest(), timeout_s=0.5)
 
 
 def test_small_parts_of_a_request_leave_in_one_buffer() -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from semel.client.batches import Batch, Identity
+from semel.client.batches import Identity, ProducerBatch
 from semel.client.cluster import Cluster
 from semel.client.errors import AbortableError, IllegalStateError, KafkaError
-from semel.client.gates import FixedGate
 from semel.client.producer import Producer
-from semel.client.producer_settings import ProducerSettings
-from semel.client.sender import Sender
-from semel.client.transaction_states import State
+from semel.client.sender import FixedGate, Sender
+from semel.client.settings import ProducerSettings
+from semel.client.transaction_states import ProducerTxnState
 from semel.protocol.errors import EncodeError
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
@@ -118,10 +117,10 @@ def expires(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.Mo
 
 
 def cannot_be_encoded(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def encode(batch: Batch, compression: int) -> None:
+    def encode(batch: ProducerBatch, compression: int) -> None:
         raise EncodeError("made up")
 
-    monkeypatch.setattr(Batch, "encode", encode)
+    monkeypatch.setattr(ProducerBatch, "encode", encode)
     producer.send(topic, b"strange")
 
 
@@ -141,7 +140,7 @@ def is_closed(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.
     gate = producer._transactional()
 
     def close() -> None:
-        until(lambda: gate.state is State.COMMITTING)
+        until(lambda: gate.state is ProducerTxnState.COMMITTING)
         producer.close(timeout=0)
 
     threading.Thread(target=close).start()

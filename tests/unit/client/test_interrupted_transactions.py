@@ -10,7 +10,7 @@ import pytest
 
 from semel.client.errors import CommitUncertainError, TimedOutError
 from semel.client.producer import Producer
-from semel.client.transaction_states import State
+from semel.client.transaction_states import ProducerTxnState
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
 from tests.support.broker import SemelBroker
@@ -91,7 +91,7 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
         with pytest.raises(TimedOutError), producer.transaction() as txn:
             txn.send(topic, b"not in time")
         fault.assert_fired()
-        assert producer._transactional().state in (State.READY, State.ABORTING)
+        assert producer._transactional().state in (ProducerTxnState.READY, ProducerTxnState.ABORTING)
 
         def again() -> bool:
             try:
@@ -118,9 +118,9 @@ def test_an_interrupted_commit_is_aborted_unless_it_may_have_happened(
         txn.send(topic, b"first").result(PATIENCE_S)
     assert fired
     if commit_sent:
-        assert gate.state is State.COMMITTING
+        assert gate.state is ProducerTxnState.COMMITTING
         producer.commit_transaction(PATIENCE_S)  # settles it
-    assert gate.state is State.READY
+    assert gate.state is ProducerTxnState.READY
     with producer.transaction() as txn:
         txn.send(topic, b"second")
     committed(shared_semel_broker, topic, *([b"first"] if commit_sent else []), b"second")

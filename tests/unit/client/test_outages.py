@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import semel
-from semel.client import outages
-from semel.client.cluster import Cluster
+from semel.client import cluster as cluster_module
+from semel.client.cluster import Cluster, Outages
 from semel.client.errors import ConnectionFailedError, KafkaError, RetriableError, TimedOutError
-from semel.client.outages import Outages
 from semel.client.settings import ClientSettings
 
 
@@ -58,7 +57,7 @@ def test_short_failures_and_those_far_apart_are_not_logged(caplog: pytest.LogCap
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address that refuses connections, and a first message at once."""
-    monkeypatch.setattr(outages, "FIRST_S", 0.0)
+    monkeypatch.setattr(cluster_module, "FIRST_S", 0.0)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))  # bound, not listening: nobody else gets the port
         yield f"127.0.0.1:{sock.getsockname()[1]}"
@@ -98,13 +97,13 @@ def test_every_client_logs_that_its_broker_is_down(
 def test_error_codes_that_are_retried_are_logged_with_what_the_call_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outages, "FIRST_S", 0.0)
+    monkeypatch.setattr(cluster_module, "FIRST_S", 0.0)
     with Cluster(ClientSettings.of({"bootstrap.servers": "127.0.0.1:1", "retry.backoff.ms": 1})) as cluster:
 
         def attempt() -> None:
             raise RetriableError("the coordinator is loading")
 
         with pytest.raises(TimedOutError):
-            cluster.patiently(attempt, "waiting for it", cluster.deadline(0.2))
+            cluster.retry(attempt, "waiting for it", cluster.deadline(0.2))
         assert "the coordinator is loading; retried for" in caplog.text
         assert not cluster.outages._open

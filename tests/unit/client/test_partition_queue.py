@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from semel.client.batches import NO_IDENTITY, Batch, Identity, encode_rows
-from semel.client.partition_queue import MAX_UNACKED, PartitionQueue, Verdict
+from semel.client.batches import NO_IDENTITY, Identity, ProducerBatch, encode_rows
+from semel.client.partition_queue import MAX_UNACKED, FailedBatchAction, PartitionQueue
 from semel.protocol.batch import read_header
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import decode_batch
@@ -16,8 +16,8 @@ ME = Identity(7, 0)
 NEXT = Identity(7, 1)
 
 
-def batch(count: int = 2, deadline_s: float = 100.0) -> Batch:
-    made = Batch("t", 0, 0.0, deadline_s)
+def batch(count: int = 2, deadline_s: float = 100.0) -> ProducerBatch:
+    made = ProducerBatch("t", 0, 0.0, deadline_s)
     made.rows = [(None, b"%d" % i, 1000 + i, ()) for i in range(count)]
     made.count = count
     made.encode(0)
@@ -34,7 +34,7 @@ def queue_of(count: int, known: bool = True, transactional: bool = False) -> Par
     return queue
 
 
-def send(queue: PartitionQueue, identity: Identity = ME, now_s: float = 0.0) -> list[Batch]:
+def send(queue: PartitionQueue, identity: Identity = ME, now_s: float = 0.0) -> list[ProducerBatch]:
     """All that may go now."""
     sent = []
     while (taken := queue.next_to_send(now_s, identity)) is not None:
@@ -43,7 +43,7 @@ def send(queue: PartitionQueue, identity: Identity = ME, now_s: float = 0.0) -> 
     return sent
 
 
-def sequences(batches: list[Batch]) -> list[int]:
+def sequences(batches: list[ProducerBatch]) -> list[int]:
     return [read_header(each.data).base_sequence for each in batches if each.data is not None]
 
 
@@ -74,12 +74,12 @@ def test_after_a_failure_the_rest_is_awaited_then_all_go_again_in_order_with_the
     queue = queue_of(4)
     sent = send(queue)
     stamps = sequences(sent)
-    assert queue.refused(sent[0], ErrorCode.NETWORK_EXCEPTION, 1.0) is Verdict.RETRY
+    assert queue.refused(sent[0], ErrorCode.NETWORK_EXCEPTION, 1.0) is FailedBatchAction.RETRY
     assert send(queue, now_s=5) == []
-    assert queue.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1.0) is Verdict.RETRY
+    assert queue.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 1.0) is FailedBatchAction.RETRY
     queue.acked(sent[2], 20, -1)
     assert send(queue, now_s=5) == []
-    assert queue.refused(sent[3], ErrorCode.NOT_LEADER_OR_FOLLOWER, 1.0) is Verdict.RETRY
+    assert queue.refused(sent[3], ErrorCode.NOT_LEADER_OR_FOLLOWER, 1.0) is FailedBatchAction.RETRY
     assert send(queue, now_s=0.5) == [], "the back-off is kept"
     again = send(queue, now_s=5)
     assert again == [sent[0], sent[1], sent[3]]
@@ -90,7 +90,7 @@ def test_after_a_failure_the_rest_is_awaited_then_all_go_again_in_order_with_the
 def test_a_gap_before_the_first_batch_asks_for_a_new_epoch_and_starts_at_zero(code: ErrorCode) -> None:
     queue = queue_of(3)
     sent = send(queue)
-    assert queue.refused(sent[0], code, 0.0) is Verdict.RAISE_EPOCH
+    assert queue.refused(sent[0], code, 0.0) is FailedBatchAction.RAISE_EPOCH
     assert not queue.wants_restart(), "two are still on their way"
     queue.refused(sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0.0)
     queue.refused(sent[2], ErrorCode.NETWORK_EXCEPTION, 0.0)
@@ -106,7 +106,7 @@ def test_a_gap_before_the_first_batch_asks_for_a_new_epoch_and_starts_at_zero(co
 def test_in_a_transaction_a_gap_fails_the_batch() -> None:
     queue = queue_of(2, transactional=True)
     sent = send(queue)
-    assert queue.refused(sent[0], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0.0) is Verdict.FAIL
+    assert queue.refused(sent[0], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0.0) is FailedBatchAction.FAIL
 
 
 def test_an_expired_batch_leaves_a_gap_that_a_later_answer_closes() -> None:
@@ -150,7 +150,7 @@ def test_a_batch_that_is_too_large_is_split_in_its_place() -> None:
     queue = queue_of(0)
     queue.queued.extend([batch(5), batch(2)])
     large, small = send(queue)
-    assert queue.refused(large, ErrorCode.MESSAGE_TOO_LARGE, 0.0) is Verdict.SPLIT
+    assert queue.refused(large, ErrorCode.MESSAGE_TOO_LARGE, 0.0) is FailedBatchAction.SPLIT
     queue.refused(small, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0.0)
     again = send(queue)
     assert [each.count for each in again] == [2, 3, 2]
@@ -168,7 +168,7 @@ def test_one_record_that_is_too_large_fails() -> None:
     queue = queue_of(0)
     queue.queued.append(batch(1))
     (sent,) = send(queue)
-    assert queue.refused(sent, ErrorCode.MESSAGE_TOO_LARGE, 0.0) is Verdict.FAIL
+    assert queue.refused(sent, ErrorCode.MESSAGE_TOO_LARGE, 0.0) is FailedBatchAction.FAIL
 
 
 def test_expired_batches_are_those_past_their_time_without_a_question_open() -> None:
@@ -194,7 +194,7 @@ def test_a_random_broker_never_sees_a_sequence_with_two_meanings(seed: int) -> N
     log: list[int] = []
     meanings: dict[tuple[Identity | None, int], int] = {}
     last: dict[Identity | None, int] = {}
-    on_the_way: list[tuple[Batch, bool | None]] = []
+    on_the_way: list[tuple[ProducerBatch, bool | None]] = []
     now_s = 0.0
     while pending or not queue.is_empty:
         now_s += 1
@@ -223,7 +223,7 @@ def test_a_random_broker_never_sees_a_sequence_with_two_meanings(seed: int) -> N
                 last[each.identity] = each.sequence + each.count - 1
             else:
                 queue_says = queue.refused(each, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, now_s)
-                assert queue_says in (Verdict.RETRY, Verdict.RAISE_EPOCH)
+                assert queue_says in (FailedBatchAction.RETRY, FailedBatchAction.RAISE_EPOCH)
                 continue
         if verdict and rng.random() < 0.8:
             queue.acked(each, name, -1)

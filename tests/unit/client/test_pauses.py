@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import AnyNode, Cluster
-from semel.client.connection import Connection, poll
+from semel.client.cluster import AnyNode, Cluster, Reconnects
+from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError, TimedOutError
 from semel.client.producer import Producer
-from semel.client.reconnects import Reconnects
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
@@ -33,13 +32,13 @@ def test_an_address_that_cannot_be_reached_is_not_tried_before_its_backoff_is_ov
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attempts: list[float] = []
-    open_it = Connection.open
+    open_it = BrokerConnection.open
 
-    def opening(*arguments: Any) -> Connection:
+    def opening(*arguments: Any) -> BrokerConnection:
         attempts.append(time.monotonic())
         return open_it(*arguments)
 
-    monkeypatch.setattr(Connection, "open", opening)
+    monkeypatch.setattr(BrokerConnection, "open", opening)
     options = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 1}
     settings = ClientSettings.of(
         bootstrap_servers="127.0.0.1:1", reconnect_backoff_ms=200, reconnect_backoff_max_ms=800, **options

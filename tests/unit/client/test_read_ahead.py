@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from semel.client.connection import LARGE_ANSWER_BYTES, Connection
+from semel.client.connection import LARGE_ANSWER_BYTES, BrokerConnection
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError
 from semel.client.wire import Pending
 from semel.protocol.messages.cluster import (
@@ -39,7 +39,7 @@ def answer(sock: socket.socket, broker_count: int) -> bytes:
 
 
 @contextmanager
-def reading_ahead(then: Then, **options: float) -> Iterator[tuple[Connection, Pending]]:
+def reading_ahead(then: Then, **options: float) -> Iterator[tuple[BrokerConnection, Pending]]:
     """A connection whose thread has begun to read the second large answer; the server goes on as `then` says."""
 
     def behave(sock: socket.socket) -> None:

@@ -11,10 +11,9 @@ import pytest
 from semel.client.batches import NO_IDENTITY
 from semel.client.cluster import Leader
 from semel.client.errors import ConnectionFailedError
-from semel.client.gates import PlainGate
-from semel.client.metadata import Partition
-from semel.client.producer_settings import ProducerSettings
-from semel.client.sender import MOVED, Sender
+from semel.client.metadata import PartitionMetadata
+from semel.client.sender import MOVED, PlainGate, Sender
+from semel.client.settings import ProducerSettings
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (
@@ -33,8 +32,8 @@ class MovedPartition:
     def __init__(self) -> None:
         self.known_leader = 1
 
-    def partition(self, topic: str, index: int, *_: Any) -> Partition:
-        return Partition(index, self.known_leader, 0, (1, 2), (1, 2), ErrorCode.NONE)
+    def partition(self, topic: str, index: int, *_: Any) -> PartitionMetadata:
+        return PartitionMetadata(index, self.known_leader, 0, (1, 2), (1, 2), ErrorCode.NONE)
 
     def forget(self, target: Leader) -> None:
         assert target == Leader("orders", 0)

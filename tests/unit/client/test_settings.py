@@ -7,8 +7,7 @@ import pickle
 import pytest
 
 from semel.client.errors import ConfigError
-from semel.client.producer_settings import ProducerSettings
-from semel.client.settings import ClientSettings, parse_address
+from semel.client.settings import ClientSettings, ProducerSettings, parse_address
 
 BOOT = {"bootstrap.servers": "a:1,b:2"}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from semel.client.accumulator import Accumulator
-from semel.client.batches import Batch, Identity, TableDelivery, TableShare, split
-from semel.client.producer_settings import ProducerSettings
+from semel.client.batches import Identity, ProducerBatch, TableDelivery, TableShare, split
+from semel.client.settings import ProducerSettings
 from semel.client.tables import TableEncoder, checked_table
 from semel.protocol.rows import decode_batch
 
@@ -33,14 +33,14 @@ class Sending:
             shares.append(TableShare(batch, first, part.row_count, rows))
         return TableDelivery(shares, table.num_rows, self.accumulator.changed)
 
-    def batches(self, partition: int = 0) -> list[Batch]:
+    def batches(self, partition: int = 0) -> list[ProducerBatch]:
         batches = list(self.accumulator.queues["t", partition].batches())
         for batch in batches:
             batch.encode(0)
         return batches
 
 
-def values_of(batch: Batch) -> list[bytes | None]:
+def values_of(batch: ProducerBatch) -> list[bytes | None]:
     assert batch.data is not None
     return [record.value for record in decode_batch(batch.data).records]
 

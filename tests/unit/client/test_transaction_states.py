@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semel.client.errors import IllegalStateError
-from semel.client.transaction_states import Event, State, after, allows
+from semel.client.transaction_states import ProducerTxnEvent, ProducerTxnState, after, allows
 
-S, E = State, Event
+S, E = ProducerTxnState, ProducerTxnEvent
 
 # Written a second time, by state: what each call or event leads to. Everything that is not listed is refused.
-EXPECTED: dict[State, dict[Event, State]] = {
+EXPECTED: dict[ProducerTxnState, dict[ProducerTxnEvent, ProducerTxnState]] = {
     S.UNINITIALIZED: {E.INIT: S.INITIALIZING},
     S.INITIALIZING: {E.INITIALIZED: S.READY, E.INIT_FAILED: S.UNINITIALIZED},
     S.READY: {E.BEGIN: S.IN_TRANSACTION},
@@ -26,13 +26,13 @@ EXPECTED: dict[State, dict[Event, State]] = {
     S.FENCED: {E.FENCED: S.FENCED},
     S.FATAL: {E.BROKEN: S.FATAL},
 }
-for _state in set(State) - {S.FENCED, S.FATAL}:
+for _state in set(ProducerTxnState) - {S.FENCED, S.FATAL}:
     EXPECTED[_state] |= {E.FENCED: S.FENCED, E.BROKEN: S.FATAL}
 
 
-@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_every_pair_of_state_and_event(state: State, event: Event) -> None:
+@pytest.mark.parametrize("event", ProducerTxnEvent, ids=lambda event: event.name)
+@pytest.mark.parametrize("state", ProducerTxnState, ids=lambda state: state.name)
+def test_every_pair_of_state_and_event(state: ProducerTxnState, event: ProducerTxnEvent) -> None:
     expected = EXPECTED[state].get(event)
     assert allows(state, event) == (expected is not None)
     if expected is not None:
@@ -45,4 +45,4 @@ def test_every_pair_of_state_and_event(state: State, event: Event) -> None:
 
 
 def test_a_commit_in_doubt_cannot_become_an_abort() -> None:
-    assert not allows(State.COMMITTING, Event.ABORT)
+    assert not allows(ProducerTxnState.COMMITTING, ProducerTxnEvent.ABORT)

@@ -14,7 +14,7 @@ from semel.client.assignors import (
     RANGE,
     ROUND_ROBIN,
     STICKY,
-    Member,
+    SubscribedMember,
     decode_assignment,
     decode_member,
     encode_assignment,
@@ -23,8 +23,10 @@ from semel.client.assignors import (
 from semel.protocol.errors import DecodeError
 
 
-def member(name: str, *topics: str, owned: object = (), generation: int = -1, instance: str | None = None) -> Member:
-    return Member(name, instance, frozenset(topics), frozenset(owned), generation)  # type: ignore[arg-type]
+def member(
+    name: str, *topics: str, owned: object = (), generation: int = -1, instance: str | None = None
+) -> SubscribedMember:
+    return SubscribedMember(name, instance, frozenset(topics), frozenset(owned), generation)  # type: ignore[arg-type]
 
 
 def counts(assignment: dict[str, list[tuple[str, int]]]) -> list[int]:
@@ -32,7 +34,7 @@ def counts(assignment: dict[str, list[tuple[str, int]]]) -> list[int]:
 
 
 @st.composite
-def groups(draw: st.DrawFn) -> tuple[list[Member], dict[str, int]]:
+def groups(draw: st.DrawFn) -> tuple[list[SubscribedMember], dict[str, int]]:
     topics = [f"t{index}" for index in range(draw(st.integers(1, 4)))]
     partition_counts = {topic: draw(st.integers(0, 9)) for topic in topics}
     members = []

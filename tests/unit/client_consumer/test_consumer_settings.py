@@ -1,4 +1,4 @@
-"""The consumer's options and its patience."""
+"""The consumer's options and its retry budget."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import sys
 
 import pytest
 
-from semel.client.consumer_errors import CorruptRecordError
-from semel.client.consumer_patience import Patience
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import TopicPartition
+from semel.client.consumer_fetching import RetryBudget
+from semel.client.consumer_types import CorruptRecordError, TopicPartition
 from semel.client.errors import (
     ConfigError,
     ConnectionFailedError,
@@ -20,6 +18,7 @@ from semel.client.errors import (
     TimedOutError,
     error_of,
 )
+from semel.client.settings import ConsumerSettings
 from semel.protocol.errors import ErrorCode
 
 
@@ -68,7 +67,7 @@ def test_importing_the_consumer_loads_neither_numpy_nor_pyarrow() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-# --- patience ---
+# --- the retry budget ---
 
 
 class Clock:
@@ -84,51 +83,51 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def patience(clock: Clock) -> Patience:
-    return Patience(limit_s=60, clock=clock)
+def retry_budget(clock: Clock) -> RetryBudget:
+    return RetryBudget(limit_s=60, clock=clock)
 
 
 REFUSED = ConnectionFailedError("connection refused", ErrorCode.NETWORK_EXCEPTION)
 LATE = RequestTimedOutError("no answer", ErrorCode.REQUEST_TIMED_OUT)
 
 
-def test_refused_first_connection_is_told_when_poll_ends(patience: Patience) -> None:
-    patience.failed(REFUSED)
-    patience.check(poll_ends=False)
+def test_refused_first_connection_is_raised_when_poll_ends(retry_budget: RetryBudget) -> None:
+    retry_budget.failed(REFUSED)
+    retry_budget.check(poll_ends=False)
     with pytest.raises(TimedOutError, match="connection refused"):
-        patience.check(poll_ends=True)
+        retry_budget.check(poll_ends=True)
 
 
-def test_after_the_first_contact_trouble_is_borne_for_the_limit(patience: Patience, clock: Clock) -> None:
-    patience.succeeded()
-    patience.failed(REFUSED)
+def test_after_the_first_contact_errors_are_retried_up_to_the_limit(retry_budget: RetryBudget, clock: Clock) -> None:
+    retry_budget.succeeded()
+    retry_budget.failed(REFUSED)
     clock.now_s = 59
-    patience.failed(REFUSED)
-    patience.check(poll_ends=True)
+    retry_budget.failed(REFUSED)
+    retry_budget.check(poll_ends=True)
     clock.now_s = 60
     with pytest.raises(TimedOutError, match="for 60 s"):
-        patience.check(poll_ends=False)
+        retry_budget.check(poll_ends=False)
 
 
-def test_any_answer_counts_as_contact(patience: Patience) -> None:
-    patience.failed(error_of(ErrorCode.COORDINATOR_NOT_AVAILABLE, "looking"))
-    patience.check(poll_ends=True)
+def test_any_response_counts_as_contact(retry_budget: RetryBudget) -> None:
+    retry_budget.failed(error_of(ErrorCode.COORDINATOR_NOT_AVAILABLE, "looking"))
+    retry_budget.check(poll_ends=True)
 
 
-def test_success_forgets_the_trouble(patience: Patience, clock: Clock) -> None:
-    patience.succeeded()
-    patience.failed(REFUSED)
-    patience.succeeded()
+def test_success_resets_the_retry_budget(retry_budget: RetryBudget, clock: Clock) -> None:
+    retry_budget.succeeded()
+    retry_budget.failed(REFUSED)
+    retry_budget.succeeded()
     clock.now_s = 100
-    patience.check(poll_ends=True)
+    retry_budget.check(poll_ends=True)
 
 
-def test_trouble_begins_with_the_attempt_that_failed(patience: Patience, clock: Clock) -> None:
+def test_retry_budget_counts_from_the_start_of_the_failed_attempt(retry_budget: RetryBudget, clock: Clock) -> None:
     """An attempt may itself take as long as the limit."""
     clock.now_s = 100
-    patience.failed(LATE, since_s=40)
+    retry_budget.failed(LATE, since_s=40)
     with pytest.raises(TimedOutError, match="for 60 s"):
-        patience.check(poll_ends=False)
+        retry_budget.check(poll_ends=False)
 
 
 def test_consumer_dropped_without_close_leaves_no_descriptor_behind() -> None:

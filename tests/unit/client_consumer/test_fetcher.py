@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from semel.client.consumer_errors import PartitionError
-from semel.client.consumer_positions import Positions, ResetTo
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import TopicPartition
+from semel.client.assigned_partitions import AssignedPartitions, ResetTo
+from semel.client.consumer_types import PartitionError, TopicPartition
 from semel.client.errors import IllegalStateError
 from semel.client.fetcher import Fetcher, FetchPlan, end_of
+from semel.client.settings import ConsumerSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import EpochEndOffset, FetchableTopicResponse, FetchResponse, PartitionData
 from semel.protocol.rows import Record, encode_batch
@@ -27,11 +26,11 @@ def batch(first: int, count: int, leader_epoch: int = 3) -> bytes:
 class World:
     def __init__(self, **options: object) -> None:
         self.settings = ConsumerSettings.of(bootstrap_servers="localhost:9092", **options)
-        self.positions = Positions()
-        self.positions.assign([A0, A1, B0])
-        for state in self.positions:
+        self.assigned = AssignedPartitions()
+        self.assigned.assign([A0, A1, B0])
+        for state in self.assigned:
             state.seek(10)
-        self.fetcher = Fetcher(self.positions, self.settings)
+        self.fetcher = Fetcher(self.assigned, self.settings)
 
     def plan(self, busy: tuple[int, ...] = (), now_s: float = 0.0) -> list[FetchPlan]:
         return self.fetcher.plan(LEADERS.get, IDS, busy, now_s)
@@ -62,11 +61,11 @@ def test_one_request_for_each_broker_with_all_its_partitions() -> None:
 
 def test_busy_brokers_and_partitions_that_cannot_be_read_are_left_out() -> None:
     world = World()
-    world.positions.of(A0).paused = True
-    world.positions.of(B0).reset(ResetTo.EARLIEST)
+    world.assigned.of(A0).paused = True
+    world.assigned.of(B0).reset(ResetTo.EARLIEST)
     assert asked(world.plan()) == {2: {A1: 10}}
     assert world.plan(busy=(2,)) == []
-    world.positions.of(A1).retry_at_s = 5.0
+    world.assigned.of(A1).retry_at_s = 5.0
     assert world.plan(now_s=4.9) == []
     assert asked(world.plan(now_s=5.0)) == {2: {A1: 10}}
 
@@ -75,7 +74,7 @@ def test_next_fetch_starts_after_the_last_batch_before_anything_was_read() -> No
     world = World()
     (plan,) = world.plan(busy=(2,))
     assert world.answer(plan, {A0: batch(10, 5) + batch(15, 5)}, high_watermark=99, last_stable_offset=90) == []
-    state = world.positions.of(A0)
+    state = world.assigned.of(A0)
     assert (state.position, state.fetch_offset, state.fetch_epoch) == (10, 20, 3)
     assert (state.end_offset(True), state.end_offset(False)) == (90, 99)
     assert asked(world.plan(busy=(2,)))[1][A0] == 20
@@ -100,9 +99,9 @@ def test_reading_ahead_stops_when_enough_waits() -> None:
 def test_answer_to_a_question_from_before_a_jump_is_ignored() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
-    world.positions.of(A0).seek(3)
+    world.assigned.of(A0).seek(3)
     world.answer(plan, {A0: batch(10, 5), B0: batch(10, 5)})
-    assert world.positions.of(A0).fetch_offset == 3
+    assert world.assigned.of(A0).fetch_offset == 3
     chunk = world.fetcher.take()
     assert chunk is not None
     assert chunk.state.topic_partition == B0
@@ -113,11 +112,11 @@ def test_what_waits_for_a_partition_that_was_taken_away_is_dropped() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
     world.answer(plan, {A0: batch(10, 5), B0: batch(10, 5)})
-    world.positions.assign([A1, B0])
+    world.assigned.assign([A1, B0])
     assert world.fetcher.take().state.topic_partition == B0  # type: ignore[union-attr]
     assert world.fetcher.take() is None
-    world.positions.assign([A0, A1, B0])
-    assert world.positions.of(A0).is_new, "a partition that comes back asks for its position anew"
+    world.assigned.assign([A0, A1, B0])
+    assert world.assigned.of(A0).is_new, "a partition that comes back asks for its position anew"
 
 
 def test_paused_chunks_wait_in_order() -> None:
@@ -126,10 +125,10 @@ def test_paused_chunks_wait_in_order() -> None:
     world.answer(plan, {A0: batch(10, 1)})
     (plan,) = world.plan(busy=(2,))
     world.answer(plan, {B0: batch(10, 1), A0: batch(11, 1)})
-    world.positions.of(A0).paused = True
+    world.assigned.of(A0).paused = True
     assert world.fetcher.take().state.topic_partition == B0  # type: ignore[union-attr]
     assert not world.fetcher.has_chunks
-    world.positions.of(A0).paused = False
+    world.assigned.of(A0).paused = False
     assert [world.fetcher.take().start for _ in range(2)] == [10, 11]  # type: ignore[union-attr]
 
 
@@ -137,11 +136,11 @@ def test_paused_chunks_stay_when_all_others_are_read_at_once() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
     world.answer(plan, {A0: batch(10, 1), B0: batch(10, 1)})
-    world.positions.of(A0).paused = True
+    world.assigned.of(A0).paused = True
     assert [chunk.state.topic_partition for chunk in world.fetcher.readable()] == [B0]
     world.fetcher.drop_readable()
     assert world.fetcher.readable() == []
-    world.positions.of(A0).paused = False
+    world.assigned.of(A0).paused = False
     assert [chunk.state.topic_partition for chunk in world.fetcher.readable()] == [A0]
 
 
@@ -158,7 +157,7 @@ def test_cut_log_sends_the_reader_back_to_where_the_histories_part() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
     world.answer(plan, {A0: b""}, diverging_epoch=EpochEndOffset(epoch=2, end_offset=6))
-    assert world.positions.of(A0).position == 6
+    assert world.assigned.of(A0).position == 6
 
 
 def test_answer_without_a_whole_batch_says_which_limit_to_raise() -> None:
@@ -184,7 +183,7 @@ def test_end_of_an_answer_is_after_its_last_whole_batch(data: bytes, expected: t
 
 def test_unassigned_partition_is_named_with_what_is_assigned() -> None:
     with pytest.raises(IllegalStateError, match=r"c-0 is not assigned.*a-0, a-1, b-0"):
-        World().positions.of(TopicPartition("c", 0))
+        World().assigned.of(TopicPartition("c", 0))
 
 
 # --- the memory of frames ---

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from semel.client.aside import Aside
+from semel.client.assigned_partitions import AssignedPartitions, PartitionState, ResetTo
 from semel.client.cluster import Cluster
-from semel.client.consumer_errors import OffsetOutOfRangeError
-from semel.client.consumer_fetching import Fetching
-from semel.client.consumer_patience import Patience
-from semel.client.consumer_positions import PartitionState, Positions, ResetTo
-from semel.client.consumer_settings import ConsumerSettings
-from semel.client.consumer_types import TopicPartition
+from semel.client.consumer_fetching import Fetching, RetryBudget
+from semel.client.consumer_types import OffsetOutOfRangeError, TopicPartition
 from semel.client.fetcher import FetchPlan
+from semel.client.settings import ConsumerSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import FetchableTopicResponse, FetchResponse, PartitionData
 from semel.protocol.rows import Record, encode_batch
@@ -37,11 +35,11 @@ class World:
     def __init__(self, reset: str) -> None:
         self.now_s = 0.0
         settings = ConsumerSettings.of(bootstrap_servers="127.0.0.1:1", auto_offset_reset=reset)
-        positions = Positions()
-        positions.assign([PLACE])
-        patience = Patience(60, self.clock)
-        self.fetching = Fetching(Cluster(settings), settings, positions, patience, Aside(lambda: None), self.clock)
-        self.state: PartitionState = positions.of(PLACE)
+        assigned = AssignedPartitions()
+        assigned.assign([PLACE])
+        retry_budget = RetryBudget(60, self.clock)
+        self.fetching = Fetching(Cluster(settings), settings, assigned, retry_budget, Aside(lambda: None), self.clock)
+        self.state: PartitionState = assigned.of(PLACE)
         self.state.seek(0)
 
     def clock(self) -> float:

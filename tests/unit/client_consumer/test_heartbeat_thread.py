@@ -6,7 +6,7 @@ import gc
 import threading
 from typing import Any
 
-from semel.client.group_heartbeat import HeartbeatThread
+from semel.client.group import HeartbeatThread
 from tests.support.waiting import PATIENCE_S
 
 

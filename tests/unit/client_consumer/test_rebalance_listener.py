@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.consumer_positions import Positions
+from semel.client.assigned_partitions import AssignedPartitions
 from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
 from semel.client.consumer_types import TopicPartition
 
@@ -51,51 +51,51 @@ class Raising(RebalanceListener):
 
 def rebalancer_of(
     listener: RebalanceListener, is_cooperative: bool = False, commit: Any = lambda: None
-) -> tuple[Rebalancer, Positions, Member]:
-    member, positions = Member(is_cooperative), Positions()
-    positions.assign(MINE)
-    return Rebalancer(member, positions, listener, commit), positions, member  # type: ignore[arg-type]
+) -> tuple[Rebalancer, AssignedPartitions, Member]:
+    member, assigned = Member(is_cooperative), AssignedPartitions()
+    assigned.assign(MINE)
+    return Rebalancer(member, assigned, listener, commit), assigned, member  # type: ignore[arg-type]
 
 
 def test_partitions_are_given_back_although_the_listener_raised_before_a_join() -> None:
     listener = Raising("revoked")
-    rebalancer, positions, _ = rebalancer_of(listener)
+    rebalancer, assigned, _ = rebalancer_of(listener)
     with pytest.raises(Surprise):
         rebalancer.prepare(frozenset(["t"]))
-    assert positions.partitions == set()
+    assert assigned.partitions == set()
     assert rebalancer.prepare(frozenset(["t"]))  # the next poll goes on with the join, and calls it once
     assert listener.calls == [("revoked", MINE)]
 
 
 def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_revoked() -> None:
     listener = Raising("revoked")
-    rebalancer, positions, member = rebalancer_of(listener, is_cooperative=True)
+    rebalancer, assigned, member = rebalancer_of(listener, is_cooperative=True)
     new = TopicPartition("t", 9)
     rebalancer.hear(False, [MINE[0], new])
     with pytest.raises(Surprise):
         rebalancer.adopt()
-    assert positions.partitions == {MINE[0], new}
+    assert assigned.partitions == {MINE[0], new}
     assert member.rejoined == 1
     assert listener.calls == [("revoked", MINE[1:]), ("assigned", [new])]
 
 
 @pytest.mark.parametrize("is_cooperative", [False, True])
 def test_new_assignment_is_adopted_although_the_listener_raised_for_it(is_cooperative: bool) -> None:
-    rebalancer, positions, _ = rebalancer_of(Raising("assigned"), is_cooperative)
+    rebalancer, assigned, _ = rebalancer_of(Raising("assigned"), is_cooperative)
     rebalancer.hear(False, MINE[:1])
     with pytest.raises(Surprise):
         rebalancer.adopt()
-    assert positions.partitions == {MINE[0]}
+    assert assigned.partitions == {MINE[0]}
     assert rebalancer.adopt()  # nothing is left to do
 
 
 def test_assignment_that_follows_a_loss_is_not_lost_with_the_listener_s_error() -> None:
-    rebalancer, positions, _ = rebalancer_of(Raising("lost"))
+    rebalancer, assigned, _ = rebalancer_of(Raising("lost"))
     with pytest.raises(Surprise):
         rebalancer.hear(True, MINE[2:])
-    assert positions.partitions == set()
+    assert assigned.partitions == set()
     rebalancer.adopt()
-    assert positions.partitions == set(MINE[2:])
+    assert assigned.partitions == set(MINE[2:])
 
 
 @pytest.mark.parametrize("is_cooperative", [False, True])
@@ -105,44 +105,44 @@ def test_partitions_are_committed_before_they_are_given_back(is_cooperative: boo
     owned_at_commit: list[set[TopicPartition]] = []
 
     def start_commit() -> SimpleNamespace:
-        owned_at_commit.append(set(positions.partitions))
+        owned_at_commit.append(set(assigned.partitions))
         return commit
 
-    rebalancer, positions, _ = rebalancer_of(listener, is_cooperative, start_commit)
+    rebalancer, assigned, _ = rebalancer_of(listener, is_cooperative, start_commit)
     for _ in range(2):
         assert not rebalancer.prepare(frozenset(["other"]))
         assert rebalancer.is_revoking
     assert owned_at_commit == [set(MINE)]
-    assert positions.partitions == set(MINE)
+    assert assigned.partitions == set(MINE)
     assert listener.calls == []
     commit.is_done = True
     assert rebalancer.prepare(frozenset(["other"]))
     assert listener.calls == [("revoked", MINE)]
-    assert positions.partitions == set()
+    assert assigned.partitions == set()
     assert not rebalancer.is_revoking
 
 
 def test_partitions_that_another_gets_are_committed_before_they_are_given_up() -> None:
     listener, commit = Raising("nothing"), SimpleNamespace(is_done=False)
-    rebalancer, positions, member = rebalancer_of(listener, True, lambda: commit)
+    rebalancer, assigned, member = rebalancer_of(listener, True, lambda: commit)
     rebalancer.hear(False, MINE[:1])
     assert not rebalancer.adopt()
-    assert positions.partitions == set(MINE)
+    assert assigned.partitions == set(MINE)
     assert (listener.calls, member.rejoined) == ([], 0)
     commit.is_done = True
     assert rebalancer.adopt()
-    assert positions.partitions == {MINE[0]}
+    assert assigned.partitions == {MINE[0]}
     assert listener.calls == [("revoked", MINE[1:]), ("assigned", [])]
 
 
 def test_commit_before_a_loss_does_not_stand_for_a_later_one() -> None:
     commits = [SimpleNamespace(is_done=False), SimpleNamespace(is_done=False)]
     started = iter(commits)
-    rebalancer, positions, _ = rebalancer_of(Raising("nothing"), False, lambda: next(started))
+    rebalancer, assigned, _ = rebalancer_of(Raising("nothing"), False, lambda: next(started))
     assert not rebalancer.prepare(frozenset(["t"]))
     rebalancer.hear(True, None)
     commits[0].is_done = True
     rebalancer.hear(False, MINE)
     assert rebalancer.adopt()
     assert not rebalancer.prepare(frozenset(["t"]))  # the second one is on its way
-    assert positions.partitions == set(MINE)
+    assert assigned.partitions == set(MINE)

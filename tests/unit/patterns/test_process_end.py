@@ -13,8 +13,7 @@ import semel
 from semel.client.admin import Admin
 from semel.client.producer import Producer
 from semel.patterns import process as process_module
-from semel.patterns.process import Processor
-from semel.patterns.process_end import MissingSourceError
+from semel.patterns.process import MissingSourceError, Processor
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from semel.protocol.messages.records import FETCH
 from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT

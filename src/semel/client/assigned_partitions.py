@@ -79,7 +79,7 @@ class PartitionState:
         return self.last_stable_offset if read_committed else self.high_watermark
 
 
-class Positions:
+class AssignedPartitions:
     """The assigned partitions, each with its state."""
 
     def __init__(self) -> None:
