@@ -1,4 +1,4 @@
-"""Which topics there are: names, ids, partitions, settings, kept in the store before anybody is told."""
+"""The topics: names, ids, partitions, settings. Every change is in the store before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ import logging
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from uuid import UUID, uuid4
 
 from semel.broker import topic_configs
-from semel.broker.adoption import (
-    DELETED_KEY,
-    TOPIC_KEY,
-    adopt_folders,
-    identify_folders,
-    remove_leftovers,
-    take_away,
-)
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
+from semel.broker.partition_plan import PartitionPlan, find_folders, plan_partitions
 from semel.broker.settings import SettingError, Settings
+from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.protocol.errors import ErrorCode
-from semel.storage import StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.store import Store
-    from semel.storage import DataDir, LogConfig, PartitionLog
+from semel.storage import DataDir, LogConfig, PartitionLog, StorageError
 
 logger = logging.getLogger(__name__)
 
+TOPIC_KEY = "topic/"
+DELETED_KEY = "deleted/"  # ids of deleted topics, until their folders are gone
+PRODUCER_ID_LIMIT = 1 << 62  # no counter reaches it; a client may write any id into a batch
 EPOCHS_PER_START = 2  # as with Kafka: a leader is lost with the node, and elected when it comes back
 MAX_NAME_LENGTH = 249
 MAX_PARTITIONS_PER_TOPIC = 10_000  # as Kafka limits one request
@@ -148,24 +141,64 @@ class Topics:
 
     # -- starting ------------------------------------------------------------------------------------------------------
     def load(self) -> None:
-        """Brings store and data folder together: the store says what exists, the folder holds it.
-
-        An entry without a folder gets an empty one; for folders without an entry see `adoption`.
-        """
-        adopt_folders(self._store, self._data_dir)
-        identify_folders(self._store, self._data_dir, self._base_config)
-        for name, entry in self._store.items(TOPIC_KEY):
+        """Brings store and data folder together (see partition_plan)."""
+        stored = dict(self._store.items(TOPIC_KEY))
+        deleted = {UUID(topic_id) for topic_id, _ in self._store.items(DELETED_KEY)}
+        folders = find_folders(stored, deleted, self._data_dir)
+        plan = plan_partitions(stored, deleted, folders, store_is_new=self._store.is_new)
+        self._store_found(plan)
+        for key in plan.delete:
+            self._data_dir.delete(*key)
+        for key in plan.move_aside:
+            topic_id = self._data_dir.logs[key].topic_id
+            self._data_dir.set_aside(*key, f"it holds records of the topic id {topic_id}, which no topic has")
+        self._report(plan)
+        for name, entry in plan.topics.items():
             topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"], entry.get("epoch_base", 0))
-            self._report_missing(name, entry["partitions"])
             self._open_partitions(topic, entry["partitions"])
             self._register(topic)
         self._data_dir.drop_stale_checkpoints()
-        remove_leftovers(self._store, self._data_dir)
+        self._data_dir.sync_namespace()
+        for topic_id in deleted:
+            self._store.put(DELETED_KEY + topic_id.hex, None)
+        self._store.commit()
 
-    def _report_missing(self, name: str, count: int) -> None:
-        for index in range(count):
+    def _store_found(self, plan: PartitionPlan) -> None:
+        """Stores what the folders have and the store has not: topics, partitions, producer ids."""
+        for name in plan.changed:
+            count = plan.topics[name]["partitions"]
+            self._store.put(TOPIC_KEY + name, plan.topics[name])
+            logger.warning("topic taken over from its folders", extra={"topic": name, "partitions": count})
+        for name, index in plan.identify:
+            self._data_dir.identify(name, index, UUID(plan.topics[name]["id"]), self._base_config)
+        for key in (*plan.taken_over, *plan.identify):
+            log = self._data_dir.logs[key]
+            self._reserve_producer_ids(log, log.all_producer_ids)
+        for log in self._data_dir.logs.values():
+            if log.is_open:  # all of them after a crash, when the store may have lost its last changes
+                self._reserve_producer_ids(log, log.states.producers.keys)
+        self._store.commit()
+
+    def _reserve_producer_ids(self, log: PartitionLog, find: Callable[[], Iterable[int]]) -> None:
+        """Producer ids that are in a log are never used again: the first batch of a new producer with the same id would
+        be taken for a retry of one that is there."""
+        try:
+            highest = max((found for found in find() if found < PRODUCER_ID_LIMIT), default=-1)
+        except (StorageError, OSError) as error:
+            logger.error("the producer ids of %s cannot be read, new ones may collide: %s", log, error)
+            return
+        if highest >= (self._store.get(NEXT_PRODUCER_ID) or 0):
+            self._store.put(NEXT_PRODUCER_ID, highest + 1)
+
+    def _report(self, plan: PartitionPlan) -> None:
+        for name, index in plan.leave:
+            logger.error(
+                "a folder cannot be used: its partition.metadata cannot be read, and no topic has it; left alone",
+                extra={"topic": name, "partition": index},
+            )
+        for name, index in plan.create:
             end_offset = self._data_dir.last_known_end(name, index)
-            if end_offset and self._data_dir.get(name, index) is None:
+            if end_offset:
                 logger.error(
                     "the folder of a partition is missing, an empty one takes its place; stop and restore it",
                     extra={"topic": name, "partition": index, "had_records_up_to": end_offset},
@@ -178,7 +211,7 @@ class Topics:
         for index in range(len(topic.partitions), count):
             log = self._data_dir.logs.get((topic.name, index))
             if log is not None and log.topic_id != topic_id:
-                take_away(self._store, self._data_dir, log)
+                self._data_dir.set_aside(topic.name, index, f"it belongs to the topic id {log.topic_id}")
                 log = None
             if log is None:
                 log = self._data_dir.create(topic.name, index, topic_id, config)
