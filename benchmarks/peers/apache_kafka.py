@@ -88,7 +88,7 @@ def java_tool(
     name: str,
     *arguments: str | Path,
     stdin: str | None = None,
-    timeout_s: float = 60,
+    timeout_s: float = 180,
     check: bool = True,
     heap_mb: int = 512,
 ) -> subprocess.CompletedProcess[str]:

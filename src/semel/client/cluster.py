@@ -118,6 +118,7 @@ class Cluster:
         self._reconnects = Reconnects(settings)
         self._owner_pid = os.getpid()
         self.outages = Outages()
+        self.was_reached = False  # by a connection that was opened, whatever became of it
 
     # --- the one call ---
 
@@ -371,6 +372,7 @@ class Cluster:
             self.outages.failed(address, error)
             raise
         self.outages.over(address)
+        self.was_reached = True
         return connection
 
     def connections(self, lane: str) -> list[BrokerConnection]:

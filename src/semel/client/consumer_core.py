@@ -57,7 +57,7 @@ class ConsumerCore:
         self.settings = settings
         self.cluster = Cluster(settings)
         self.assigned = AssignedPartitions()
-        self.retry_budget = RetryBudget(settings.default_api_timeout_ms / 1000, clock)
+        self.retry_budget = RetryBudget(settings.default_api_timeout_ms / 1000, lambda: self.cluster.was_reached, clock)
         self.waker = Waker()
         self.aside = Aside(self.waker.wake)
         self.fetching = Fetching(self.cluster, settings, self.assigned, self.retry_budget, self.aside, clock)

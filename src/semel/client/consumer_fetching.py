@@ -46,15 +46,16 @@ class RetryBudget:
     """How long a consumer retries before poll() raises: default.api.timeout.ms. Before any broker was reached, a
     refused connection is raised when poll()'s own timeout ends: a wrong address must not look like an empty topic."""
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit_s: float, was_reached: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit_s = limit_s
+        self._was_reached = was_reached
         self._clock = clock
         self._since_s: float | None = None
         self._last: KafkaError | None = None
-        self._reached = False
 
     def succeeded(self) -> None:
-        self._reached = True
         self._since_s = self._last = None
 
     def failed(self, error: KafkaError, since_s: float | None = None) -> None:
@@ -63,7 +64,6 @@ class RetryBudget:
             log.warning("consumer: %s", error)
         if self._since_s is None:
             self._since_s = self._clock() if since_s is None else since_s
-        self._reached = self._reached or error.code not in (None, ErrorCode.NETWORK_EXCEPTION)
         self._last = error
 
     def check(self, poll_ends: bool) -> None:
@@ -72,7 +72,7 @@ class RetryBudget:
             return
         lasted_s = self._clock() - self._since_s
         is_refused = isinstance(self._last, ConnectionFailedError) and not isinstance(self._last, TimeoutError)
-        if lasted_s >= self._limit_s or (poll_ends and is_refused and not self._reached):
+        if lasted_s >= self._limit_s or (poll_ends and is_refused and not self._was_reached()):
             last, self._since_s, self._last = self._last, None, None
             raise TimedOutError(
                 f"nothing could be read for {lasted_s:.3g} s; the last try: {last}", last.code

@@ -37,7 +37,7 @@ class World:
         settings = ConsumerSettings.of(bootstrap_servers="127.0.0.1:1", auto_offset_reset=reset)
         assigned = AssignedPartitions()
         assigned.assign([PLACE])
-        retry_budget = RetryBudget(60, self.clock)
+        retry_budget = RetryBudget(60, lambda: True, self.clock)
         self.fetching = Fetching(Cluster(settings), settings, assigned, retry_budget, Aside(lambda: None), self.clock)
         self.state: PartitionState = assigned.of(PLACE)
         self.state.seek(0)
