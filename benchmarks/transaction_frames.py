@@ -12,9 +12,8 @@ from typing import NamedTuple
 from semel.protocol.apis import api_of
 from semel.protocol.batch import seal_crc
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from semel.protocol.messages.transactions import EndTxnRequest
 from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic, EndTxnRequest
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import Struct
 

@@ -15,21 +15,29 @@ from typing import Any, NamedTuple, TypeVar
 from semel.protocol.apis import api_of
 from semel.protocol.batch import iter_headers
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.transactions import AddOffsetsToTxnRequest
-from semel.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from semel.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
-from semel.protocol.messages.transactions import DescribeTransactionsRequest, TransactionState
-from semel.protocol.messages.transactions import EndTxnRequest
-from semel.protocol.messages.records import FetchPartition, FetchRequest, FetchTopic
 from semel.protocol.messages.cluster import FindCoordinatorRequest
-from semel.protocol.messages.transactions import InitProducerIdRequest
 from semel.protocol.messages.offsets import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
-from semel.protocol.messages.records import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.protocol.messages.records import (
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    PartitionProduceData,
+    ProduceRequest,
+    TopicProduceData,
+)
+from semel.protocol.messages.topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from semel.protocol.messages.transactions import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TransactionState,
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
