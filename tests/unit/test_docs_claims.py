@@ -69,16 +69,50 @@ def test_extras_exist() -> None:
 # --- packages and files ---
 
 
-def test_packages_of_the_architecture_page_are_those_of_the_tree() -> None:
-    named = set(re.findall(r"^\| `(\w+)/` \|", TEXTS["architecture.md"], re.MULTILINE))
-    there = {path.parent.name for path in (ROOT / "src/semel").glob("*/__init__.py")}
-    assert named == there
+def contracts(kind: str) -> list[dict[str, Any]]:
+    return [contract for contract in PROJECT["tool"]["importlinter"]["contracts"] if contract["type"] == kind]
+
+
+def layers() -> list[list[str]]:
+    (contract,) = contracts("layers")
+    assert contract["containers"] == ["semel"]
+    assert contract["exhaustive"]
+    return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
+def may_import(package: str) -> list[str]:
+    """By the contracts of import-linter: what is in a lower layer and not forbidden. Sub-packages have rules beyond."""
+    (level,) = [number for number, layer in enumerate(layers()) if package in layer]
+    below = [name for layer in layers()[level + 1 :] for name in layer]
+    name = f"semel.{package}"
+    refused = {
+        other for contract in contracts("independence") if name in contract["modules"] for other in contract["modules"]
+    }
+    for contract in contracts("forbidden"):
+        if name in contract["source_modules"]:
+            refused.update(contract["forbidden_modules"])
+    return [other for other in below if f"semel.{other}" not in refused]
+
+
+def test_every_package_has_a_layer_and_a_line_on_the_architecture_page() -> None:
+    folder = ROOT / "src/semel"
+    there = {path.parent.name for path in folder.glob("*/__init__.py")} | {path.stem for path in folder.glob("*.py")}
+    there.remove("__init__")
+    assert {name for layer in layers() for name in layer} == there
+    lines = re.findall(r"^\| `(\w+)(?:/|\.py)` \| .+? \| (.*?) \|$", TEXTS["architecture.md"], re.MULTILINE)
+    assert {name for name, _ in lines} == there
+    assert dict(lines) == {name: ", ".join(may_import(name)) or "nothing" for name in there}
+
+
+def test_every_import_rule_is_on_the_architecture_page() -> None:
+    rules = [contract["name"] for contract in PROJECT["tool"]["importlinter"]["contracts"]]
+    assert len(rules) >= 5
+    assert [rule for rule in rules if f"- {rule}" not in TEXTS["architecture.md"]] == []
 
 
 def test_import_rules_name_modules_that_exist() -> None:
     text = str(PROJECT["tool"]["importlinter"])
-    named = set(re.findall(r"\bsemel(?:\.\w+)+", text))
-    assert named
+    named = set(re.findall(r"\bsemel(?:\.\w+)+", text)) | {f"semel.{name}" for layer in layers() for name in layer}
     assert [name for name in sorted(named) if not _is_module(name)] == []
 
 
