@@ -136,7 +136,7 @@ def test_the_java_console_consumer_reads_rows_tables_and_transactions(cluster: C
             for setting in ("print.key=true", "print.headers=true", "print.timestamp=true", "print.offset=true")
             for word in ("--formatter-property", setting)
         ],
-        timeout_s=60,
+        timeout_s=180,
     ).stdout
     lines = [line.split("\t") for line in said.splitlines() if line.startswith("CreateTime")]
     assert [(line[-2], line[-1]) for line in lines] == [

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 IDLE_CHECKS_PER_LIMIT = 10
 SHORTEST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 60.0
+LONGEST_SLEEP_S = 60.0  # an altered setting counts after this at the latest
 LOGS_PER_STEP = 20  # between two steps requests get their turn
 LOGS_WOKEN_PER_ROUND = 20  # logs that nobody used since the start are read a few at a time
 
@@ -47,13 +47,18 @@ class Maintenance:
 
     async def _repeat(self, setting: str, job: Callable[[], Awaitable[object]], times: int) -> None:
         """A job, so many times in what a setting says now: it may be altered while the broker runs."""
+        clock = asyncio.get_running_loop().time
         while True:
-            pause_s = self._broker.settings[setting] / 1000 / times
-            await asyncio.sleep(min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+            started_s = clock()
+            while (left_s := self._pause_s(setting, times) - (clock() - started_s)) > 0:
+                await asyncio.sleep(min(left_s, LONGEST_SLEEP_S))
             try:
                 await job()
             except Exception:
                 log.exception("background work failed")
+
+    def _pause_s(self, setting: str, times: int) -> float:
+        return max(self._broker.settings[setting] / 1000 / times, SHORTEST_PAUSE_S)
 
     async def keep_up_storage(self) -> None:
         """Retention, expiry of producers, removal of deleted files, checkpoints."""
