@@ -58,7 +58,8 @@ class Maintenance:
                 log.exception("background work failed")
 
     def _pause_s(self, setting: str, times: int) -> float:
-        return max(self._broker.settings[setting] / 1000 / times, SHORTEST_PAUSE_S)
+        interval_ms: int = self._broker.settings[setting]
+        return max(interval_ms / 1000 / times, SHORTEST_PAUSE_S)
 
     async def keep_up_storage(self) -> None:
         """Retention, expiry of producers, removal of deleted files, checkpoints."""
