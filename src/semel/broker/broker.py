@@ -14,12 +14,14 @@ from uuid import uuid4
 
 from semel.broker import faults, features
 from semel.broker.clock import Clock, clock_of_the_environment
-from semel.broker.coordinators import CONSUMER_OFFSETS, Groups, TopicPartition, Transactions
+from semel.broker.coordinator_runtime import InternalTopic
+from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE, Groups, TopicPartition
 from semel.broker.fetches import Fetches
 from semel.broker.quotas import Quotas
 from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.topics import Topic, Topics
+from semel.broker.transactions import TransactionCoordinator
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
 
@@ -56,16 +58,21 @@ class Broker:
         self.inspectors = ThreadPoolExecutor(INSPECTORS, "inspect")  # look at large batches, off the event loop
         self.codec = ThreadPoolExecutor(1, "codec")  # large requests and responses; one: it needs the GIL
         self.groups: Groups
-        self.transactions: Transactions
+        self.transactions: TransactionCoordinator
 
     async def start(self) -> None:
         """Loads the topics, then the coordinators replay their journals."""
         from semel.broker.groups import GroupCoordinator
-        from semel.broker.transactions import TransactionCoordinator
 
         self.topics.load()
         self.groups = GroupCoordinator(self)
-        self.transactions = TransactionCoordinator(self)
+        self.transactions = TransactionCoordinator(
+            self.settings,
+            self.clock,
+            InternalTopic(TRANSACTION_STATE, self.topics, self.sync, self.clock),
+            self.reserve_producer_ids,
+            self.write_markers,
+        )
         await self.groups.start()
         await self.transactions.start()
 

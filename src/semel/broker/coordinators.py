@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from semel.protocol.errors import ErrorCode
-
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 
@@ -29,20 +27,3 @@ class Groups(Coordinator, Protocol):
 
     def on_topics_deleted(self, topics: Collection[str]) -> None:
         """Topics are gone, and their positions with them."""
-
-
-class Transactions(Coordinator, Protocol):
-    async def allow_append(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Collection[TopicPartition],
-        produce_version: int,
-    ) -> dict[TopicPartition, ErrorCode]:
-        """Whether a producer may write its first batch of a transaction to partitions (KIP-890).
-
-        From Produce version 12 on it adds the partitions to the transaction, before that it checks that they are in it.
-        Every partition has an entry: NONE, or the error for the client.
-        """
-        ...

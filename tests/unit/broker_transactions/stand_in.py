@@ -1,12 +1,12 @@
-"""A broker and a journal in memory, so that the coordinator can be stopped at any moment of a write."""
+"""A broker and a log in memory, so that the coordinator can be stopped at any moment of a write."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterator
-from types import SimpleNamespace
+from collections.abc import Collection, Iterator
 
 from semel.broker.clock import ManualClock
+from semel.broker.coordinator_runtime import Outcome
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.records import decode_key, decode_value
 from semel.broker.transactions.states import Transaction
@@ -21,14 +21,14 @@ TopicPartition = tuple[str, int]
 _HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
 
 
-class MemoryJournal:
+class MemoryTopic:
     """Keeps what was written. `gate` holds writes back from being durable.
 
     With `fail_sync` a write fails, and as with a real log nothing can be read or written until the disk is sound again;
     then what was not durable is cut off.
     """
 
-    topic = "__transaction_state"
+    name = "__transaction_state"
     partition_count = 4
 
     def __init__(self) -> None:
@@ -40,29 +40,45 @@ class MemoryJournal:
         self.fail_sync = False
         self.failed_syncs = 0
         self._offline: set[int] = set()
+        self._waiting: list[asyncio.Task[None]] = []
 
     def partition_for(self, key: str) -> int:
         return coordinator_partition(key, self.partition_count)
 
-    def log(self, partition: int) -> SimpleNamespace:
-        return SimpleNamespace(leader_epoch=3)
+    def leader_epoch(self, partition: int) -> int:
+        return 3
 
-    def append(self, partition: int, records: list[tuple[bytes | None, bytes | None]]) -> Awaitable[int]:
+    def append(
+        self,
+        partition: int,
+        records: list[tuple[bytes | None, bytes | None]],
+        producer: tuple[int, int] | None = None,
+    ) -> int:
         if self.refuse is not None:
             raise StorageError(self.refuse, "refused by the test")
         self._heal(partition)
         base = len(self.records[partition])
         self.records[partition] += records
-        return self._durable(partition, base, base + len(records))
+        return base
 
-    async def _durable(self, partition: int, base: int, end: int) -> int:
-        await self.gate.wait()
+    def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
+        async def wait() -> None:
+            await self.gate.wait()
+            self._end(partition, end_offset, on_outcome)
+
+        if self.gate.is_set():
+            self._end(partition, end_offset, on_outcome)
+        else:
+            self._waiting.append(asyncio.ensure_future(wait()))
+
+    def _end(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         if self.fail_sync:
             self.failed_syncs += 1
             self._offline.add(partition)
-            raise _broken()
-        self.durable[partition] = max(self.durable[partition], end)
-        return base
+            on_outcome(_broken())
+        else:
+            self.durable[partition] = max(self.durable[partition], end_offset)
+            on_outcome(None)
 
     def _heal(self, partition: int) -> None:
         if partition in self._offline:
@@ -71,7 +87,7 @@ class MemoryJournal:
             self._offline.remove(partition)
             del self.records[partition][self.durable[partition] :]
 
-    def replay(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
+    def read(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
         self._heal(partition)
         for offset, (key, value) in enumerate(self.records[partition]):
             yield _HEADER, [Record(offset, 0, key, value)]
@@ -100,7 +116,7 @@ class StandInBroker:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.journal = MemoryJournal()
+        self.log = MemoryTopic()
         self.settings: dict[str, int] = {
             "transaction.max.timeout.ms": 900_000,
             "transactional.id.expiration.ms": 7 * 86_400_000,
@@ -133,11 +149,17 @@ class StandInBroker:
         return {partition: self.marker_codes.get(partition, ErrorCode.NONE) for partition in partitions}
 
     def coordinator(self) -> TransactionCoordinator:
-        return TransactionCoordinator(self, self.journal)  # type: ignore[arg-type]
+        return TransactionCoordinator(
+            self.settings,  # type: ignore[arg-type]
+            self.clock,
+            self.log,  # type: ignore[arg-type]
+            self.reserve_producer_ids,
+            lambda *marker: self.write_markers(*marker),
+        )
 
 
 async def idle(coordinator: TransactionCoordinator) -> None:
     """Waits until no id is busy with a transition."""
-    for entry in coordinator.ids.busy():
+    for entry in coordinator.ids.active():
         if entry.is_pending:
             await asyncio.wait_for(asyncio.shield(entry.settled()), PATIENCE_S)

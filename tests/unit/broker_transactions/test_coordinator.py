@@ -10,6 +10,7 @@ from functools import wraps
 import pytest
 
 from semel.broker.transactions.coordinator import SETTLE_LIMIT_S, TransactionCoordinator
+from semel.broker.transactions.ids import TransactionRecord
 from semel.broker.transactions.states import LAST_CLIENT_EPOCH, State
 from semel.protocol.errors import ErrorCode as E
 from tests.support.waiting import PATIENCE_S
@@ -53,7 +54,7 @@ async def test_a_transaction_leaves_its_whole_life_in_the_journal():
         pid, epoch = await begun(coordinator, A, B)
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
         await idle(coordinator)
-        states = [txn.state for txn in broker.journal.history(ID) if txn]
+        states = [txn.state for txn in broker.log.history(ID) if txn]
         assert states == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
         assert sorted(broker.markers) == [(A, pid, epoch, True), (B, pid, epoch, True)]
 
@@ -70,7 +71,7 @@ def test_nothing_is_answered_before_it_is_durable(step: str):
                 "end": lambda pid, epoch: coordinator.end(ID, pid, epoch, commit=True, is_v2=True),
             }
             pid, epoch = await begun(coordinator)
-            broker.journal.gate.clear()
+            broker.log.gate.clear()
             before = coordinator.ids.find(ID)
             answer = asyncio.ensure_future(requests[step](pid, epoch))
             for _ in range(20):
@@ -78,7 +79,7 @@ def test_nothing_is_answered_before_it_is_durable(step: str):
             assert not answer.done()
             assert coordinator.ids.find(ID) == before
             assert not broker.markers
-            broker.journal.gate.set()
+            broker.log.gate.set()
             await answer
 
     test()
@@ -89,7 +90,7 @@ async def test_while_a_transition_is_pending_others_are_told_to_come_again():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
-        broker.journal.gate.clear()
+        broker.log.gate.clear()
         pending = asyncio.ensure_future(coordinator.add(ID, pid, epoch, [B]))
         await asyncio.sleep(0)
         others = await asyncio.gather(
@@ -99,7 +100,7 @@ async def test_while_a_transition_is_pending_others_are_told_to_come_again():
         )
         assert {owner.error for owner in others} == {E.CONCURRENT_TRANSACTIONS}
         assert await coordinator.add(ID, pid, epoch, [("c", 0)]) is E.CONCURRENT_TRANSACTIONS
-        broker.journal.gate.set()
+        broker.log.gate.set()
         assert await pending is E.NONE
 
 
@@ -128,13 +129,13 @@ async def test_a_client_that_goes_away_does_not_stop_its_commit_half_way():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
-        broker.journal.gate.clear()
+        broker.log.gate.clear()
         request = asyncio.ensure_future(coordinator.end(ID, pid, epoch, commit=True, is_v2=False))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.sleep(0)
-        broker.journal.gate.set()
+        broker.log.gate.set()
         await idle(coordinator)
         txn = coordinator.ids.find(ID)
         assert txn is not None
@@ -191,7 +192,7 @@ async def test_a_restart_finishes_what_was_prepared():
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator, A, B)
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=True)).error is E.NONE
-    broker.journal.crash()
+    broker.log.crash()
     broker.marker_gate.set()
     async with running(broker) as coordinator:
         await idle(coordinator)
@@ -209,13 +210,13 @@ async def test_a_decision_that_was_not_durable_never_happened():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
-        broker.journal.gate.clear()
+        broker.log.gate.clear()
         request = asyncio.ensure_future(coordinator.end(ID, pid, epoch, commit=True, is_v2=False))
         for _ in range(5):
             await asyncio.sleep(0)
         request.cancel()
-    broker.journal.crash()
-    broker.journal.gate.set()
+    broker.log.crash()
+    broker.log.gate.set()
     async with running(broker) as coordinator:
         txn = coordinator.ids.find(ID)
         assert txn is not None
@@ -289,7 +290,7 @@ async def test_unused_ids_are_forgotten_and_stay_forgotten():
         assert await coordinator.forget_unused() == 5000
         assert len(coordinator.ids) == 2
         assert coordinator.ids.find(ID) is not None  # an open transaction never expires
-        assert broker.journal.history("once-7")[-1] is None
+        assert broker.log.history("once-7")[-1] is None
         assert await coordinator.add("once-7", 7, 0, [A]) is E.INVALID_PRODUCER_ID_MAPPING
     async with running(broker) as coordinator:
         assert len(coordinator.ids) == 2
@@ -304,13 +305,13 @@ async def test_a_refused_journal_write_leaves_the_id_as_it_was():
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
         before = coordinator.ids.find(ID)
-        broker.journal.refuse = E.KAFKA_STORAGE_ERROR
+        broker.log.refuse = E.KAFKA_STORAGE_ERROR
         owner = await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)
         assert owner.error is E.NOT_COORDINATOR
         assert (await coordinator.init("never", TIMEOUT_MS, None)).error is E.NOT_COORDINATOR
         assert coordinator.ids.find("never") is None
         assert coordinator.ids.find(ID) == before
-        broker.journal.refuse = None
+        broker.log.refuse = None
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
 
 
@@ -319,9 +320,9 @@ async def test_after_a_failed_fsync_the_id_does_not_move_while_the_log_cannot_be
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
-        broker.journal.fail_sync = True
+        broker.log.fail_sync = True
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NOT_COORDINATOR
-        assert broker.journal.failed_syncs == 1, "the fault did not fire"
+        assert broker.log.failed_syncs == 1, "the fault did not fire"
         owner = await coordinator.end(ID, pid, epoch, commit=False, is_v2=False)
         assert owner.error is E.CONCURRENT_TRANSACTIONS
         assert not broker.markers
@@ -329,7 +330,7 @@ async def test_after_a_failed_fsync_the_id_does_not_move_while_the_log_cannot_be
 
 @pytest.mark.parametrize("step", ["init", "add", "commit", "abort", "timeout"])
 def test_after_a_failed_fsync_the_id_can_be_used_as_soon_as_the_log_is_sound(step: str, monkeypatch):
-    monkeypatch.setattr("semel.broker.transactions.coordinator.RETRY_S", 0.01)
+    monkeypatch.setattr("semel.broker.coordinator_runtime.RETRY_S", 0.01)
 
     @in_loop
     async def run():
@@ -346,11 +347,11 @@ def test_after_a_failed_fsync_the_id_can_be_used_as_soon_as_the_log_is_sound(ste
             if step == "timeout":
                 broker.clock.advance_ms(TIMEOUT_MS + 1)
             before = coordinator.ids.find(ID)
-            broker.journal.fail_sync = True
+            broker.log.fail_sync = True
             await steps[step]()
-            assert broker.journal.failed_syncs == 1, "the fault did not fire"
+            assert broker.log.failed_syncs == 1, "the fault did not fire"
             assert not broker.markers
-            broker.journal.fail_sync = False
+            broker.log.fail_sync = False
             await idle(coordinator)
             assert coordinator.ids.find(ID) == before
             assert coordinator.ids.find("new") is None
@@ -369,13 +370,13 @@ async def test_a_tombstone_whose_fsync_failed_leaves_its_id_as_it_was():
     async with running(broker) as coordinator:
         owner = await coordinator.init(ID, TIMEOUT_MS, None)
         broker.clock.advance_ms(broker.settings["transactional.id.expiration.ms"] + 1)
-        broker.journal.fail_sync = True
+        broker.log.fail_sync = True
         assert await coordinator.forget_unused() == 0
-        assert broker.journal.failed_syncs == 1, "the fault did not fire"
+        assert broker.log.failed_syncs == 1, "the fault did not fire"
         assert (await coordinator.end(ID, owner.producer_id, owner.epoch, commit=True, is_v2=False)).error is (
             E.CONCURRENT_TRANSACTIONS
         )
-        broker.journal.fail_sync = False
+        broker.log.fail_sync = False
         await idle(coordinator)
         assert await coordinator.forget_unused() == 1
         assert coordinator.ids.find(ID) is None
@@ -409,13 +410,13 @@ async def test_an_unexpected_error_in_a_transition_does_not_block_its_id():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)
-        real = broker.journal.append
+        real = broker.log.append
 
-        def broken(*_: object) -> Awaitable[int]:
-            broker.journal.append = real  # type: ignore[method-assign]
+        def broken(*_: object) -> int:
+            broker.log.append = real  # type: ignore[method-assign]
             raise RuntimeError("a bug of the test")
 
-        broker.journal.append = broken  # type: ignore[method-assign]
+        broker.log.append = broken  # type: ignore[method-assign]
         owner = await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)
         assert owner.error is E.UNKNOWN_SERVER_ERROR
         await idle(coordinator)
@@ -449,7 +450,7 @@ async def test_bad_input_changes_nothing():
         assert coordinator.verify("", 1, 0, A) is E.INVALID_REQUEST
         assert coordinator.verify("nobody", 1, 0, A) is E.INVALID_PRODUCER_ID_MAPPING
         assert len(coordinator.ids) == 0
-        assert not any(broker.journal.records)
+        assert not any(broker.log.records)
 
 
 @in_loop
@@ -458,11 +459,10 @@ async def test_sixteen_bits_of_epoch_are_enough():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         owner = await coordinator.init(ID, TIMEOUT_MS, None)
-        entry = coordinator.ids.entry(ID)
-        assert entry is not None
-        entry.txn = entry.txn._replace(epoch=LAST_CLIENT_EPOCH - 1)
-        coordinator.ids.hold(entry)
-        coordinator.ids.settle(entry)
+        txn = coordinator.ids.find(ID)
+        assert txn is not None
+        record = TransactionRecord(ID, txn._replace(epoch=LAST_CLIENT_EPOCH - 1))
+        coordinator.ids.replay(0, 0, record, None)
         pid, epoch = owner.producer_id, LAST_CLIENT_EPOCH - 1
         seen = []
         for _ in range(4):

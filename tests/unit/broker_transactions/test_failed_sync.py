@@ -44,6 +44,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     made = FailingDisk()
     monkeypatch.setattr("semel.storage.data_dir.files_for", lambda _: made)
     monkeypatch.setattr("semel.broker.transactions.coordinator.RETRY_S", 0.05)
+    monkeypatch.setattr("semel.broker.coordinator_runtime.RETRY_S", 0.05)
     return made
 
 
@@ -53,7 +54,7 @@ def with_broker(folder: Path, body: Callable[[Broker, TransactionCoordinator], A
         broker = Broker(Settings(counts), folder)
         await broker.start()
         try:
-            await body(broker, broker.transactions)  # type: ignore[arg-type]
+            await body(broker, broker.transactions)
         finally:
             await broker.stop()
 

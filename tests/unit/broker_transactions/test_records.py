@@ -103,14 +103,15 @@ def test_an_empty_id_has_null_partitions_as_kafka_writes_it():
 
 MEASURE = """
 import resource, sys
-from semel.broker.transactions.ledger import Ledger
+from semel.broker.transactions.ids import TransactionalIds, TransactionRecord
+from semel.broker.transactions.producer_ids import ProducerIds
 from semel.broker.transactions.states import State, Transaction
 def used_kb(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
-ledger, count = Ledger(), 200_000
+ids, count = TransactionalIds(ProducerIds(range)), 200_000
 before = used_kb()
 for n in range(count):
     txn = Transaction(n, n, -1, 1, -1, 60_000, State.COMPLETE_COMMIT, frozenset(), n, n, 0)
-    ledger.load(f"pipeline-7-task-{n:08d}", txn)
+    ids.replay(0, n, TransactionRecord(f"pipeline-7-task-{n:08d}", txn), None)
 print((used_kb() - before) * 1024 // count)
 """
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator: a pure state machine, its journal, and the handlers of its APIs."""
+"""The transaction coordinator: a pure state machine, the state that its log keeps, and the handlers of its APIs."""
 
 from semel.broker.transactions.coordinator import TransactionCoordinator
 

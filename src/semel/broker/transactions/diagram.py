@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semel.broker.transactions.states import CELLS, CHECKS, Event, Rule, State
+from semel.broker.transactions.states import CELLS, CHECKS, Rule, State, TransactionEvent
 
 SEEN = [state for state in State if state not in (State.DEAD, State.PREPARE_EPOCH_FENCE)]
 
@@ -14,7 +14,7 @@ def diagram() -> str:
         for rule in rules:
             if rule.to is not None and event.value not in arrows.setdefault((state, rule.to), []):
                 arrows[state, rule.to].append(event.value)
-    lines = ["stateDiagram-v2", f"    [*] --> {State.EMPTY.label}: {Event.INIT.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {State.EMPTY.label}: {TransactionEvent.INIT.value}"]
     lines += [f"    {a.label} --> {b.label}: {', '.join(events)}" for (a, b), events in sorted(arrows.items())]
     return "\n".join([*lines, f"    {State.DEAD.label} --> [*]"])
 
@@ -22,7 +22,7 @@ def diagram() -> str:
 def grid() -> str:
     """Every cell: the first guard that holds decides. `=` means that nothing changes."""
     lines = ["| event | first | in state | then |", "|---|---|---|---|"]
-    for event in Event:
+    for event in TransactionEvent:
         checks = "; ".join(f"{guard.text}: {error.name}" for guard, error in CHECKS[event]) or "-"
         for number, (states, rules) in enumerate(_cells_of(event)):
             names = ", ".join(state.label for state in states)
@@ -33,7 +33,7 @@ def grid() -> str:
     return "\n".join(lines)
 
 
-def _cells_of(event: Event) -> list[tuple[list[State], tuple[Rule, ...]]]:
+def _cells_of(event: TransactionEvent) -> list[tuple[list[State], tuple[Rule, ...]]]:
     """The cells of an event, states with the same rules together."""
     groups: list[tuple[list[State], tuple[Rule, ...]]] = []
     for state in SEEN:

@@ -30,12 +30,3 @@ def offsets_error(error: ErrorCode, *, knows_abortable: bool) -> ErrorCode:
     if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
         return ErrorCode.INVALID_TXN_STATE
     return error
-
-
-def journal_error(code: ErrorCode) -> ErrorCode:
-    """The answer when the transaction log could not be written: try again later, or a bug."""
-    if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-    if code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER):
-        return ErrorCode.NOT_COORDINATOR
-    return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -55,10 +55,6 @@ if TYPE_CHECKING:
 _STATE_NAMES = {state.label: state for state in State}
 
 
-def _coordinator(broker: Broker) -> TransactionCoordinator:
-    return broker.transactions  # type: ignore[return-value]
-
-
 # --- InitProducerId -------------------------------------------------------------------------------------------------
 
 
@@ -73,8 +69,8 @@ async def init_producer_id(
         )
     try:
         if request.transactional_id is None:
-            return InitProducerIdResponse(producer_id=_coordinator(broker).new_producer_id(), producer_epoch=0)
-        owner = await _coordinator(broker).init(
+            return InitProducerIdResponse(producer_id=broker.transactions.new_producer_id(), producer_epoch=0)
+        owner = await broker.transactions.init(
             request.transactional_id,
             request.transaction_timeout_ms,
             (request.producer_id, request.producer_epoch) if has_id else None,
@@ -142,11 +138,11 @@ async def _add_partitions(
             for partition in wanted
         }
     elif verify_only:
-        coordinator = _coordinator(broker)
+        coordinator = broker.transactions
         codes = {partition: coordinator.verify(transactional_id, producer_id, epoch, partition) for partition in wanted}
     else:
         client_version = 2 if version >= 4 else 0
-        error = await _coordinator(broker).add(transactional_id, producer_id, epoch, wanted, client_version)
+        error = await broker.transactions.add(transactional_id, producer_id, epoch, wanted, client_version)
         codes = dict.fromkeys(wanted, for_version(error, version, knows_fenced_from=2))
     return [
         AddPartitionsToTxnTopicResult(
@@ -160,7 +156,7 @@ async def add_offsets_to_txn(
     broker: Broker, ctx: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
     """A group's partition of the offsets topic joins a transaction."""
-    error = await _coordinator(broker).add(
+    error = await broker.transactions.add(
         request.transactional_id,
         request.producer_id,
         request.producer_epoch,
@@ -242,9 +238,9 @@ async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitR
     partition = _offsets_partition(broker, request.group_id)
     who = (request.transactional_id, request.producer_id, request.producer_epoch)
     if version >= 5:
-        error = await _coordinator(broker).add(*who, [partition], client_version=2)
+        error = await broker.transactions.add(*who, [partition], client_version=2)
     else:
-        error = _coordinator(broker).verify(*who, partition)
+        error = broker.transactions.verify(*who, partition)
     return offsets_error(error, knows_abortable=version >= 4)
 
 
@@ -253,7 +249,7 @@ async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitR
 
 async def end_txn(broker: Broker, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     """Commit or abort. Answered when the decision is durable."""
-    owner = await _coordinator(broker).end(
+    owner = await broker.transactions.end(
         request.transactional_id,
         request.producer_id,
         request.producer_epoch,
@@ -300,7 +296,7 @@ def describe_transactions(
 ) -> DescribeTransactionsResponse:
     """State, owner and partitions of transactional ids."""
     return DescribeTransactionsResponse(
-        transaction_states=[_describe(_coordinator(broker), id_) for id_ in request.transactional_ids]
+        transaction_states=[_describe(broker.transactions, id_) for id_ in request.transactional_ids]
     )
 
 
@@ -332,7 +328,7 @@ async def list_transactions(
     started_before_ms = broker.clock.now_ms() - request.duration_filter
     found = [
         ListedTransaction(id_, txn.producer_id, txn.state.label)
-        for id_, txn in _coordinator(broker).ids.items()
+        for id_, txn in broker.transactions.ids.items()
         if (not producer_ids or txn.producer_id in producer_ids)
         and (not request.state_filters or txn.state in states)
         and (request.duration_filter < 0 or txn.started_ms < started_before_ms)

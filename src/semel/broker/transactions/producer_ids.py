@@ -19,7 +19,7 @@ class ProducerIds:
         self._floor = 0
 
     def skip_to(self, first: int) -> None:
-        """Never hands out an id below `first`: for ids found in the journal, should the store have been lost."""
+        """Never hands out an id below `first`: for ids found in the log, should the store have been lost."""
         self._floor = max(self._floor, first)
 
     def peek(self) -> int:

@@ -1,7 +1,7 @@
 """The life of a transactional id as one table: (state, event) with guards -> answer, next state, change.
 
 Pure: no I/O, no clock. Everything that decides about a transaction lives here. `decide` finds the cell, `coordinator`
-journals what it says. `python -m semel.broker.transactions.diagram` draws the table.
+writes what it says. `python -m semel.broker.transactions.diagram` draws the table.
 
 Two generations of clients share the table. TV1 (EndTxn up to version 4) names its partitions and keeps its epoch from
 one transaction to the next. TV2 (KIP-890) adds partitions by writing to them, and every end gives it a new epoch: what
@@ -48,7 +48,7 @@ IDLE = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
 PREPARED = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
 
 
-class Event(Enum):
+class TransactionEvent(Enum):
     """What can happen to a transactional id. The text is its name in the diagram."""
 
     INIT = "InitProducerId"
@@ -58,7 +58,7 @@ class Event(Enum):
     ABORT_V1 = "abort"
     COMMIT_V2 = "commit (TV2)"
     ABORT_V2 = "abort (TV2)"
-    TIMEOUT = "time-out"
+    TIMEOUT = "timeout"
     MARKERS_WRITTEN = "markers written"
     EXPIRE = "expiry"
 
@@ -103,7 +103,7 @@ class Ask(NamedTuple):
 
 
 def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
-    """An id that nobody used yet, before its first InitProducerId is journaled."""
+    """An id that nobody used yet, before its first InitProducerId is written."""
     return Transaction(
         producer_id,
         NO_PRODUCER_ID,
@@ -119,6 +119,9 @@ def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transacti
     )
 
 
+NOT_STORED = new_transaction(NO_PRODUCER_ID, 0, 0)  # the value of an id that the log has no record of
+
+
 # --- guards: questions about the value and the request -------------------------------------------------------------
 
 
@@ -132,7 +135,7 @@ foreign_id = Guard("another producer id", lambda txn, ask: ask.producer_id != tx
 foreign_epoch = Guard("another epoch", lambda txn, ask: ask.epoch != txn.epoch)
 contained = Guard("partitions already in it", lambda txn, ask: ask.partitions <= txn.partitions)
 v2_broker = Guard("broker at TV2", lambda txn, ask: ask.broker_version >= 2)
-overdue = Guard("open longer than its time-out", lambda txn, ask: txn.started_ms + txn.timeout_ms < ask.now_ms)
+overdue = Guard("open longer than its timeout", lambda txn, ask: txn.started_ms + txn.timeout_ms < ask.now_ms)
 unused = Guard(
     "unused for transactional.id.expiration.ms", lambda txn, ask: txn.updated_ms <= ask.now_ms - ask.expiration_ms
 )
@@ -254,7 +257,7 @@ def complete(txn: Transaction, ask: Ask, to: State) -> Transaction:
     return moved
 
 
-def bury(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def forget(txn: Transaction, ask: Ask, to: State) -> Transaction:
     return _moved(txn, ask, to, partitions=NO_PARTITIONS)
 
 
@@ -262,7 +265,7 @@ def bury(txn: Transaction, ask: Ask, to: State) -> Transaction:
 
 
 class Rule(NamedTuple):
-    """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is journaled)."""
+    """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is written)."""
 
     when: Guard
     error: ErrorCode = ErrorCode.NONE
@@ -273,33 +276,33 @@ class Rule(NamedTuple):
 Check = tuple[Guard, ErrorCode]
 E = ErrorCode
 
-# While a transition waits for its journal record or for its markers, the id is pending. Which question comes first
+# While a transition waits for its record or for its markers, the id is pending. Which question comes first
 # differs from event to event, and clients can see it.
 pending = Guard("a transition is pending", lambda txn, ask: False)  # asked by `decide`, which knows
 
-CHECKS: dict[Event, tuple[Check, ...]] = {
-    Event.INIT: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_owner, E.PRODUCER_FENCED)),
-    Event.ADD: (
+CHECKS: dict[TransactionEvent, tuple[Check, ...]] = {
+    TransactionEvent.INIT: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_owner, E.PRODUCER_FENCED)),
+    TransactionEvent.ADD: (
         (pending, E.CONCURRENT_TRANSACTIONS),
         (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
         (foreign_epoch, E.PRODUCER_FENCED),
     ),
-    Event.VERIFY: ((foreign_id, E.INVALID_PRODUCER_ID_MAPPING), (foreign_epoch, E.PRODUCER_FENCED)),
-    Event.COMMIT_V1: (
+    TransactionEvent.VERIFY: ((foreign_id, E.INVALID_PRODUCER_ID_MAPPING), (foreign_epoch, E.PRODUCER_FENCED)),
+    TransactionEvent.COMMIT_V1: (
         (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
         (foreign_epoch, E.PRODUCER_FENCED),
         (pending, E.CONCURRENT_TRANSACTIONS),
     ),
-    Event.ABORT_V1: (
+    TransactionEvent.ABORT_V1: (
         (foreign_id, E.INVALID_PRODUCER_ID_MAPPING),
         (foreign_epoch, E.PRODUCER_FENCED),
         (pending, E.CONCURRENT_TRANSACTIONS),
     ),
-    Event.COMMIT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
-    Event.ABORT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
-    Event.TIMEOUT: ((pending, E.CONCURRENT_TRANSACTIONS),),
-    Event.MARKERS_WRITTEN: (),
-    Event.EXPIRE: ((pending, E.CONCURRENT_TRANSACTIONS),),
+    TransactionEvent.COMMIT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
+    TransactionEvent.ABORT_V2: ((pending, E.CONCURRENT_TRANSACTIONS), (foreign_id_v2, E.INVALID_PRODUCER_ID_MAPPING)),
+    TransactionEvent.TIMEOUT: ((pending, E.CONCURRENT_TRANSACTIONS),),
+    TransactionEvent.MARKERS_WRITTEN: (),
+    TransactionEvent.EXPIRE: ((pending, E.CONCURRENT_TRANSACTIONS),),
 }
 
 _IMPOSSIBLE = (Rule(always, E.INVALID_TXN_STATE),)
@@ -315,119 +318,130 @@ _INIT = (
     Rule(always, E.PRODUCER_FENCED),
 )
 _BEGIN = (Rule(always, to=State.ONGOING, change=begin),)
-_EXPIRE = (Rule(unused, to=State.DEAD, change=bury), Rule(always, E.INVALID_TXN_STATE))
+_EXPIRE = (Rule(unused, to=State.DEAD, change=forget), Rule(always, E.INVALID_TXN_STATE))
 
-CELLS: dict[tuple[State, Event], tuple[Rule, ...]] = {
+CELLS: dict[tuple[State, TransactionEvent], tuple[Rule, ...]] = {
     # Empty: initialised, no transaction yet
-    (State.EMPTY, Event.INIT): _INIT,
-    (State.EMPTY, Event.ADD): _BEGIN,
-    (State.EMPTY, Event.VERIFY): _VERIFY,
-    (State.EMPTY, Event.COMMIT_V1): _IMPOSSIBLE,
-    (State.EMPTY, Event.ABORT_V1): _IMPOSSIBLE,
-    (State.EMPTY, Event.COMMIT_V2): (Rule(foreign_epoch, E.PRODUCER_FENCED), Rule(always, E.INVALID_TXN_STATE)),
-    (State.EMPTY, Event.ABORT_V2): (
+    (State.EMPTY, TransactionEvent.INIT): _INIT,
+    (State.EMPTY, TransactionEvent.ADD): _BEGIN,
+    (State.EMPTY, TransactionEvent.VERIFY): _VERIFY,
+    (State.EMPTY, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (State.EMPTY, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (State.EMPTY, TransactionEvent.COMMIT_V2): (
+        Rule(foreign_epoch, E.PRODUCER_FENCED),
+        Rule(always, E.INVALID_TXN_STATE),
+    ),
+    (State.EMPTY, TransactionEvent.ABORT_V2): (
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.EMPTY, Event.TIMEOUT): _IMPOSSIBLE,
-    (State.EMPTY, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.EMPTY, Event.EXPIRE): _EXPIRE,
+    (State.EMPTY, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (State.EMPTY, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.EMPTY, TransactionEvent.EXPIRE): _EXPIRE,
     # Ongoing: partitions were added
-    (State.ONGOING, Event.INIT): (
+    (State.ONGOING, TransactionEvent.INIT): (
         Rule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort its successor's transaction
         Rule(v2_broker, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, end_v2),
         Rule(always, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, fence_v1),
     ),
-    (State.ONGOING, Event.ADD): (Rule(contained), Rule(always, to=State.ONGOING, change=grow)),
-    (State.ONGOING, Event.VERIFY): _VERIFY,
-    (State.ONGOING, Event.COMMIT_V1): (Rule(always, to=State.PREPARE_COMMIT, change=end_v1),),
-    (State.ONGOING, Event.ABORT_V1): (Rule(always, to=State.PREPARE_ABORT, change=end_v1),),
-    (State.ONGOING, Event.COMMIT_V2): (
+    (State.ONGOING, TransactionEvent.ADD): (Rule(contained), Rule(always, to=State.ONGOING, change=grow)),
+    (State.ONGOING, TransactionEvent.VERIFY): _VERIFY,
+    (State.ONGOING, TransactionEvent.COMMIT_V1): (Rule(always, to=State.PREPARE_COMMIT, change=end_v1),),
+    (State.ONGOING, TransactionEvent.ABORT_V1): (Rule(always, to=State.PREPARE_ABORT, change=end_v1),),
+    (State.ONGOING, TransactionEvent.COMMIT_V2): (
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, to=State.PREPARE_COMMIT, change=end_v2),
     ),
-    (State.ONGOING, Event.ABORT_V2): (
+    (State.ONGOING, TransactionEvent.ABORT_V2): (
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, to=State.PREPARE_ABORT, change=end_v2),
     ),
-    (State.ONGOING, Event.TIMEOUT): (
-        Rule(Guard("within its time-out", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
+    (State.ONGOING, TransactionEvent.TIMEOUT): (
+        Rule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
         Rule(v2_broker, to=State.PREPARE_ABORT, change=end_v2),
         Rule(always, to=State.PREPARE_ABORT, change=fence_v1),
     ),
-    (State.ONGOING, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.ONGOING, Event.EXPIRE): _IMPOSSIBLE,
+    (State.ONGOING, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.ONGOING, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # PrepareCommit: decided; markers are on their way
-    (State.PREPARE_COMMIT, Event.INIT): _WAIT,
-    (State.PREPARE_COMMIT, Event.ADD): _WAIT,
-    (State.PREPARE_COMMIT, Event.VERIFY): _WAIT,
-    (State.PREPARE_COMMIT, Event.COMMIT_V1): _WAIT,
-    (State.PREPARE_COMMIT, Event.ABORT_V1): _IMPOSSIBLE,
-    (State.PREPARE_COMMIT, Event.COMMIT_V2): (
+    (State.PREPARE_COMMIT, TransactionEvent.INIT): _WAIT,
+    (State.PREPARE_COMMIT, TransactionEvent.ADD): _WAIT,
+    (State.PREPARE_COMMIT, TransactionEvent.VERIFY): _WAIT,
+    (State.PREPARE_COMMIT, TransactionEvent.COMMIT_V1): _WAIT,
+    (State.PREPARE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (State.PREPARE_COMMIT, TransactionEvent.COMMIT_V2): (
         Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
         Rule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_COMMIT, Event.ABORT_V2): (Rule(bumped_by_it, E.INVALID_TXN_STATE), Rule(always, E.PRODUCER_FENCED)),
-    (State.PREPARE_COMMIT, Event.TIMEOUT): _IMPOSSIBLE,
-    (State.PREPARE_COMMIT, Event.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_COMMIT, change=complete),),
-    (State.PREPARE_COMMIT, Event.EXPIRE): _IMPOSSIBLE,
+    (State.PREPARE_COMMIT, TransactionEvent.ABORT_V2): (
+        Rule(bumped_by_it, E.INVALID_TXN_STATE),
+        Rule(always, E.PRODUCER_FENCED),
+    ),
+    (State.PREPARE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (State.PREPARE_COMMIT, TransactionEvent.MARKERS_WRITTEN): (
+        Rule(always, to=State.COMPLETE_COMMIT, change=complete),
+    ),
+    (State.PREPARE_COMMIT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # PrepareAbort: the same
-    (State.PREPARE_ABORT, Event.INIT): _WAIT,
-    (State.PREPARE_ABORT, Event.ADD): _WAIT,
-    (State.PREPARE_ABORT, Event.VERIFY): _WAIT,
-    (State.PREPARE_ABORT, Event.COMMIT_V1): _IMPOSSIBLE,
-    (State.PREPARE_ABORT, Event.ABORT_V1): _WAIT,
-    (State.PREPARE_ABORT, Event.COMMIT_V2): (Rule(bumped_by_it, E.INVALID_TXN_STATE), Rule(always, E.PRODUCER_FENCED)),
-    (State.PREPARE_ABORT, Event.ABORT_V2): (
+    (State.PREPARE_ABORT, TransactionEvent.INIT): _WAIT,
+    (State.PREPARE_ABORT, TransactionEvent.ADD): _WAIT,
+    (State.PREPARE_ABORT, TransactionEvent.VERIFY): _WAIT,
+    (State.PREPARE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (State.PREPARE_ABORT, TransactionEvent.ABORT_V1): _WAIT,
+    (State.PREPARE_ABORT, TransactionEvent.COMMIT_V2): (
+        Rule(bumped_by_it, E.INVALID_TXN_STATE),
+        Rule(always, E.PRODUCER_FENCED),
+    ),
+    (State.PREPARE_ABORT, TransactionEvent.ABORT_V2): (
         Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
         Rule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_ABORT, Event.TIMEOUT): _IMPOSSIBLE,
-    (State.PREPARE_ABORT, Event.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_ABORT, change=complete),),
-    (State.PREPARE_ABORT, Event.EXPIRE): _IMPOSSIBLE,
+    (State.PREPARE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (State.PREPARE_ABORT, TransactionEvent.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_ABORT, change=complete),),
+    (State.PREPARE_ABORT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # CompleteCommit: every partition has its marker
-    (State.COMPLETE_COMMIT, Event.INIT): _INIT,
-    (State.COMPLETE_COMMIT, Event.ADD): _BEGIN,
-    (State.COMPLETE_COMMIT, Event.VERIFY): _VERIFY,
-    (State.COMPLETE_COMMIT, Event.COMMIT_V1): _DONE,
-    (State.COMPLETE_COMMIT, Event.ABORT_V1): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, Event.COMMIT_V2): (
+    (State.COMPLETE_COMMIT, TransactionEvent.INIT): _INIT,
+    (State.COMPLETE_COMMIT, TransactionEvent.ADD): _BEGIN,
+    (State.COMPLETE_COMMIT, TransactionEvent.VERIFY): _VERIFY,
+    (State.COMPLETE_COMMIT, TransactionEvent.COMMIT_V1): _DONE,
+    (State.COMPLETE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, TransactionEvent.COMMIT_V2): (
         Rule(retried_end),
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, E.INVALID_TXN_STATE),
     ),
-    (State.COMPLETE_COMMIT, Event.ABORT_V2): (
+    (State.COMPLETE_COMMIT, TransactionEvent.ABORT_V2): (
         Rule(retried_end, E.INVALID_TXN_STATE),
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.COMPLETE_COMMIT, Event.TIMEOUT): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, Event.EXPIRE): _EXPIRE,
+    (State.COMPLETE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.COMPLETE_COMMIT, TransactionEvent.EXPIRE): _EXPIRE,
     # CompleteAbort: the same
-    (State.COMPLETE_ABORT, Event.INIT): _INIT,
-    (State.COMPLETE_ABORT, Event.ADD): _BEGIN,
-    (State.COMPLETE_ABORT, Event.VERIFY): _VERIFY,
-    (State.COMPLETE_ABORT, Event.COMMIT_V1): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, Event.ABORT_V1): _DONE,
-    (State.COMPLETE_ABORT, Event.COMMIT_V2): (
+    (State.COMPLETE_ABORT, TransactionEvent.INIT): _INIT,
+    (State.COMPLETE_ABORT, TransactionEvent.ADD): _BEGIN,
+    (State.COMPLETE_ABORT, TransactionEvent.VERIFY): _VERIFY,
+    (State.COMPLETE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, TransactionEvent.ABORT_V1): _DONE,
+    (State.COMPLETE_ABORT, TransactionEvent.COMMIT_V2): (
         Rule(retried_end, E.INVALID_TXN_STATE),
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, E.INVALID_TXN_STATE),
     ),
-    (State.COMPLETE_ABORT, Event.ABORT_V2): (
+    (State.COMPLETE_ABORT, TransactionEvent.ABORT_V2): (
         Rule(retried_end),
         Rule(foreign_epoch, E.PRODUCER_FENCED),
         Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.COMPLETE_ABORT, Event.TIMEOUT): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, Event.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, Event.EXPIRE): _EXPIRE,
+    (State.COMPLETE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (State.COMPLETE_ABORT, TransactionEvent.EXPIRE): _EXPIRE,
 }
 
 
 class Decision(NamedTuple):
-    """The answer, and the value to journal and apply before it is given (None: nothing changes)."""
+    """The answer, and the value to write and replay before it is given (None: nothing changes)."""
 
     error: ErrorCode
     to: Transaction | None = None
@@ -443,7 +457,7 @@ class Decision(NamedTuple):
         return self.rotates
 
 
-def decide(txn: Transaction, event: Event, ask: Ask, *, is_pending: bool = False) -> Decision:
+def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: bool = False) -> Decision:
     """What an event means for a transactional id. Raises KeyError for states that no id is ever seen in."""
     rules = CELLS[txn.state, event]
     for guard, error in CHECKS[event]:
