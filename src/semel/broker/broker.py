@@ -15,8 +15,9 @@ from uuid import uuid4
 from semel.broker import faults, features
 from semel.broker.clock import Clock, clock_of_the_environment
 from semel.broker.coordinator_runtime import InternalTopic
-from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE, Groups, TopicPartition
+from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
 from semel.broker.fetches import Fetches
+from semel.broker.groups import GroupCoordinator
 from semel.broker.quotas import Quotas
 from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import NEXT_PRODUCER_ID, Store
@@ -57,15 +58,19 @@ class Broker:
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
         self.inspectors = ThreadPoolExecutor(INSPECTORS, "inspect")  # look at large batches, off the event loop
         self.codec = ThreadPoolExecutor(1, "codec")  # large requests and responses; one: it needs the GIL
-        self.groups: Groups
+        self.groups: GroupCoordinator
         self.transactions: TransactionCoordinator
 
     async def start(self) -> None:
-        """Loads the topics, then the coordinators replay their journals."""
-        from semel.broker.groups import GroupCoordinator
-
+        """Loads the topics, then the coordinators replay their logs."""
         self.topics.load()
-        self.groups = GroupCoordinator(self)
+        self.groups = GroupCoordinator(
+            self.settings,
+            self.clock,
+            self.topics,
+            self.store,
+            InternalTopic(CONSUMER_OFFSETS, self.topics, self.sync, self.clock),
+        )
         self.transactions = TransactionCoordinator(
             self.settings,
             self.clock,

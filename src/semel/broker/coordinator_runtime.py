@@ -147,10 +147,11 @@ class CoordinatorState(Protocol[R]):
 class _Write:
     """Records in the log, and what to do when they are durable."""
 
-    __slots__ = ("_done", "apply", "error", "has_ended", "is_over")
+    __slots__ = ("_done", "apply", "error", "has_ended", "is_over", "on_end")
 
-    def __init__(self, apply: Callable[[], None]) -> None:
+    def __init__(self, apply: Callable[[], None], on_end: Outcome | None = None) -> None:
         self.apply = apply
+        self.on_end = on_end
         self.error: StorageError | None = None
         self.has_ended = False  # durable or failed
         self.is_over = False  # and replayed
@@ -167,6 +168,11 @@ class _Write:
         self.is_over = True
         if self._done is not None and not self._done.done():
             self._done.set_result(self.error)
+        if self.on_end is not None:
+            try:
+                self.on_end(self.error)
+            except Exception:  # it must not keep the writes behind it from being replayed
+                log.exception("after a write to the log of a coordinator")
 
 
 class CoordinatorRuntime(Generic[R]):
@@ -208,12 +214,18 @@ class CoordinatorRuntime(Generic[R]):
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def write(
-        self, partition: int, records: Sequence[R], *, producer: tuple[int, int] | None = None
+        self,
+        partition: int,
+        records: Sequence[R],
+        *,
+        producer: tuple[int, int] | None = None,
+        on_end: Outcome | None = None,
     ) -> asyncio.Future[StorageError | None] | None:
         """Appends records as one batch now, and replays them when they are durable.
 
         None: that has happened. Otherwise a future that is done afterwards, with the error if the fsync failed; it may
-        be cancelled or left alone, the records are replayed all the same. Raises StorageError if nothing was written.
+        be cancelled or left alone, the records are replayed all the same. `on_end` is called right after the replay,
+        before anything else can happen. Raises StorageError if nothing was written.
         """
         if partition in self._rebuilds:
             raise StorageError(
@@ -225,8 +237,10 @@ class CoordinatorRuntime(Generic[R]):
         apply = partial(self._replay_written, partition, base_offset, records, producer[0] if producer else None)
         if self._applies_early:
             apply()
+            if on_end is not None:
+                on_end(None)
             return None
-        write = _Write(apply)
+        write = _Write(apply, on_end)
         self._queue(partition).append(write)
         self.topic.when_durable(partition, base_offset + len(records), partial(self._ended, partition, write))
         return None if write.is_over and write.error is None else write.done()

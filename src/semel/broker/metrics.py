@@ -12,8 +12,6 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from semel.broker.groups.handlers import groups_of
-
 if TYPE_CHECKING:
     from semel.broker.broker import Broker
     from semel.broker.server import Server
@@ -65,7 +63,7 @@ class BrokerCollector(Collector):
         yield from (end, start, size, stable)
 
     def _groups(self) -> Iterator[Metric]:
-        coordinator = groups_of(self._broker)
+        coordinator = self._broker.groups
         groups = GaugeMetricFamily("semel_groups", "Groups, by state.", labels=["state"])
         states = Counter(group.state.value for group in coordinator.groups())
         states.update(group.state.value for group in coordinator.consumer_groups())

@@ -67,36 +67,36 @@ async def test_commit_is_a_sign_of_life(world: World) -> None:
 
 @in_world()
 async def test_commit_is_answered_and_seen_only_when_it_is_durable(world: World) -> None:
-    world.journal.held = []
+    world.log.held = []
     committing = asyncio.create_task(world.commit(5))
     await world.settle()
     assert (committing.done(), world.committed(), world.groups.find("g")) == (False, None, None)
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     assert await committing is E.NONE
     assert world.committed() == 5
 
 
 @in_world()
 async def test_commits_are_applied_in_the_order_of_the_log(world: World) -> None:
-    world.journal.held = []
+    world.log.held = []
     first, second = asyncio.create_task(world.commit(5)), asyncio.create_task(world.commit(6))
     await world.settle()
-    world.journal.held[1].set_result(None)
+    world.log.held[1].set_result(None)
     await world.settle()
     assert (second.done(), world.committed()) == (False, None)
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await asyncio.gather(first, second)
     assert world.committed() == 6
 
 
 @in_world()
 async def test_commit_goes_on_when_its_client_is_gone(world: World) -> None:
-    world.journal.held = []
+    world.log.held = []
     committing = asyncio.create_task(world.commit(5))
     await world.settle()
     committing.cancel()
     await world.settle()
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await world.settle()
     assert world.committed() == 5
 
@@ -105,9 +105,10 @@ async def test_commit_goes_on_when_its_client_is_gone(world: World) -> None:
 @in_world()
 async def test_commit_that_cannot_be_written_is_not_acknowledged_nor_seen(world: World, moment: str) -> None:
     await world.commit(4)
-    setattr(world.journal, moment, E.KAFKA_STORAGE_ERROR)
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
     assert await world.commit(5) is E.NOT_COORDINATOR
-    setattr(world.journal, moment, None)
+    setattr(world.log, moment, None)
+    await world.settle()  # after a failed fsync the partition is read again
     assert world.committed() == 4
     assert await world.commit(6) is E.NONE
     assert world.committed() == 6
@@ -239,24 +240,24 @@ async def test_member_may_commit_in_a_transaction_during_a_rebalance(world: Worl
 @in_world()
 async def test_stable_read_waits_for_positions_that_are_on_their_way_to_the_disk(world: World) -> None:
     """A consumer that takes over must not read past a commit that its predecessor was allowed to make."""
-    world.journal.held = []
+    world.log.held = []
     committing = asyncio.create_task(world.txn_commit(5))
     await world.settle()
     reading = asyncio.create_task(world.groups.commits.settled("g"))
     await world.settle()
     assert not reading.done()
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await asyncio.gather(committing, reading)
     assert world.groups.commits.is_pending("g", "t", 0)
 
 
 @in_world()
 async def test_marker_that_overtakes_the_answer_of_a_commit_still_ends_it(world: World) -> None:
-    world.journal.held = []
+    world.log.held = []
     committing = asyncio.create_task(world.txn_commit(5))
     await world.settle()
     world.end_transaction(commit=True)  # its record comes after the commit's in the log
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await committing
     await world.settle()
     assert (world.committed(), world.groups.commits.is_pending("g", "t", 0)) == (5, False)
@@ -334,21 +335,22 @@ async def test_group_without_members_can_be_deleted_durably(world: World, crash:
 @in_world()
 async def test_nobody_joins_a_group_that_is_being_deleted(world: World) -> None:
     await world.commit(5)
-    world.journal.held = []
+    world.log.held = []
     deleting = asyncio.create_task(world.groups.delete("g"))
     await world.settle()
     assert (await world.join()).result().error_code == E.COORDINATOR_NOT_AVAILABLE
     assert await world.commit(6) is E.COORDINATOR_NOT_AVAILABLE
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     assert await deleting is E.NONE
 
 
 @in_world()
 async def test_group_whose_deletion_cannot_be_written_lives_on(world: World) -> None:
     await world.commit(5)
-    world.journal.lose = E.KAFKA_STORAGE_ERROR
+    world.log.lose = E.KAFKA_STORAGE_ERROR
     assert await world.groups.delete("g") is E.NOT_COORDINATOR
-    world.journal.lose = None
+    world.log.lose = None
+    await world.settle()  # the partition is read again
     assert (world.state, world.committed()) == (S.EMPTY, 5)
     assert await world.commit(6) is E.NONE
 

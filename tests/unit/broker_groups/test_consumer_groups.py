@@ -93,9 +93,9 @@ async def test_two_members_share_and_the_heir_gets_all(world: World) -> None:
 async def test_heartbeat_without_news_writes_nothing(world: World) -> None:
     world.topics.create("t", 2)
     member = await Member(world, "a").join()
-    written = world.journal.writes
+    written = world.log.writes
     await settle(member)
-    assert world.journal.writes == written
+    assert world.log.writes == written
 
 
 @in_world()
@@ -156,11 +156,11 @@ async def test_group_goes_on_after_a_crash(world: World, moment: str) -> None:
 @in_world()
 async def test_answer_comes_only_when_the_change_is_durable(world: World) -> None:
     world.topics.create("t", 2)
-    world.journal.held = []
+    world.log.held = []
     joining = asyncio.create_task(Member(world, "a").join())
     await world.settle()
     assert (joining.done(), state(world)) == (False, None)
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     assert (await joining).count == 2
 
 
@@ -169,9 +169,10 @@ async def test_answer_comes_only_when_the_change_is_durable(world: World) -> Non
 async def test_change_that_cannot_be_written_did_not_happen(world: World, moment: str) -> None:
     world.topics.create("t", 2)
     await world.commit(5)
-    setattr(world.journal, moment, E.KAFKA_STORAGE_ERROR)
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
     assert await refused(Member(world, "a").join()) is E.NOT_COORDINATOR
-    setattr(world.journal, moment, None)
+    setattr(world.log, moment, None)
+    await world.settle()  # after a failed fsync the partition is read again
     assert state(world) is None
     assert (await Member(world, "a").join()).count == 2
 
@@ -180,15 +181,15 @@ async def test_change_that_cannot_be_written_did_not_happen(world: World, moment
 async def test_client_that_goes_away_during_a_write_does_not_confuse_the_group(world: World) -> None:
     world.topics.create("t", 4)
     first = await Member(world, "a").join()
-    world.journal.held = []
+    world.log.held = []
     gone = asyncio.create_task(Member(world, "b").join())
     await world.settle()
     gone.cancel()
     waiting = asyncio.create_task(first.beat())
     await world.settle()
     assert not waiting.done(), "the group is not looked at before the write is applied"
-    world.journal.held[0].set_result(None)
-    world.journal.held = None
+    world.log.held[0].set_result(None)
+    world.log.held = None
     await world.settle()
     await waiting
     group = world.groups.find_consumer_group("g")
@@ -327,11 +328,11 @@ async def test_nobody_joins_the_other_way_while_a_group_is_changing(world: World
     world.topics.create("t", 1)
     if existed:
         await world.commit(5)
-    world.journal.held = []
+    world.log.held = []
     joining = asyncio.create_task(Member(world, "a").join())
     await world.settle()
     assert (await world.join()).result().error_code == E.COORDINATOR_NOT_AVAILABLE
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     assert (await joining).count == 1
 
 

@@ -272,10 +272,10 @@ async def test_everybody_gets_what_the_leader_assigned(world: World) -> None:
 async def test_assignment_is_durable_before_anybody_hears_of_it(world: World) -> None:
     joined = await world.join()
     await world.pass_time(0)
-    world.journal.held = []
+    world.log.held = []
     synced = await world.sync(joined.result(), {joined.result().member_id: b"share"})
-    assert (len(world.journal.held), synced.done(), world.state) == (1, False, S.COMPLETING)
-    world.journal.held[0].set_result(None)
+    assert (len(world.log.held), synced.done(), world.state) == (1, False, S.COMPLETING)
+    world.log.held[0].set_result(None)
     await world.settle()
     assert (synced.result().assignment, world.state) == (b"share", S.STABLE)
 
@@ -287,7 +287,7 @@ async def test_assignment_that_cannot_be_stored_makes_everybody_join_again(world
     await world.pass_time(0)
     answers = sorted((task.result() for task in joins), key=lambda answer: not answer.members)
     follower = await world.sync(answers[1])
-    setattr(world.journal, moment, E.KAFKA_STORAGE_ERROR)
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
     leader = await world.sync(answers[0], {})
     assert {leader.result().error_code, follower.result().error_code} == {E.NOT_COORDINATOR}
     assert world.state is S.PREPARING
@@ -297,12 +297,12 @@ async def test_assignment_that_cannot_be_stored_makes_everybody_join_again(world
 async def test_assignment_of_a_generation_that_is_over_is_not_handed_out(world: World) -> None:
     joined = await world.join()
     await world.pass_time(0)
-    world.journal.held = []
+    world.log.held = []
     synced = await world.sync(joined.result(), {joined.result().member_id: b"old"})
     newcomer = await world.join()  # a rebalance begins while the assignment is on its way to the disk
     assert synced.result().error_code == E.REBALANCE_IN_PROGRESS
     again = await world.join(joined.result().member_id)
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await world.settle()
     assert {newcomer.result().generation_id, again.result().generation_id} == {2}
     assert world.state is S.COMPLETING
@@ -414,13 +414,13 @@ async def test_member_that_leaves_makes_the_others_join_again_at_once(world: Wor
 @in_world()
 async def test_last_member_that_leaves_leaves_an_empty_group_durably(world: World) -> None:
     (leader,) = await world.stable()
-    world.journal.held = []
+    world.log.held = []
     leaving = asyncio.create_task(world.groups.membership.leave("g", [LeavingMember(leader.member_id, None)]))
     await world.settle()
     assert not leaving.done()  # not answered before it is durable
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     assert await leaving == [E.NONE]
-    world.journal.held = None
+    world.log.held = None
     await world.crash_and_restart()
     assert world.state is S.EMPTY
     group = world.groups.find("g")
@@ -538,13 +538,13 @@ async def test_static_member_that_changes_the_chosen_protocol_rebalances(world: 
 @in_world()
 async def test_new_id_of_a_static_member_is_durable_before_it_is_told(world: World) -> None:
     await world.stable(instance="i", version=9)
-    world.journal.held = []
+    world.log.held = []
     again = await world.join(instance="i", version=9)
     assert not again.done()
-    world.journal.held[0].set_result(None)
+    world.log.held[0].set_result(None)
     await world.settle()
     assert again.result().error_code == 0
-    world.journal.held = None
+    world.log.held = None
     await world.crash_and_restart()
     assert list(world.members) == [again.result().member_id]
 
@@ -553,7 +553,7 @@ async def test_new_id_of_a_static_member_is_durable_before_it_is_told(world: Wor
 @in_world()
 async def test_static_member_whose_new_id_cannot_be_stored_keeps_the_old_one(world: World, moment: str) -> None:
     (old,) = await world.stable(instance="i", version=9)
-    setattr(world.journal, moment, E.KAFKA_STORAGE_ERROR)
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
     again = await world.join(instance="i", version=9)
     assert again.result().error_code == E.NOT_COORDINATOR
     assert list(world.members) == [old.member_id]

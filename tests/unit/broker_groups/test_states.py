@@ -32,7 +32,7 @@ OUTCOMES = {
     "s": Cell(Act.STORE_ASSIGNMENT),
     "H": Cell(Act.HAND_OUT, STABLE),
     "n": Cell(Act.ANSWER_ASSIGNMENT),
-    "D": Cell(Act.BURY, DEAD),
+    "D": Cell(Act.WRITE_TOMBSTONES, DEAD),
 }
 EXPECTED = {
     Event.ID_REQUESTED: "ooooC",

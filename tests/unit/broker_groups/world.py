@@ -1,4 +1,4 @@
-"""A group coordinator whose time, journal and member ids are in the test's hands."""
+"""A group coordinator whose time, log and member ids are in the test's hands."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from semel.broker.clock import ManualClock
+from semel.broker.coordinator_runtime import Outcome
 from semel.broker.groups import Commit, Committer, GroupCoordinator
 from semel.broker.groups.member import Member
 from semel.broker.groups.membership import Joiner, LeavingMember
@@ -82,8 +83,10 @@ class ManualTimers:
         return sum(entry.action is not None for _, _, entry in self._queue)
 
 
-class MemoryJournal:
-    """The journal's contract over real record batches in memory. Durability can be held back, and writes can fail."""
+class MemoryTopic:
+    """An internal topic of record batches in memory. Durability can be held back, and writes can fail."""
+
+    name = "__consumer_offsets"
 
     def __init__(self, partition_count: int = 4) -> None:
         self.partition_count = partition_count
@@ -96,9 +99,7 @@ class MemoryJournal:
     def partition_for(self, key: str) -> int:
         return coordinator_partition(key, self.partition_count)
 
-    def append(
-        self, partition: int, records: list[tuple[bytes | None, bytes | None]], *, producer: Any = None
-    ) -> Awaitable[int]:
+    def append(self, partition: int, records: list[tuple[bytes | None, bytes | None]], producer: Any = None) -> int:
         if self.refuse is not None:
             raise StorageError(self.refuse, "the test refuses this write")
         self.writes += 1
@@ -113,16 +114,16 @@ class MemoryJournal:
                     transactional=producer is not None,
                 )
             )
-        return self._durable(base_offset, self.lose)
-
-    async def _durable(self, base_offset: int, lost: ErrorCode | None) -> int:
-        if self.held is not None:
-            gate = asyncio.get_running_loop().create_future()
-            self.held.append(gate)
-            await gate
-        if lost is not None:
-            raise StorageError(lost, "the test loses this write")
         return base_offset
+
+    def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
+        error = None if self.lose is None else StorageError(self.lose, "the test loses this write")
+        if self.held is None:
+            on_outcome(error)
+            return
+        gate = asyncio.get_running_loop().create_future()
+        gate.add_done_callback(lambda _: on_outcome(error))
+        self.held.append(gate)
 
     def mark(self, partition: int, producer_id: int, *, commit: bool) -> None:
         """Appends a marker, as the transaction coordinator does."""
@@ -138,12 +139,12 @@ class MemoryJournal:
             )
         )
 
-    def replay(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
+    def read(self, partition: int) -> Iterator[tuple[BatchHeader, list[Record]]]:
         for batch in self.batches[partition]:
             yield read_header(batch), list(decode_batch(batch).records)
 
     def records(self, partition: int) -> list[Record]:
-        return [record for _, records in self.replay(partition) for record in records]
+        return [record for _, records in self.read(partition) for record in records]
 
     def _end(self, partition: int) -> int:
         return read_header(self.batches[partition][-1]).next_offset if self.batches[partition] else 0
@@ -184,22 +185,20 @@ class World:
         }
         self.clock = ManualClock(1_700_000_000_000)
         self.timers = ManualTimers()
-        self.journal = MemoryJournal()
+        self.log = MemoryTopic()
         self.topics = Topics()
         self.store: dict[str, dict[str, str]] = {}  # settings of groups
         self._ids = count(1)
         self.waiting: list[asyncio.Task[Any]] = []
 
     async def start(self) -> World:
-        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock, topics=self.topics, store=self.store)
-        self.groups = GroupCoordinator(
-            broker, journal=self.journal, timers=self.timers, new_id=lambda: f"id{next(self._ids)}"
-        )
+        parts: Any = (self.settings, self.clock, self.topics, self.store, self.log)
+        self.groups = GroupCoordinator(*parts, timers=self.timers, new_id=lambda: f"id{next(self._ids)}")
         await self.groups.start()
         return self
 
     async def crash_and_restart(self) -> None:
-        """Nothing survives but the journal."""
+        """Nothing survives but the log."""
         for task in self.waiting:
             task.cancel()
         await asyncio.gather(*self.waiting, return_exceptions=True)
@@ -279,8 +278,8 @@ class World:
         return await self.groups.txn_offset_commit(group, commits, producer_id=producer_id, producer_epoch=0, **changes)
 
     def end_transaction(self, producer_id: int = 77, *, commit: bool, group: str = "g") -> None:
-        partition = self.journal.partition_for(group)
-        self.journal.mark(partition, producer_id, commit=commit)
+        partition = self.log.partition_for(group)
+        self.log.mark(partition, producer_id, commit=commit)
         self.groups.on_marker(partition, producer_id, commit)
 
     # -- what is seen --------------------------------------------------------------------------------------------------

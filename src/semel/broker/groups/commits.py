@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import CONSUMER, Group, GroupError
-from semel.broker.groups.ordered_log import error_of
 from semel.broker.groups.positions import TopicPositions
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import NO_TIME, Position, Slot, position_record, position_tombstone
+from semel.broker.groups.records import NO_TIME, Position, PositionRecord, Slot
 from semel.broker.groups.states import Act, Event, GroupState
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID
-from semel.storage import StorageError
 
 NO_GENERATION = -1
 GROUP_ID_NOT_FOUND_FROM = 9  # OffsetCommit: older clients expect ILLEGAL_GENERATION for a group that is not there
@@ -75,7 +72,7 @@ class Commits:
                 )
             now_ms = self._core.clock.now_ms()
             expire_ms = NO_TIME if retention_ms == NO_TIME else now_ms + retention_ms
-            return await self._write(group_id, _entries(group_id, commits, now_ms, expire_ms), None)
+            return await self._write(group_id, _records(group_id, commits, now_ms, expire_ms))
         except GroupError as error:
             return error.code
 
@@ -92,7 +89,7 @@ class Commits:
             elif who.generation >= 0:
                 raise GroupError(ErrorCode.ILLEGAL_GENERATION)
             return await self._write(
-                group_id, _entries(group_id, commits, self._core.clock.now_ms(), NO_TIME), producer
+                group_id, _records(group_id, commits, self._core.clock.now_ms(), NO_TIME), producer
             )
         except GroupError as error:
             return error.code
@@ -119,34 +116,11 @@ class Commits:
             group.check_generation(who.generation)
 
     async def _write(
-        self, group_id: str, entries: list[tuple[Slot, Position]], producer: tuple[int, int] | None
+        self, group_id: str, records: list[PositionRecord], producer: tuple[int, int] | None = None
     ) -> ErrorCode:
-        if not entries:
+        if not records:
             return ErrorCode.NONE
-        partition = self._core.partition_of(group_id)
-
-        def apply(base_offset: int) -> None:
-            self._core.ensure(group_id)
-            for number, (slot, position) in enumerate(entries):
-                stored = position._replace(record_offset=base_offset + number)
-                if producer is None:
-                    self._core.positions.commit(slot, stored)
-                else:
-                    self._core.positions.add_pending((partition, producer[0]), slot, stored)
-
-        records = [position_record(slot, position) for slot, position in entries]
-        try:
-            await asyncio.shield(self._core.log.write(partition, records, apply, producer=producer))
-        except StorageError as error:
-            return error_of(error)
-        return ErrorCode.NONE
-
-    def end_transaction(self, partition: int, producer_id: int, *, commit: bool) -> None:
-        """A marker is in the log: what the transaction wrote before it becomes real, or is dropped."""
-        self._core.log.after_writes(partition, lambda: self._end_transaction(partition, producer_id, commit))
-
-    def _end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
-        self._core.positions.end_transaction((partition, producer_id), commit=commit)
+        return await self._core.runtime.commit(self._core.partition_of(group_id), records, producer=producer)
 
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> None:
         """A member of a consumer group that asks for positions must be at its epoch (OffsetFetch 9+)."""
@@ -161,7 +135,7 @@ class Commits:
         A consumer that takes over a partition asks for stable positions. It must see what the former owner committed,
         also if that is written and not yet durable.
         """
-        await self._core.log.settled(self._core.partition_of(group_id))
+        await self._core.runtime.settled(self._core.partition_of(group_id))
 
     def position(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> Position | None:
         """A committed position. One of an earlier topic with the same name is none."""
@@ -194,38 +168,26 @@ class Commits:
             for topic, partition in wanted
         }
         slots = [Slot(group_id, *where) for where, code in codes.items() if code is ErrorCode.NONE]
-        error = await self.bury(group_id, [slot for slot in slots if self._exists(slot)])
+        error = await self.write_tombstones(group_id, [slot for slot in slots if self._exists(slot)])
         if error is not ErrorCode.NONE:
             raise GroupError(error)
         return codes
 
-    async def bury(self, group_id: str, slots: Sequence[Slot]) -> ErrorCode:
-        """Journals tombstones for positions of one group, then forgets them."""
-        if not slots:
-            return ErrorCode.NONE
-
-        def apply(_: int) -> None:
-            for slot in slots:
-                self._core.positions.delete(slot)
-
-        try:
-            tombstones = [position_tombstone(slot) for slot in slots]
-            await asyncio.shield(self._core.log.write(self._core.partition_of(group_id), tombstones, apply))
-        except StorageError as error:
-            return error_of(error)
-        return ErrorCode.NONE
+    async def write_tombstones(self, group_id: str, slots: Sequence[Slot]) -> ErrorCode:
+        """Deletes positions of one group."""
+        return await self._write(group_id, [PositionRecord(slot, None) for slot in slots])
 
     def _exists(self, slot: Slot) -> bool:
         return self._core.positions.get(slot) is not None or self._core.positions.is_pending(slot)
 
 
-def _entries(group_id: str, commits: Sequence[Commit], now_ms: int, expire_ms: int) -> list[tuple[Slot, Position]]:
+def _records(group_id: str, commits: Sequence[Commit], now_ms: int, expire_ms: int) -> list[PositionRecord]:
     return [
-        (
-            Slot(group_id, entry.topic, entry.partition),
-            Position(entry.offset, entry.leader_epoch, entry.metadata, now_ms, expire_ms, entry.topic_id),
+        PositionRecord(
+            Slot(group_id, commit.topic, commit.partition),
+            Position(commit.offset, commit.leader_epoch, commit.metadata, now_ms, expire_ms, commit.topic_id),
         )
-        for entry in commits
+        for commit in commits
     ]
 
 

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING
 
 from semel.broker import named_settings
+from semel.broker.clock import Clock
+from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic
 from semel.broker.groups.commits import Commit, Commits, Committer
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
@@ -17,18 +18,15 @@ from semel.broker.groups.core import Core, GroupConfig
 from semel.broker.groups.expiry import expired_consumer_slots, expired_slots
 from semel.broker.groups.group import Group, GroupError
 from semel.broker.groups.membership import Membership
-from semel.broker.groups.ordered_log import Journal, OrderedLog, error_of
-from semel.broker.groups.positions import Positions
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import TOPIC, Position, Slot, group_tombstone, position_tombstone
-from semel.broker.groups.replay import replay
+from semel.broker.groups.records import GroupRecord, Position, PositionRecord, Slot
+from semel.broker.groups.state import GroupsRecord, GroupsState
 from semel.broker.groups.states import Act, Event, GroupState
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
+from semel.broker.settings import Settings
+from semel.broker.store import Store
+from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
-from semel.storage import StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.broker import Broker
 
 logger = logging.getLogger(__name__)
 
@@ -39,48 +37,45 @@ class GroupCoordinator:
     The methods here serve operators and the rest of the broker. Everything runs on the broker's event loop.
     """
 
-    membership: Membership
-    consumers: ConsumerGroups
-    commits: Commits
-
     def __init__(
         self,
-        broker: Broker,
+        settings: Settings,
+        clock: Clock,
+        topics: Topics,
+        store: Store,
+        topic: InternalTopic,
         *,
-        journal: Journal | None = None,
         timers: Timers | None = None,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._broker = broker
-        self._journal = journal
-        self._timers = timers
-        self._new_id = new_id
+        self._settings = settings
+        self._store = store
+        self._timers = timers or LoopTimers()
+        state = GroupsState(clock)
+        self._core = core = Core(
+            GroupConfig.read(settings), clock, self._timers, state, CoordinatorRuntime(topic, state), new_id
+        )
+        self._rebalance = Rebalance(core)
+        self.consumers = ConsumerGroups(core, topics, ConsumerConfig.read(settings), self._timing_of)
+        self.membership = Membership(core, self._rebalance, self.consumers)
+        self.commits = Commits(core, self._rebalance)
+        self._expiry = Alarm(self._timers, self._expire)
         self._running: set[asyncio.Task[ErrorCode]] = set()
 
     def _timing_of(self, group_id: str) -> named_settings.GroupTiming:
-        own = named_settings.own(self._broker.store, named_settings.GROUP, group_id)
-        return named_settings.group_timing(self._broker.settings, own)
+        own = named_settings.own(self._store, named_settings.GROUP, group_id)
+        return named_settings.group_timing(self._settings, own)
 
     # -- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Reads the log. Members of groups that it tells of have one session time to come back."""
-        journal = self._journal or _journal_of(self._broker)
-        config = GroupConfig.read(self._broker.settings)
-        timers = self._timers or LoopTimers()
-        clock = self._broker.clock
-        self._core = core = Core(config, clock, timers, OrderedLog(journal), {}, {}, Positions(), self._new_id)
-        self._rebalance = Rebalance(core)
-        settings = self._broker.settings
-        self.consumers = ConsumerGroups(core, self._broker.topics, ConsumerConfig.read(settings), self._timing_of)
-        self.membership = Membership(core, self._rebalance, self.consumers)
-        self.commits = Commits(core, self._rebalance)
-        replay(journal, core.groups, core.consumer_groups, core.positions, clock.now_ms())
+        """Replays the log. Members of its groups have one session time to come back."""
+        core = self._core
+        core.runtime.load()
         for group in list(core.groups.values()):
             self._rebalance.resume(group)
         for consumer_group in core.consumer_groups.values():
             self.consumers.resume(consumer_group)
-        self._expiry = Alarm(timers, self._expire)
-        self._expiry.set(config.retention_check_interval_ms)
+        self._expiry.set(core.config.retention_check_interval_ms)
         number = len(core.groups) + len(core.consumer_groups)
         logger.info("%d groups with %d positions", number, len(core.positions))
 
@@ -90,7 +85,8 @@ class GroupCoordinator:
         await self.consumers.stop()
         if self._running:
             await asyncio.wait(self._running)
-        await self._core.log.close()
+        await self._core.runtime.finish_writes()
+        await self._core.runtime.stop()
 
     @property
     def config(self) -> GroupConfig:
@@ -120,7 +116,7 @@ class GroupCoordinator:
 
     def on_marker(self, partition: int, producer_id: int, commit: bool) -> None:
         """A transaction that wrote positions into this partition of `__consumer_offsets` ended."""
-        self.commits.end_transaction(partition, producer_id, commit=commit)
+        self._core.runtime.end_transaction(partition, producer_id, commit)
 
     # -- topics --------------------------------------------------------------------------------------------------------
     def on_topics_deleted(self, topics: Collection[str]) -> None:
@@ -129,7 +125,7 @@ class GroupCoordinator:
         for slot in self._core.positions.slots_of_topics(topics):
             by_group.setdefault(slot.group, []).append(slot)
         for group_id, slots in by_group.items():
-            self._run(self.commits.bury(group_id, slots))
+            self._run(self.commits.write_tombstones(group_id, slots))
 
     # -- administration ------------------------------------------------------------------------------------------------
     def groups(self) -> list[Group]:
@@ -153,33 +149,27 @@ class GroupCoordinator:
         group = self._core.groups.get(group_id)
         try:
             if group is not None:
-                return await self._bury(group, Event.DELETE)
+                return await self._delete(group, Event.DELETE)
             await self.consumers.delete(group_id)
             return ErrorCode.NONE
         except GroupError as error:
             return error.code
 
-    async def _bury(self, group: Group, event: Event) -> ErrorCode:
-        """Dead from the decision on, so that nobody joins what is about to go; back to life if the write fails."""
-        if group.decide(event).act is not Act.BURY:
+    async def _delete(self, group: Group, event: Event) -> ErrorCode:
+        """Dead from the decision on, so that nobody joins what is about to go; empty again if the write fails."""
+        if group.decide(event).act is not Act.WRITE_TOMBSTONES:
             return ErrorCode.NONE
-        slots = self._core.positions.slots_of(group.group_id)
         since_ms = group.state_time_ms
         group.enter(GroupState.DEAD, self._core.clock.now_ms())
-
-        def apply(_: int) -> None:
-            for slot in slots:
-                self._core.positions.delete(slot)
-            if self._core.groups.get(group.group_id) is group:
-                del self._core.groups[group.group_id]
-
-        records = [*map(position_tombstone, slots), group_tombstone(group.group_id)]
-        try:
-            await asyncio.shield(self._core.log.write(self._core.partition_of(group.group_id), records, apply))
-        except StorageError as error:
+        slots = self._core.positions.slots_of(group.group_id)
+        records: list[GroupsRecord] = [
+            *(PositionRecord(slot, None) for slot in slots),
+            GroupRecord(group.group_id, None),
+        ]
+        code = await self._core.runtime.commit(self._core.partition_of(group.group_id), records)
+        if code is not ErrorCode.NONE:
             group.enter(GroupState.EMPTY, since_ms)
-            return error_of(error)
-        return ErrorCode.NONE
+        return code
 
     # -- expiry --------------------------------------------------------------------------------------------------------
     def _expire(self) -> None:
@@ -192,12 +182,12 @@ class GroupCoordinator:
         for group in self.groups():
             slots = expired_slots(group, self._core.positions, now_ms, self.config.retention_ms)
             if slots:
-                await self.commits.bury(group.group_id, slots)
+                await self.commits.write_tombstones(group.group_id, slots)
             if not self._core.positions.slots_of(group.group_id) and not group.pending:
-                await self._bury(group, Event.EXPIRE)
+                await self._delete(group, Event.EXPIRE)
         for consumers in self.consumer_groups():
             slots = expired_consumer_slots(consumers, self._core.positions, now_ms, self.config.retention_ms)
-            await self.commits.bury(consumers.group_id, slots)
+            await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
             if is_empty and not self._core.positions.slots_of(consumers.group_id):
                 await self.delete(consumers.group_id)
@@ -207,9 +197,3 @@ class GroupCoordinator:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-
-
-def _journal_of(broker: Broker) -> Journal:
-    from semel.broker.journal import Journal as BrokerJournal
-
-    return BrokerJournal(broker, TOPIC)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+from semel.broker.clock import Clock
+from semel.broker.coordinator_runtime import CoordinatorRuntime
 from semel.broker.groups.consumer.model import ConsumerGroup
 from semel.broker.groups.group import Group
-from semel.broker.groups.ordered_log import OrderedLog
 from semel.broker.groups.positions import Positions
+from semel.broker.groups.state import GroupsRecord, GroupsState
 from semel.broker.groups.timers import Timers
+from semel.broker.settings import Settings
 
 MINUTE_MS = 60_000
-
-
-class Settings(Protocol):
-    def __getitem__(self, name: str, /) -> Any: ...
-
-
-class Clock(Protocol):
-    def now_ms(self) -> int: ...
 
 
 class GroupConfig(NamedTuple):
@@ -54,17 +49,22 @@ class Core:
     config: GroupConfig
     clock: Clock
     timers: Timers
-    log: OrderedLog
-    groups: dict[str, Group]  # classic ones
-    consumer_groups: dict[str, ConsumerGroup]  # a group id is in one of the two
-    positions: Positions
+    state: GroupsState
+    runtime: CoordinatorRuntime[GroupsRecord]
     new_id: Callable[[], str]  # a random UUID, the end of a member id
 
-    def ensure(self, group_id: str) -> None:
-        """Somebody who does not use group management has a position now: there is a group for it."""
-        if group_id not in self.groups and group_id not in self.consumer_groups:
-            self.groups[group_id] = Group(group_id, self.clock.now_ms())
+    @property
+    def groups(self) -> dict[str, Group]:
+        return self.state.groups
+
+    @property
+    def consumer_groups(self) -> dict[str, ConsumerGroup]:
+        return self.state.consumer_groups
+
+    @property
+    def positions(self) -> Positions:
+        return self.state.positions
 
     def partition_of(self, group_id: str) -> int:
         """The partition of `__consumer_offsets` that keeps a group."""
-        return self.log.partition_for(group_id)
+        return self.runtime.partition_for(group_id)

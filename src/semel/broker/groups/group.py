@@ -59,6 +59,11 @@ class Group:
     def enter(self, state: GroupState, now_ms: int) -> None:
         self.previous_state, self.state, self.state_time_ms = self.state, state, now_ms
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it never had a member: nothing but positions, or just created."""
+        return self.state is GroupState.EMPTY and self.generation == 0 and not self.members and not self.pending
+
     # -- guards --------------------------------------------------------------------------------------------------------
     def check_member(self, member_id: str, instance_id: str | None) -> None:
         if instance_id is not None:
@@ -238,6 +243,16 @@ class Group:
             group.add(_member_of(entry, group))
         group.topics = group._subscribed_topics()
         return group
+
+    def replay(self, value: GroupMetadataValue) -> None:
+        """A record of this group is durable. The members have their assignment, unless a rebalance began meanwhile."""
+        if value.generation != self.generation or self.decide(Event.ASSIGNMENT_STORED).act is not Act.HAND_OUT:
+            return
+        self.enter(GroupState.STABLE, value.current_state_timestamp)
+        for entry in value.members:
+            member = self.members.get(entry.member_id)
+            if member is not None:
+                member.assignment = entry.assignment
 
     @property
     def emptied_ms(self) -> int | None:

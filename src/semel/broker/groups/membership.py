@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.answers import assignment_of, current_generation, join_error, same_generation, sync_error
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
-from semel.broker.groups.consumer.planner import burial_of
-from semel.broker.groups.consumer.records import record_of
+from semel.broker.groups.consumer.planner import deletion_of
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import Group, GroupError
 from semel.broker.groups.member import Member, Protocols
-from semel.broker.groups.ordered_log import error_of
 from semel.broker.groups.rebalance import NO_MEMBER_ID, Rebalance
-from semel.broker.groups.records import group_record
+from semel.broker.groups.records import GroupRecord
+from semel.broker.groups.state import GroupsRecord
 from semel.broker.groups.states import Act, Event, GroupState
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
@@ -83,15 +83,17 @@ class Membership:
             if group is None:
                 group, stored = self._create(request.group_id)
             answer = self._judge_join(group, joiner)
-            if stored is not None:
-                await asyncio.shield(stored)
         except StorageError as error:
-            return join_error(error_of(error), request.member_id)
+            return join_error(client_error(error), request.member_id)
         except GroupError as error:
             return join_error(error.code, request.member_id)
+        failure = None if stored is None else await asyncio.shield(stored)
+        if failure is not None:
+            self._rebalance.discard(group)
+            return join_error(client_error(failure), request.member_id)
         return answer if isinstance(answer, JoinGroupResponse) else await asyncio.shield(answer)
 
-    def _create(self, group_id: str) -> tuple[Group, asyncio.Task[int]]:
+    def _create(self, group_id: str) -> tuple[Group, asyncio.Future[StorageError | None] | None]:
         """A new group; one of the consumer protocol that has no members makes room for it."""
         consumers = self._core.consumer_groups.get(group_id)
         if self._consumers.is_busy(group_id):
@@ -99,12 +101,15 @@ class Membership:
         if consumers is not None and consumers.state is not ConsumerGroupState.EMPTY:
             raise GroupError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         group = Group(group_id, self._core.clock.now_ms())
-        records = [] if consumers is None else [record_of(change) for change in burial_of(group_id)]
-        records.append(group_record(group_id, group.to_record()))
-        stored = self._core.log.write(self._core.partition_of(group_id), records, lambda _: None)
-        self._core.consumer_groups.pop(group_id, None)
-        self._core.groups[group_id] = group
-        return group, stored
+        records: list[GroupsRecord] = [] if consumers is None else [*deletion_of(group_id)]
+        records.append(GroupRecord(group_id, group.to_record()))
+        self._core.groups[group_id] = group  # members may join while the record is written
+        try:
+            stored = self._core.runtime.write(self._core.partition_of(group_id), records)
+        except StorageError:
+            del self._core.groups[group_id]
+            raise
+        return self._core.groups[group_id], stored
 
     def _judge_join(self, group: Group, joiner: Joiner) -> JoinAnswer:
         member_id = joiner.request.member_id
@@ -259,7 +264,7 @@ class Membership:
         if gone:
             names = ", ".join(f"{who.member_id or who.group_instance_id} ({who.reason or 'no reason'})" for who in gone)
             self._rebalance.carry_out(group, group.decide(Event.MEMBERS_LEFT), f"left: {names}")
-            await self._core.log.settled(self._core.partition_of(group_id))
+            await self._core.runtime.settled(self._core.partition_of(group_id))
         return codes
 
     async def _leave_consumers(self, group_id: str, leaving: list[LeavingMember]) -> list[ErrorCode]:

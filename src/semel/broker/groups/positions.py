@@ -6,7 +6,7 @@ so a transaction that ends late does not undo a plain commit that came after its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from semel.broker.groups.records import Position, Slot
@@ -100,6 +100,13 @@ class Positions:
             del self._committed[slot.group]
         for transaction in self._open.pop(slot, ()):
             self._pending[transaction].pop(slot, None)
+
+    def clear(self, partition: int, has: Callable[[str], bool]) -> None:
+        """Forgets the groups of one partition of the log."""
+        for group in [group for group in self._committed if has(group)]:
+            del self._committed[group]
+        for transaction in [transaction for transaction in self._pending if transaction[0] == partition]:
+            self.end_transaction(transaction, commit=False)
 
     def end_transaction(self, transaction: Transaction, *, commit: bool) -> list[Slot]:
         """Applies or drops what a transaction held. Returns the slots whose position changed."""

@@ -6,16 +6,15 @@ journaled, and what follows from it happens when it is durable.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
+from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.answers import assignment_of, current_generation, join_error, sync_error
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import Group
 from semel.broker.groups.member import Member
-from semel.broker.groups.ordered_log import error_of
-from semel.broker.groups.records import group_record
+from semel.broker.groups.records import GroupRecord
 from semel.broker.groups.states import Act, Cell, Event, GroupState
 from semel.broker.groups.timers import Alarm
 from semel.protocol.errors import ErrorCode
@@ -142,8 +141,8 @@ class Rebalance:
         assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
 
         def stored() -> None:
-            if group.generation == generation and group.decide(Event.ASSIGNMENT_STORED).act is Act.HAND_OUT:
-                self._hand_out(group, assignment)
+            if group.generation == generation and group.state is GroupState.STABLE:
+                self._hand_out(group)
 
         def failed(code: ErrorCode) -> None:
             if group.generation == generation and group.decide(Event.ASSIGNMENT_LOST).act is Act.PREPARE:
@@ -152,10 +151,8 @@ class Rebalance:
 
         self.store(group, stored, failed, assignment)
 
-    def _hand_out(self, group: Group, assignment: dict[str, bytes]) -> None:
-        group.enter(GroupState.STABLE, self._core.clock.now_ms())
+    def _hand_out(self, group: Group) -> None:
         for member in group.members.values():
-            member.assignment = assignment.get(member.member_id, b"")
             if member.answer_sync(assignment_of(group, member)):
                 self.alive(member)
 
@@ -220,6 +217,18 @@ class Rebalance:
         member.answer_join(join_error(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
         member.answer_sync(sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
 
+    def discard(self, group: Group) -> None:
+        """A new group could not be stored: its members start over."""
+        for member_id in list(group.members):
+            self.drop(group, member_id)
+        for member_id in list(group.pending):
+            group.forget_pending(member_id)
+        for alarm in (group.join_alarm, group.sync_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        if self._core.groups.get(group.group_id) is group:
+            del self._core.groups[group.group_id]
+
     def store(
         self,
         group: Group,
@@ -227,20 +236,19 @@ class Rebalance:
         failed: Callable[[ErrorCode], None],
         assignment: dict[str, bytes] | None = None,
     ) -> None:
-        """Journals the group as it is; then either `stored` is called, or `failed` with what clients are told."""
-        records = [group_record(group.group_id, group.to_record(assignment))]
+        """Writes the group as it is; then either `stored` is called, or `failed` with the error for clients."""
+
+        def ended(error: StorageError | None) -> None:
+            if error is None:
+                stored()
+            else:
+                failed(client_error(error))
+
+        record = GroupRecord(group.group_id, group.to_record(assignment))
         try:
-            task = self._core.log.write(self._core.partition_of(group.group_id), records, lambda _: stored())
+            self._core.runtime.write(self._core.partition_of(group.group_id), (record,), on_end=ended)
         except StorageError as error:
-            failed(error_of(error))
-            return
-
-        def done(task: asyncio.Task[int]) -> None:
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                failed(error_of(error) if isinstance(error, StorageError) else ErrorCode.UNKNOWN_SERVER_ERROR)
-
-        task.add_done_callback(done)
+            failed(client_error(error))
 
     def stop(self) -> None:
         """Ends timers; whoever waits is told to find the coordinator again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from semel.broker.coordinator_runtime import KeyValue
 from semel.protocol.messages.internal_topics import (
     GROUP_METADATA_KEY,
     GROUP_METADATA_VALUE,
@@ -19,8 +20,6 @@ from semel.protocol.messages.internal_topics import (
     OffsetCommitValue,
 )
 from semel.protocol.schema import NO_UUID
-
-KeyValue = tuple[bytes | None, bytes | None]
 
 TOPIC = "__consumer_offsets"
 POSITION_KEYS = (0, 1)
@@ -54,7 +53,7 @@ class Position(NamedTuple):
 
 class PositionRecord(NamedTuple):
     slot: Slot
-    value: OffsetCommitValue | None  # None: deleted
+    value: Position | None  # None: deleted
 
 
 class GroupRecord(NamedTuple):
@@ -67,7 +66,9 @@ def position_key(slot: Slot) -> bytes:
     return _TYPE.pack(POSITION_KEYS[-1]) + OFFSET_COMMIT_KEY.encode(key, 0)
 
 
-def position_record(slot: Slot, position: Position) -> KeyValue:
+def encode_position(slot: Slot, position: Position | None) -> KeyValue:
+    if position is None:
+        return position_key(slot), None
     expiring = position.expire_time_ms != NO_TIME
     version = POSITION_VALUE_VERSION_EXPIRING if expiring else POSITION_VALUE_VERSION
     value = OffsetCommitValue(
@@ -81,17 +82,11 @@ def position_record(slot: Slot, position: Position) -> KeyValue:
     return position_key(slot), _TYPE.pack(version) + OFFSET_COMMIT_VALUE.encode(value, version)
 
 
-def position_tombstone(slot: Slot) -> KeyValue:
-    return position_key(slot), None
-
-
-def group_record(group: str, value: GroupMetadataValue) -> KeyValue:
+def encode_group(group: str, value: GroupMetadataValue | None) -> KeyValue:
+    if value is None:
+        return _group_key(group), None
     version = GROUP_VALUE_VERSION
     return _group_key(group), _TYPE.pack(version) + GROUP_METADATA_VALUE.encode(value, version)
-
-
-def group_tombstone(group: str) -> KeyValue:
-    return _group_key(group), None
 
 
 def read_record(key: bytes, value: bytes | None) -> PositionRecord | GroupRecord | None:
@@ -101,7 +96,7 @@ def read_record(key: bytes, value: bytes | None) -> PositionRecord | GroupRecord
         slot = OFFSET_COMMIT_KEY.decode(key, 0, _TYPE.size)
         return PositionRecord(
             Slot(slot.group, slot.topic, slot.partition),
-            None if value is None else OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size),
+            None if value is None else _position_of(OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
         )
     if kind == GROUP_KEY:
         return GroupRecord(
@@ -111,7 +106,7 @@ def read_record(key: bytes, value: bytes | None) -> PositionRecord | GroupRecord
     return None
 
 
-def position_of(value: OffsetCommitValue, record_offset: int) -> Position:
+def _position_of(value: OffsetCommitValue) -> Position:
     return Position(
         value.offset,
         value.leader_epoch,
@@ -119,7 +114,6 @@ def position_of(value: OffsetCommitValue, record_offset: int) -> Position:
         value.commit_timestamp,
         value.expire_timestamp,
         value.topic_id,
-        record_offset,
     )
 
 

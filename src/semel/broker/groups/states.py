@@ -79,7 +79,7 @@ class Act(Enum):
     STORE_ASSIGNMENT = auto()  # journal the assignment
     HAND_OUT = auto()  # give everybody their assignment
     ANSWER_ASSIGNMENT = auto()
-    BURY = auto()  # journal tombstones for the group and its positions
+    WRITE_TOMBSTONES = auto()  # for the group and its positions
 
 
 class Cell(NamedTuple):
@@ -115,7 +115,7 @@ _STORE = Cell(Act.STORE_ASSIGNMENT)
 _AWAIT = Cell(Act.AWAIT_LEADER)
 _HAND_OUT = Cell(Act.HAND_OUT, GroupState.STABLE)
 _ASSIGNED = Cell(Act.ANSWER_ASSIGNMENT)
-_BURY = Cell(Act.BURY, GroupState.DEAD)
+_DELETED = Cell(Act.WRITE_TOMBSTONES, GroupState.DEAD)
 
 # fmt: off
 STATES = (GroupState.EMPTY, GroupState.PREPARING, GroupState.COMPLETING, GroupState.STABLE, GroupState.DEAD)
@@ -146,8 +146,8 @@ _ROWS: dict[Event, tuple[Cell, Cell, Cell, Cell, Cell]] = {
     Event.TXN_COMMIT_SIMPLE:       (_OK,        _OK,         _OK,         _OK,        _GONE),
     Event.DELETE_POSITIONS:        (_OK,        _OK,         _OK,         _OK,        _NO_GROUP),
     Event.DELETE_POSITIONS_OPAQUE: (_OK,        _IN_USE,     _IN_USE,     _IN_USE,    _NO_GROUP),
-    Event.DELETE:                  (_BURY,      _IN_USE,     _IN_USE,     _IN_USE,    _NO_GROUP),
-    Event.EXPIRE:                  (_BURY,      _SKIP,       _SKIP,       _SKIP,      _SKIP),
+    Event.DELETE:                  (_DELETED,      _IN_USE,     _IN_USE,     _IN_USE,    _NO_GROUP),
+    Event.EXPIRE:                  (_DELETED,      _SKIP,       _SKIP,       _SKIP,      _SKIP),
 }
 # fmt: on
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Commit
-from semel.broker.groups.handlers import groups_of
 from semel.broker.transactions.errors import for_version, offsets_error
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, State
 from semel.protocol.errors import ErrorCode
@@ -166,7 +165,7 @@ async def add_offsets_to_txn(
 
 
 def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
-    return CONSUMER_OFFSETS, groups_of(broker).partition_for(group_id)
+    return CONSUMER_OFFSETS, broker.groups.partition_for(group_id)
 
 
 # --- offsets --------------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ async def txn_offset_commit(
     """A group's positions, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
     commits: dict[TopicPartition, Commit] = {}  # of several offsets for a partition the last one counts
-    limit = groups_of(broker).config.metadata_max_size
+    limit = broker.groups.config.metadata_max_size
     for asked in request.topics:
         topic = broker.topics.get(asked.name)
         for part in asked.partitions:
@@ -220,7 +219,7 @@ async def _commit_offsets(
     error = await _allow_offsets(broker, version, request)
     if error is not ErrorCode.NONE:
         return error
-    return await groups_of(broker).txn_offset_commit(
+    return await broker.groups.txn_offset_commit(
         request.group_id,
         commits,
         producer_id=request.producer_id,

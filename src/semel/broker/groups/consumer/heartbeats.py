@@ -12,17 +12,18 @@ import logging
 from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
+from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.consumer.guards import JOINS, Beat
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
-from semel.broker.groups.consumer.planner import Answer, ConsumerConfig, Draft, Planner, Topics, burial_of
-from semel.broker.groups.consumer.records import record_of
+from semel.broker.groups.consumer.planner import Answer, ConsumerConfig, Draft, Planner, deletion_of
 from semel.broker.groups.core import Core
 from semel.broker.groups.group import GroupError
-from semel.broker.groups.ordered_log import error_of
-from semel.broker.groups.records import KeyValue, group_tombstone, position_tombstone
+from semel.broker.groups.records import GroupRecord, PositionRecord
+from semel.broker.groups.state import GroupsRecord
 from semel.broker.groups.states import GroupState
 from semel.broker.groups.timers import Alarm
 from semel.broker.named_settings import GroupTiming
+from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 from semel.storage import StorageError
@@ -100,20 +101,12 @@ class ConsumerGroups:
             if group is None or group.state is not ConsumerGroupState.EMPTY:
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP)
             slots = self._core.positions.slots_of(group_id)
-            records = [*map(position_tombstone, slots), *map(record_of, burial_of(group_id))]
-
-            def apply(_: int) -> None:
-                self._core.consumer_groups.pop(group_id, None)
-                for slot in slots:
-                    self._core.positions.delete(slot)
-
-            await self._write(group_id, records, apply)
+            await self._write(group_id, [*(PositionRecord(slot, None) for slot in slots), *deletion_of(group_id)])
 
     def _find_or_draft(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroup:
-        group = self._core.consumer_groups.get(request.group_id)
-        if group is not None:
+        group, classic = self._core.consumer_groups.get(request.group_id), self._core.groups.get(request.group_id)
+        if group is not None and classic is None:
             return group
-        classic = self._core.groups.get(request.group_id)
         if request.member_epoch != JOINS or (classic is not None and classic.state is not GroupState.EMPTY):
             what = "not found" if classic is None else "not a consumer group"
             raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is {what}.")
@@ -166,34 +159,40 @@ class ConsumerGroups:
         return lock
 
     async def _store(self, draft: Draft) -> None:
-        """Journals the draft's changes; then it is the group. GroupError: nothing changed."""
+        """Writes the draft's changes; then the group is as the draft. GroupError: nothing changed."""
         group_id = draft.group.group_id
         classic = self._core.groups.get(group_id)  # one without members: this group takes its place
-        records = [] if classic is None else [group_tombstone(group_id)]
+        records: list[GroupsRecord] = [] if classic is None else [GroupRecord(group_id, None)]
         if classic is not None:
             classic.enter(GroupState.DEAD, classic.state_time_ms)  # nobody joins what is about to go
-
-        def apply(_: int) -> None:
-            self._core.groups.pop(group_id, None)
-            self._core.consumer_groups[group_id] = draft.group
-            for member_id in draft.members:
-                self._watch(draft.group, member_id)
-
         try:
-            await self._write(group_id, [*records, *map(record_of, draft.changes)], apply)
+            await self._write(group_id, [*records, *draft.changes], lambda: self._watch_all(group_id, draft.members))
         except GroupError:
             if classic is not None:
                 classic.enter(GroupState.EMPTY, classic.state_time_ms)
             raise
 
-    async def _write(self, group_id: str, records: list[KeyValue], apply: Callable[[int], None]) -> None:
-        """Returns when it is applied, also where the client is gone: the group's lock must be held until then."""
+    def _watch_all(self, group_id: str, member_ids: Iterable[str]) -> None:
+        group = self._core.consumer_groups[group_id]
+        for member_id in member_ids:
+            self._watch(group, member_id)
+
+    async def _write(
+        self, group_id: str, records: list[GroupsRecord], stored: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns when it is replayed, also where the client is gone: the group's lock must be held until then."""
         try:
-            task = self._core.log.write(self._core.partition_of(group_id), records, apply)
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError:
-                await asyncio.wait([task])
-                raise
+            written = self._core.runtime.write(
+                self._core.partition_of(group_id), records, on_end=lambda error: stored() if error is None else None
+            )
         except StorageError as error:
-            raise GroupError(error_of(error)) from error
+            raise GroupError(client_error(error)) from error
+        if written is None:
+            return
+        try:
+            failure = await asyncio.shield(written)
+        except asyncio.CancelledError:
+            await asyncio.wait([written])
+            raise
+        if failure is not None:
+            raise GroupError(client_error(failure)) from failure

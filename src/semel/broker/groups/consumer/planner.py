@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from semel.broker.clock import Clock
 from semel.broker.groups.consumer.assignors import ASSIGNORS, Wish
 from semel.broker.groups.consumer.guards import JOINS, Beat, check_epoch, check_instance
 from semel.broker.groups.consumer.model import (
@@ -29,26 +30,11 @@ from semel.broker.groups.consumer.model import (
 )
 from semel.broker.groups.consumer.patterns import compile_pattern, look_at
 from semel.broker.groups.consumer.reconcile import reconcile
-from semel.broker.groups.core import Clock, Settings
 from semel.broker.groups.group import GroupError
+from semel.broker.settings import Settings
+from semel.broker.topics import Topic, Topics
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
-
-
-class Topic(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def id(self) -> bytes: ...
-    @property
-    def partitions(self) -> Sequence[object]: ...
-
-
-class Topics(Protocol):
-    """The topics of the broker."""
-
-    def get(self, name: str, /) -> Topic | None: ...
-    def __iter__(self) -> Iterator[Topic]: ...
 
 
 class ConsumerConfig(NamedTuple):
@@ -271,7 +257,7 @@ def _removal_of(group_id: str, member_id: str) -> list[Change]:
     ]
 
 
-def burial_of(group_id: str) -> list[Change]:
+def deletion_of(group_id: str) -> list[Change]:
     """What deletes a group without members."""
     return [TargetEpochSet(group_id, None), EpochSet(group_id, None)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+from semel.broker.coordinator_runtime import KeyValue
 from semel.broker.groups.consumer.model import (
     Change,
     Current,
@@ -17,7 +18,6 @@ from semel.broker.groups.consumer.model import (
     TargetEpochSet,
     TargetSet,
 )
-from semel.broker.groups.records import KeyValue
 from semel.protocol.messages import internal_topics as log
 
 EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.broker.groups.group import CONSUMER, Group
-from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.states import GroupState
 from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
 from semel.broker.turns import Turns
@@ -41,9 +40,9 @@ async def describe_groups(
 
 
 def _describe(broker: Broker, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
-    group = groups_of(broker).find(group_id)
+    group = broker.groups.find(group_id)
     if group is None:
-        other_kind = groups_of(broker).find_consumer_group(group_id) is not None
+        other_kind = broker.groups.find_consumer_group(group_id) is not None
         missing = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if context.version >= NOT_FOUND_FROM:
             missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
@@ -80,7 +79,7 @@ def _members(group: Group) -> list[DescribedGroupMember]:
 def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     states = {state.strip().lower() for state in request.states_filter}
     types = {kind.strip().lower() for kind in request.types_filter}
-    groups = groups_of(broker)
+    groups = broker.groups
     listed = [
         ListedGroup(each.group_id, each.protocol_type or "", each.state.value, CLASSIC) for each in groups.groups()
     ]
@@ -98,6 +97,6 @@ async def delete_groups(broker: Broker, context: RequestContext, request: Delete
     turns = Turns()
     results = []
     for group_id in dict.fromkeys(request.groups_names):
-        results.append(DeletableGroupResult(group_id, await groups_of(broker).delete(group_id)))
+        results.append(DeletableGroupResult(group_id, await broker.groups.delete(group_id)))
         await turns.next()
     return DeleteGroupsResponse(results=results)

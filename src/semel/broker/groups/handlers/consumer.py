@@ -8,7 +8,6 @@ from semel.broker.groups.consumer.guards import Beat, check_request
 from semel.broker.groups.consumer.model import NOTHING, ConsumerGroup, Current, Partitions
 from semel.broker.groups.consumer.records import by_topic
 from semel.broker.groups.group import GroupError
-from semel.broker.groups.handlers import groups_of
 from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import groups as described
@@ -29,7 +28,7 @@ CONSUMER_MEMBER = 1  # member type: follows the consumer protocol
 async def consumer_group_heartbeat(
     broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
-    consumers = groups_of(broker).consumers
+    consumers = broker.groups.consumers
     if not _is_served(broker):
         return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     try:
@@ -70,7 +69,7 @@ def _is_served(broker: Broker) -> bool:
 
 
 def _describe(broker: Broker, group_id: str, operations: int) -> described.DescribedConsumerGroup:
-    groups = groups_of(broker)
+    groups = broker.groups
     group = groups.find_consumer_group(group_id)
     if not group_id:
         return described.DescribedConsumerGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.broker.groups.group import GroupError
-from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.membership import Joiner, LeavingMember
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
@@ -31,7 +30,7 @@ MANY_MEMBERS_FROM = 3  # LeaveGroup
 
 async def join_group(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     joiner = Joiner(request, context.version, context.client_id or "", context.client_host)
-    response = await groups_of(broker).membership.join(joiner)
+    response = await broker.groups.membership.join(joiner)
     if context.version < NULL_PROTOCOL_FROM and response.protocol_name is None:
         response.protocol_name = ""
     return response
@@ -40,11 +39,11 @@ async def join_group(broker: Broker, context: RequestContext, request: JoinGroup
 async def sync_group(broker: Broker, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
     if context.version >= PROTOCOL_REQUIRED_FROM and None in (request.protocol_type, request.protocol_name):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    return await groups_of(broker).membership.sync(request)
+    return await broker.groups.membership.sync(request)
 
 
 def heartbeat(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
-    code = groups_of(broker).membership.heartbeat(
+    code = broker.groups.membership.heartbeat(
         request.group_id, request.generation_id, request.member_id, request.group_instance_id
     )
     return HeartbeatResponse(error_code=code)
@@ -58,7 +57,7 @@ async def leave_group(broker: Broker, context: RequestContext, request: LeaveGro
     else:
         leaving = [LeavingMember(who.member_id, who.group_instance_id, who.reason) for who in request.members]
     try:
-        codes = await groups_of(broker).membership.leave(request.group_id, leaving)
+        codes = await broker.groups.membership.leave(request.group_id, leaving)
     except GroupError as error:
         return LeaveGroupResponse(error_code=error.code)
     if is_single:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from semel.broker.groups.commits import Commit, Committer
 from semel.broker.groups.group import GroupError
-from semel.broker.groups.handlers import groups_of
 from semel.broker.groups.records import Position
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -48,7 +47,7 @@ NO_POSITION = Position(-1, -1, "", -1)
 async def offset_commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
     """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
     for one partition the last one counts, and only that one is written."""
-    groups = groups_of(broker)
+    groups = broker.groups
     limit = groups.config.metadata_max_size
     response = OffsetCommitResponse()
     commits: dict[tuple[str, int], Commit] = {}
@@ -123,7 +122,7 @@ async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetF
 async def _fetch_group(
     broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
 ) -> OffsetFetchResponseGroup:
-    commits = groups_of(broker).commits
+    commits = broker.groups.commits
     if require_stable:
         await commits.settled(group.group_id)
     try:
@@ -137,7 +136,7 @@ async def _fetch_group(
 
 def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
     """Everything that a group has positions for. Clients that speak of ids cannot be told of topics that are gone."""
-    for name, partitions in groups_of(broker).commits.all_of(group_id).items():
+    for name, partitions in broker.groups.commits.all_of(group_id).items():
         topic = broker.topics.get(name)
         if not _by_id(context):
             yield OffsetFetchRequestTopics(name=name, partition_indexes=list(partitions))
@@ -161,7 +160,7 @@ async def _fetch_topic(
             partitions=[_partition(index, NO_POSITION, code) for index in asked.partition_indexes],
         )
     name, topic_id = (topic.name, topic.id) if topic is not None else (asked.name, NO_UUID)
-    commits = groups_of(broker).commits
+    commits = broker.groups.commits
 
     def fetch(index: int) -> OffsetFetchResponsePartitions:
         if require_stable and commits.is_pending(group_id, name, index):
@@ -199,7 +198,7 @@ async def offset_delete(broker: Broker, context: RequestContext, request: Offset
     asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
     existing = [where for where in asked if broker.topics.partition(*where) is not None]
     try:
-        codes = await groups_of(broker).commits.delete(request.group_id, existing)
+        codes = await broker.groups.commits.delete(request.group_id, existing)
     except GroupError as error:
         return OffsetDeleteResponse(error_code=error.code)
     return OffsetDeleteResponse(
