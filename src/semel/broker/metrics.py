@@ -71,14 +71,14 @@ class BrokerCollector(Collector):
             groups.add_metric([state], count)
         yield groups
         labels = ["group", "topic", "partition"]
-        committed = GaugeMetricFamily("semel_group_offset", "Committed position.", labels=labels)
+        committed = GaugeMetricFamily("semel_group_offset", "Committed offset.", labels=labels)
         lag = GaugeMetricFamily("semel_group_lag", "Records that the group has still to read.", labels=labels)
-        for (group, topic, index), position in coordinator.all_positions():
+        for (group, topic, index), found in coordinator.all_offsets():
             where = [group, topic, str(index)]
-            committed.add_metric(where, position.offset)
+            committed.add_metric(where, found.offset)
             log = self._broker.topics.find_log(topic, index)
             if log is not None and log.is_open:
-                lag.add_metric(where, max(log.high_watermark - position.offset, 0))
+                lag.add_metric(where, max(log.high_watermark - found.offset, 0))
         yield from (committed, lag)
 
 

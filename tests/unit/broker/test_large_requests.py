@@ -13,7 +13,7 @@ import pytest
 
 from semel.broker.connection import LARGE_REQUEST_BYTES
 from semel.broker.context import RequestContext
-from semel.broker.groups.handlers.positions import offset_commit
+from semel.broker.groups.handlers import offset_commit
 from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
 from semel.broker.settings import Settings

@@ -1,4 +1,4 @@
-"""Positions: who may commit, what is seen, what transactions hold back, and what a crash leaves."""
+"""Offsets: who may commit, what is seen, what transactions hold back, and what a crash leaves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from semel.broker.groups import Commit, Committer
-from semel.broker.groups.group import GroupError
-from semel.broker.groups.states import GroupState as S
+from semel.broker.groups import Committer, OffsetToCommit
+from semel.broker.groups.classic_group import GroupError
+from semel.broker.groups.classic_group import GroupState as S
 from semel.protocol.errors import ErrorCode as E
 from tests.unit.broker_groups.world import REBALANCE_MS, SESSION_MS, World, in_world
 
@@ -115,16 +115,21 @@ async def test_commit_that_cannot_be_written_is_not_acknowledged_nor_seen(world:
 
 
 @in_world()
-async def test_positions_survive_a_crash(world: World) -> None:
+async def test_offsets_survive_a_crash(world: World) -> None:
     (leader,) = await world.stable()
     who = Committer(leader.generation_id, leader.member_id)
-    commits = [Commit("t", 0, 5, 2, "note", b"T" * 16), Commit("t", 1, 7)]
+    commits = [OffsetToCommit("t", 0, 5, 2, "note", b"T" * 16), OffsetToCommit("t", 1, 7)]
     assert await world.groups.commits.commit("g", who, commits) is E.NONE
     await world.commit(9, group="other", topic="u")
     await world.crash_and_restart()
-    position = world.groups.commits.position("g", "t", 0)
-    assert position is not None
-    assert (position.offset, position.leader_epoch, position.metadata, position.topic_id) == (5, 2, "note", b"T" * 16)
+    committed = world.groups.commits.committed("g", "t", 0)
+    assert committed is not None
+    assert (committed.offset, committed.leader_epoch, committed.metadata, committed.topic_id) == (
+        5,
+        2,
+        "note",
+        b"T" * 16,
+    )
     assert (world.committed(partition=1), world.committed("other", "u")) == (7, 9)
     assert await world.commit(6, who) is E.NONE  # the generation survived as well
 
@@ -149,18 +154,18 @@ async def test_member_that_does_not_come_back_after_a_crash_is_out_after_its_ses
 
 
 @in_world()
-async def test_position_of_an_earlier_topic_with_the_same_name_is_not_shown(world: World) -> None:
-    await world.groups.commits.commit("g", Committer(), [Commit("t", 0, 5, topic_id=b"1" * 16)])
-    assert world.groups.commits.position("g", "t", 0, b"2" * 16) is None
-    assert world.groups.commits.position("g", "t", 0, b"1" * 16) is not None
-    assert world.groups.commits.position("g", "t", 0) is not None
+async def test_offset_of_an_earlier_topic_with_the_same_name_is_not_shown(world: World) -> None:
+    await world.groups.commits.commit("g", Committer(), [OffsetToCommit("t", 0, 5, topic_id=b"1" * 16)])
+    assert world.groups.commits.committed("g", "t", 0, b"2" * 16) is None
+    assert world.groups.commits.committed("g", "t", 0, b"1" * 16) is not None
+    assert world.groups.commits.committed("g", "t", 0) is not None
 
 
 # -- inside transactions -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("crash", ["", "before the marker", "after the marker"])
 @in_world()
-async def test_transactional_position_is_pending_until_the_marker(world: World, commit: bool, crash: str) -> None:
+async def test_transactional_offset_is_pending_until_the_marker(world: World, commit: bool, crash: str) -> None:
     await world.commit(1)
     assert await world.txn_commit(5) is E.NONE
     if crash == "before the marker":
@@ -196,7 +201,7 @@ async def test_later_transaction_wins_over_an_earlier_one_that_ends_after_it(wor
 
 
 @in_world()
-async def test_marker_ends_only_the_positions_of_its_partition(world: World) -> None:
+async def test_marker_ends_only_the_offsets_of_its_partition(world: World) -> None:
     other = next(
         name for name in map(str, range(99)) if world.groups.partition_for(name) != world.groups.partition_for("g")
     )
@@ -238,7 +243,7 @@ async def test_member_may_commit_in_a_transaction_during_a_rebalance(world: Worl
 
 
 @in_world()
-async def test_stable_read_waits_for_positions_that_are_on_their_way_to_the_disk(world: World) -> None:
+async def test_stable_read_waits_for_offsets_that_are_on_their_way_to_the_disk(world: World) -> None:
     """A consumer that takes over must not read past a commit that its predecessor was allowed to make."""
     world.log.held = []
     committing = asyncio.create_task(world.txn_commit(5))
@@ -264,7 +269,7 @@ async def test_marker_that_overtakes_the_answer_of_a_commit_still_ends_it(world:
 
 
 @in_world()
-async def test_marker_of_a_producer_without_positions_does_nothing(world: World) -> None:
+async def test_marker_of_a_producer_without_offsets_does_nothing(world: World) -> None:
     await world.txn_commit(5, producer_id=1)
     world.end_transaction(2, commit=True)
     assert world.groups.commits.is_pending("g", "t", 0)
@@ -272,7 +277,7 @@ async def test_marker_of_a_producer_without_positions_does_nothing(world: World)
 
 # -- deleting ----------------------------------------------------------------------------------------------------------
 @in_world()
-async def test_positions_of_an_empty_group_can_be_deleted_durably(world: World) -> None:
+async def test_offsets_of_an_empty_group_can_be_deleted_durably(world: World) -> None:
     await world.commit(5)
     await world.commit(6, partition=1)
     assert await world.groups.commits.delete("g", [("t", 0), ("t", 9)]) == {("t", 0): E.NONE, ("t", 9): E.NONE}
@@ -281,7 +286,7 @@ async def test_positions_of_an_empty_group_can_be_deleted_durably(world: World) 
 
 
 @in_world()
-async def test_positions_of_subscribed_topics_cannot_be_deleted(world: World) -> None:
+async def test_offsets_of_subscribed_topics_cannot_be_deleted(world: World) -> None:
     (leader,) = await world.stable(topics=["t"])
     who = Committer(leader.generation_id, leader.member_id)
     await world.commit(5, who)
@@ -293,14 +298,14 @@ async def test_positions_of_subscribed_topics_cannot_be_deleted(world: World) ->
 
 @pytest.mark.parametrize(("group", "code"), [("", E.INVALID_GROUP_ID), ("none", E.GROUP_ID_NOT_FOUND)])
 @in_world()
-async def test_deleting_positions_needs_a_group(world: World, group: str, code: E) -> None:
+async def test_deleting_offsets_needs_a_group(world: World, group: str, code: E) -> None:
     with pytest.raises(GroupError) as refused:
         await world.groups.commits.delete(group, [("t", 0)])
     assert refused.value.code is code
 
 
 @in_world()
-async def test_positions_of_a_live_group_of_another_protocol_cannot_be_deleted(world: World) -> None:
+async def test_offsets_of_a_live_group_of_another_protocol_cannot_be_deleted(world: World) -> None:
     await world.stable(protocol_type="connect")
     with pytest.raises(GroupError) as refused:
         await world.groups.commits.delete("g", [("t", 0)])
@@ -308,7 +313,7 @@ async def test_positions_of_a_live_group_of_another_protocol_cannot_be_deleted(w
 
 
 @in_world()
-async def test_deleted_position_is_not_brought_back_by_a_transaction(world: World) -> None:
+async def test_deleted_offset_is_not_brought_back_by_a_transaction(world: World) -> None:
     await world.txn_commit(5)
     await world.groups.commits.delete("g", [("t", 0)])
     world.end_transaction(commit=True)
@@ -357,7 +362,7 @@ async def test_group_whose_deletion_cannot_be_written_lives_on(world: World) -> 
 
 @pytest.mark.parametrize("crash", [False, True])
 @in_world()
-async def test_positions_of_deleted_topics_go(world: World, crash: bool) -> None:
+async def test_offsets_of_deleted_topics_go(world: World, crash: bool) -> None:
     await world.commit(5)
     await world.txn_commit(6, partition=1)
     await world.commit(7, topic="u")
@@ -372,7 +377,7 @@ async def test_positions_of_deleted_topics_go(world: World, crash: bool) -> None
 
 # -- expiry ------------------------------------------------------------------------------------------------------------
 @in_world()
-async def test_positions_of_simple_consumers_expire_a_week_after_the_commit(world: World) -> None:
+async def test_offsets_of_simple_consumers_expire_a_week_after_the_commit(world: World) -> None:
     await world.commit(5)
     await world.pass_time(DAY_MS)
     await world.commit(6, partition=1)
@@ -385,10 +390,10 @@ async def test_positions_of_simple_consumers_expire_a_week_after_the_commit(worl
 
 
 @in_world()
-async def test_positions_of_a_group_expire_a_week_after_its_last_member_left(world: World) -> None:
+async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left(world: World) -> None:
     (leader,) = await world.stable()
     await world.commit(5, Committer(leader.generation_id, leader.member_id))
-    for _ in range(3):  # members that live on keep the positions, however old
+    for _ in range(3):  # members that live on keep the offsets, however old
         for _ in range(5):
             await world.pass_time(SESSION_MS - 1)
             world.beat(leader)
@@ -404,7 +409,7 @@ async def test_positions_of_a_group_expire_a_week_after_its_last_member_left(wor
 
 
 @in_world()
-async def test_positions_of_topics_that_a_live_group_no_longer_reads_expire(world: World) -> None:
+async def test_offsets_of_topics_that_a_live_group_no_longer_reads_expire(world: World) -> None:
     (leader,) = await world.stable(topics=["t"])
     who = Committer(leader.generation_id, leader.member_id)
     await world.commit(5, who)
@@ -415,7 +420,7 @@ async def test_positions_of_topics_that_a_live_group_no_longer_reads_expire(worl
 
 
 @in_world()
-async def test_pending_positions_keep_a_group_from_expiring(world: World) -> None:
+async def test_pending_offsets_keep_a_group_from_expiring(world: World) -> None:
     await world.commit(1)
     await world.txn_commit(5)
     world.clock.advance_ms(2 * WEEK_MS)
@@ -426,7 +431,7 @@ async def test_pending_positions_keep_a_group_from_expiring(world: World) -> Non
 
 
 @in_world()
-async def test_retention_time_of_old_clients_is_kept_per_position(world: World) -> None:
+async def test_retention_time_of_old_clients_is_kept_per_offset(world: World) -> None:
     await world.commit(5, retention_ms=1000)
     await world.commit(6, partition=1)
     await world.crash_and_restart()
@@ -436,7 +441,7 @@ async def test_retention_time_of_old_clients_is_kept_per_position(world: World) 
 
 
 @in_world()
-async def test_group_in_the_middle_of_a_rebalance_keeps_its_positions(world: World) -> None:
+async def test_group_in_the_middle_of_a_rebalance_keeps_its_offsets(world: World) -> None:
     leader, _ = await world.stable(2)
     await world.commit(5, Committer(leader.generation_id, leader.member_id))
     await world.join(leader.member_id, rebalance_timeout_ms=10 * REBALANCE_MS)

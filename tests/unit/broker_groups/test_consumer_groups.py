@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from semel.broker.groups import Committer
-from semel.broker.groups.consumer.guards import Beat, check_request
+from semel.broker.groups.classic_group import GroupError
 from semel.broker.groups.consumer.model import ConsumerGroupState as S
-from semel.broker.groups.group import GroupError
+from semel.broker.groups.consumer.planner import Beat, check_request
 from semel.broker.groups.membership import LeavingMember
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest, TopicPartitions
@@ -265,9 +265,9 @@ async def test_epoch_of_a_lost_answer_passes_and_others_are_fenced(world: World)
     assert await refused(member.beat(member_epoch=before, topic_partitions=None)) is E.FENCED_MEMBER_EPOCH
 
 
-# -- positions ---------------------------------------------------------------------------------------------------------
+# -- offsets ---------------------------------------------------------------------------------------------------------
 @in_world()
-async def test_positions_need_the_members_epoch(world: World) -> None:
+async def test_offsets_need_the_members_epoch(world: World) -> None:
     world.topics.create("t", 1)
     member = await Member(world, "a").join()
     assert await world.commit(5, Committer(member.epoch, "a")) is E.NONE
@@ -284,7 +284,7 @@ async def test_positions_need_the_members_epoch(world: World) -> None:
 
 
 @in_world()
-async def test_unread_positions_expire_and_empty_groups_with_them(world: World) -> None:
+async def test_unread_offsets_expire_and_empty_groups_with_them(world: World) -> None:
     world.topics.create("t", 1)
     member = await Member(world, "a").join()
     who = Committer(member.epoch, "a")

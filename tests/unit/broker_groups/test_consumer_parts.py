@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.broker.expressions import ExpressionError
-from semel.broker.groups.consumer.assignors import ASSIGNORS, Wish, assign_range, assign_uniform
+from semel.broker.groups.consumer.assignors import ASSIGNORS, AssignableMember, assign_range, assign_uniform
 from semel.broker.groups.consumer.model import (
     NOTHING,
     ConsumerGroup,
@@ -26,10 +26,10 @@ from semel.broker.groups.consumer.model import (
     SubscriptionSet,
     TargetEpochSet,
     TargetSet,
+    compile_pattern,
+    reconcile,
 )
-from semel.broker.groups.consumer.patterns import compile_pattern
-from semel.broker.groups.consumer.reconcile import reconcile
-from semel.broker.groups.consumer.records import change_of, record_of
+from semel.broker.groups.records import change_of, record_of
 from tests.support.waiting import STALL_S
 
 A, B = b"a" * 16, b"b" * 16
@@ -39,20 +39,24 @@ counts_of = st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 12))
 
 
 @st.composite
-def situations(draw: st.DrawFn, alike: bool) -> tuple[dict[str, Wish], dict[bytes, int], dict[str, Partitions]]:
+def situations(
+    draw: st.DrawFn, alike: bool
+) -> tuple[dict[str, AssignableMember], dict[bytes, int], dict[str, Partitions]]:
     """Members with wishes, topics, and what they had before: any mess that earlier epochs can have left."""
     counts = draw(counts_of)
     members = draw(st.lists(st.sampled_from("mnopqrs"), unique=True, min_size=1))
     some = st.frozensets(st.sampled_from(sorted(counts))) if counts else st.just(frozenset())
     shared = frozenset(counts)
-    wishes = {member: Wish(shared if alike else draw(some)) for member in members}
+    wishes = {member: AssignableMember(shared if alike else draw(some)) for member in members}
     every = [(topic, index) for topic in TOPICS for index in range(12)]
     owners = draw(st.dictionaries(st.sampled_from(every), st.sampled_from("mnopqrs")))
     before = {m: frozenset(part for part, owner in owners.items() if owner == m) for m in "mnopqrs"}
     return wishes, counts, before
 
 
-def check_complete(wishes: dict[str, Wish], counts: dict[bytes, int], targets: dict[str, Partitions]) -> None:
+def check_complete(
+    wishes: dict[str, AssignableMember], counts: dict[bytes, int], targets: dict[str, Partitions]
+) -> None:
     """Everything that somebody wants is given, once, to somebody who wants it."""
     assert targets.keys() == wishes.keys()
     given_out = [part for share in targets.values() for part in share]
@@ -94,7 +98,9 @@ def test_uniform_leaves_no_pair_that_could_share_better(situation: tuple) -> Non
 
 
 def test_range_gives_neighbours_and_the_same_ones_in_every_topic() -> None:
-    wishes = {member: Wish(frozenset((A, B))) for member in ("m2", "m1")} | {"s": Wish(frozenset((A, B)), "z")}
+    wishes = {member: AssignableMember(frozenset((A, B))) for member in ("m2", "m1")} | {
+        "s": AssignableMember(frozenset((A, B)), "z")
+    }
     targets = assign_range(wishes, {A: 7, B: 7}, {})
     assert {member: sorted(i for t, i in share if t == A) for member, share in targets.items()} == {
         "s": [0, 1, 2], "m1": [3, 4], "m2": [5, 6],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.groups.handlers import admin, consumer, membership, positions
+from semel.broker.groups import handlers
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.groups import (
@@ -41,18 +41,18 @@ from semel.protocol.schema import NO_UUID
 from tests.unit.broker_groups.world import World, in_world
 
 HANDLERS: dict[int, Any] = {
-    8: positions.offset_commit,
-    9: positions.offset_fetch,
-    11: membership.join_group,
-    12: membership.heartbeat,
-    13: membership.leave_group,
-    14: membership.sync_group,
-    15: admin.describe_groups,
-    16: admin.list_groups,
-    42: admin.delete_groups,
-    47: positions.offset_delete,
-    68: consumer.consumer_group_heartbeat,
-    69: consumer.consumer_group_describe,
+    8: handlers.offset_commit,
+    9: handlers.offset_fetch,
+    11: handlers.join_group,
+    12: handlers.heartbeat,
+    13: handlers.leave_group,
+    14: handlers.sync_group,
+    15: handlers.describe_groups,
+    16: handlers.list_groups,
+    42: handlers.delete_groups,
+    47: handlers.offset_delete,
+    68: handlers.consumer_group_heartbeat,
+    69: handlers.consumer_group_describe,
 }
 TOPIC_ID = b"T" * 16
 
@@ -159,9 +159,9 @@ async def test_commit_in_every_version_judges_partition_by_partition(world: Worl
         [0, E.OFFSET_METADATA_TOO_LARGE, E.UNKNOWN_TOPIC_OR_PARTITION],
         [unknown],
     ]
-    position = world.groups.commits.position("g", "t", 0)
-    assert position is not None
-    assert (position.offset, position.metadata, position.topic_id) == (5, "note", TOPIC_ID)
+    committed = world.groups.commits.committed("g", "t", 0)
+    assert committed is not None
+    assert (committed.offset, committed.metadata, committed.topic_id) == (5, "note", TOPIC_ID)
     assert world.committed(partition=1) is None
 
 
@@ -179,9 +179,9 @@ async def test_refused_commit_refuses_all_partitions_that_exist(world: World) ->
 @in_world()
 async def test_retention_time_of_old_versions_is_obeyed(world: World) -> None:
     await ask(world, 8, commit_request(4, retention_time_ms=1000), 4)
-    position = world.groups.commits.position("g", "t", 0)
-    assert position is not None
-    assert position.expire_time_ms == world.clock.now_ms() + 1000
+    committed = world.groups.commits.committed("g", "t", 0)
+    assert committed is not None
+    assert committed.expire_time_ms == world.clock.now_ms() + 1000
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -224,7 +224,7 @@ async def test_fetch_by_an_unknown_topic_id_says_so(world: World) -> None:
 
 @pytest.mark.parametrize("version", [7, 8, 9])
 @in_world()
-async def test_stable_positions_are_refused_while_a_transaction_may_change_them(world: World, version: int) -> None:
+async def test_stable_offsets_are_refused_while_a_transaction_may_change_them(world: World, version: int) -> None:
     await world.commit(1)
     await world.commit(2, partition=1)
     await world.txn_commit(5)
@@ -317,7 +317,7 @@ async def test_delete_groups_in_every_version(world: World, version: int) -> Non
 
 
 @in_world()
-async def test_delete_positions_judges_partition_by_partition(world: World) -> None:
+async def test_delete_offsets_judges_partition_by_partition(world: World) -> None:
     await world.commit(5)
     topics = [
         OffsetDeleteRequestTopic("t", [OffsetDeleteRequestPartition(0), OffsetDeleteRequestPartition(7)]),
@@ -367,7 +367,7 @@ async def test_consumer_protocol_can_be_switched_off(world: World, off: dict[str
 
 
 @in_world()
-async def test_member_of_a_consumer_group_reads_positions_at_its_epoch(world: World) -> None:
+async def test_member_of_a_consumer_group_reads_offsets_at_its_epoch(world: World) -> None:
     world.topics.create("t", 1)
     joined = await ask(world, 68, consumer_join(1), 1)
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from semel.broker.groups import Committer
-from semel.broker.groups.group import GroupError
+from semel.broker.groups.classic_group import GroupError
+from semel.broker.groups.classic_group import GroupState as S
 from semel.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS, LeavingMember
-from semel.broker.groups.states import GroupState as S
 from semel.protocol.errors import ErrorCode as E
 from tests.unit.broker_groups.world import REBALANCE_MS, SESSION_MS, World, in_world
 
@@ -213,7 +213,7 @@ async def test_initial_delay_holds_only_for_an_empty_group(world: World) -> None
     assert again.result().generation_id == 2
 
 
-# -- rebalance time-out ------------------------------------------------------------------------------------------------
+# -- rebalance timeout ------------------------------------------------------------------------------------------------
 @in_world()
 async def test_dynamic_member_that_does_not_come_back_in_time_is_out(world: World) -> None:
     leader, follower = await world.stable(2, session_timeout_ms=600_000)

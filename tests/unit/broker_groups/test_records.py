@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from semel.broker.groups.group import Group
+from semel.broker.groups.classic_group import Group, GroupState
 from semel.broker.groups.records import (
+    CommittedOffset,
     GroupRecord,
-    Position,
-    PositionRecord,
+    OffsetRecord,
     Slot,
     encode_group,
-    encode_position,
+    encode_offset,
     read_record,
 )
-from semel.broker.groups.states import GroupState
 from semel.protocol.errors import UnsupportedVersionError
 from semel.protocol.messages.internal_topics import GROUP_METADATA_VALUE, OFFSET_COMMIT_VALUE, OffsetCommitValue
 
@@ -31,29 +30,29 @@ EMPTY_GROUP = b"\0\3\0\0\0\0\0\0\xff\xff\xff\xff" + (0x01A1DDD4C482).to_bytes(8,
 EMPTIED_GROUP = b"\0\3\0\x08consumer\0\0\0\2\xff\xff\xff\xff" + (0x01A1DDD4C51C).to_bytes(8, "big") + b"\0\0\0\0"
 
 
-def test_position_is_written_as_kafka_writes_it() -> None:
-    position = Position(5, 3, "meta", COMMIT_TIME_MS, topic_id=TOPIC_ID)
-    assert encode_position(Slot("simple2", "t1", 0), position) == (KEY, VALUE)
+def test_offset_is_written_as_kafka_writes_it() -> None:
+    committed = CommittedOffset(5, 3, "meta", COMMIT_TIME_MS, topic_id=TOPIC_ID)
+    assert encode_offset(Slot("simple2", "t1", 0), committed) == (KEY, VALUE)
 
 
-def test_position_with_a_time_of_expiry_is_written_as_kafka_writes_it() -> None:
-    position = Position(5, 3, "meta", 0x01A1DDD4C4AE, 0x01A1DDD4C896, TOPIC_ID)
-    assert encode_position(Slot("simple", "t1", 0), position)[1] == VALUE_WITH_EXPIRY
+def test_offset_with_a_time_of_expiry_is_written_as_kafka_writes_it() -> None:
+    committed = CommittedOffset(5, 3, "meta", 0x01A1DDD4C4AE, 0x01A1DDD4C896, TOPIC_ID)
+    assert encode_offset(Slot("simple", "t1", 0), committed)[1] == VALUE_WITH_EXPIRY
 
 
-def test_position_is_read_back() -> None:
+def test_offset_is_read_back() -> None:
     entry = read_record(KEY, VALUE)
-    assert isinstance(entry, PositionRecord)
+    assert isinstance(entry, OffsetRecord)
     assert entry.slot == Slot("simple2", "t1", 0)
     assert entry.value is not None
-    assert entry.value == Position(5, 3, "meta", COMMIT_TIME_MS, -1, TOPIC_ID)
+    assert entry.value == CommittedOffset(5, 3, "meta", COMMIT_TIME_MS, -1, TOPIC_ID)
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_positions_of_every_version_are_read(version: int) -> None:
+def test_offsets_of_every_version_are_read(version: int) -> None:
     value = version.to_bytes(2, "big") + OFFSET_COMMIT_VALUE.encode(OffsetCommitValue(offset=9, metadata="m"), version)
     entry = read_record(KEY, value)
-    assert isinstance(entry, PositionRecord)
+    assert isinstance(entry, OffsetRecord)
     assert entry.value is not None
     assert (entry.value.offset, entry.value.metadata) == (9, "m")
 
@@ -75,7 +74,7 @@ def test_group_that_became_empty_is_written_as_kafka_writes_it() -> None:
 
 
 def test_tombstones_have_the_key_alone() -> None:
-    assert encode_position(Slot("simple2", "t1", 0), None) == (KEY, None)
+    assert encode_offset(Slot("simple2", "t1", 0), None) == (KEY, None)
     assert encode_group("g1", None) == (b"\0\2\0\2g1", None)
 
 
@@ -99,6 +98,6 @@ def _stable_group(version: int) -> bytes:
     return GROUP_METADATA_VALUE.encode(value, version)
 
 
-@pytest.mark.parametrize("kind", [3, 5, 15, -1])
+@pytest.mark.parametrize("kind", [4, 15, -1])
 def test_records_of_other_kinds_of_groups_are_passed_over(kind: int) -> None:
     assert read_record(kind.to_bytes(2, "big", signed=True) + b"\0\1x", b"\0\0") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.broker.groups.states import STATES, TABLE, Act, Cell, Event, GroupState, decide
+from semel.broker.groups.classic_group import STATES, TABLE, Act, Cell, GroupEvent, GroupState, decide
 from semel.protocol.errors import ErrorCode as E
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = STATES
@@ -35,33 +35,33 @@ OUTCOMES = {
     "D": Cell(Act.WRITE_TOMBSTONES, DEAD),
 }
 EXPECTED = {
-    Event.ID_REQUESTED: "ooooC",
-    Event.JOIN_NEW: "PtPPC",
-    Event.JOIN_REPLACING: "UtPmC",
-    Event.JOIN_REPLACING_CHANGED: "UtPPC",
-    Event.JOIN_SAME: "UtggC",
-    Event.JOIN_SAME_LEADER: "UtgPC",
-    Event.JOIN_CHANGED: "UtPPC",
-    Event.JOIN_DONE: ".S...",
-    Event.JOIN_DONE_NOBODY: ".E...",
-    Event.JOIN_DONE_NOBODY_WAITS: ".w...",
-    Event.SYNC_LEADER: "URsnC",
-    Event.SYNC_FOLLOWER: "URlnC",
-    Event.SYNC_OVERDUE: "..PP.",
-    Event.ASSIGNMENT_STORED: "..H..",
-    Event.ASSIGNMENT_LOST: "..P..",
-    Event.HEARTBEAT: "UraaC",
-    Event.MEMBERS_LEFT: ".tPP.",
-    Event.MEMBER_EXPIRED: ".iPP.",
-    Event.PENDING_EXPIRED: ".i...",
-    Event.COMMIT: "UaRaC",
-    Event.COMMIT_SIMPLE: "oUUUC",
-    Event.TXN_COMMIT: "UoooC",
-    Event.TXN_COMMIT_SIMPLE: "ooooC",
-    Event.DELETE_POSITIONS: "ooooG",
-    Event.DELETE_POSITIONS_OPAQUE: "oNNNG",
-    Event.DELETE: "DNNNG",
-    Event.EXPIRE: "D....",
+    GroupEvent.ID_REQUESTED: "ooooC",
+    GroupEvent.JOIN_NEW: "PtPPC",
+    GroupEvent.JOIN_REPLACING: "UtPmC",
+    GroupEvent.JOIN_REPLACING_CHANGED: "UtPPC",
+    GroupEvent.JOIN_SAME: "UtggC",
+    GroupEvent.JOIN_SAME_LEADER: "UtgPC",
+    GroupEvent.JOIN_CHANGED: "UtPPC",
+    GroupEvent.JOIN_DONE: ".S...",
+    GroupEvent.JOIN_DONE_NOBODY: ".E...",
+    GroupEvent.JOIN_DONE_NOBODY_WAITS: ".w...",
+    GroupEvent.SYNC_LEADER: "URsnC",
+    GroupEvent.SYNC_FOLLOWER: "URlnC",
+    GroupEvent.SYNC_OVERDUE: "..PP.",
+    GroupEvent.ASSIGNMENT_STORED: "..H..",
+    GroupEvent.ASSIGNMENT_LOST: "..P..",
+    GroupEvent.HEARTBEAT: "UraaC",
+    GroupEvent.MEMBERS_LEFT: ".tPP.",
+    GroupEvent.MEMBER_EXPIRED: ".iPP.",
+    GroupEvent.PENDING_EXPIRED: ".i...",
+    GroupEvent.COMMIT: "UaRaC",
+    GroupEvent.COMMIT_SIMPLE: "oUUUC",
+    GroupEvent.TXN_COMMIT: "UoooC",
+    GroupEvent.TXN_COMMIT_SIMPLE: "ooooC",
+    GroupEvent.DELETE_OFFSETS: "ooooG",
+    GroupEvent.DELETE_OFFSETS_OPAQUE: "oNNNG",
+    GroupEvent.DELETE: "DNNNG",
+    GroupEvent.EXPIRE: "D....",
 }
 # Which state may follow which, as Kafka has it. Dead is the end.
 LEGAL_MOVES = {
@@ -70,14 +70,14 @@ LEGAL_MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("event", GroupEvent)
 @pytest.mark.parametrize("column", range(len(STATES)))
-def test_every_event_in_every_state_has_its_outcome(event: Event, column: int) -> None:
+def test_every_event_in_every_state_has_its_outcome(event: GroupEvent, column: int) -> None:
     assert decide(STATES[column], event) == OUTCOMES[EXPECTED[event][column]]
 
 
 def test_the_table_has_no_holes() -> None:
-    assert TABLE.keys() == {(state, event) for state in GroupState for event in Event}
+    assert TABLE.keys() == {(state, event) for state in GroupState for event in GroupEvent}
 
 
 def test_groups_move_only_as_kafka_lets_them() -> None:
@@ -93,4 +93,4 @@ def test_a_refusal_has_an_error_and_changes_nothing() -> None:
 
 def test_only_heartbeats_during_a_rebalance_are_accepted_with_an_error() -> None:
     odd = {key for key, cell in TABLE.items() if cell.act is not Act.REFUSE and cell.error is not E.NONE}
-    assert odd == {(PREPARING, Event.HEARTBEAT)}
+    assert odd == {(PREPARING, GroupEvent.HEARTBEAT)}

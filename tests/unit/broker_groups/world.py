@@ -13,10 +13,9 @@ from typing import Any
 
 from semel.broker.clock import ManualClock
 from semel.broker.coordinator_runtime import Outcome
-from semel.broker.groups import Commit, Committer, GroupCoordinator
-from semel.broker.groups.member import Member
+from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
+from semel.broker.groups.classic_group import ClassicMember, GroupState
 from semel.broker.groups.membership import Joiner, LeavingMember
-from semel.broker.groups.states import GroupState
 from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
@@ -269,12 +268,12 @@ class World:
 
     async def commit(self, offset: int, who: Committer | None = None, **changes: Any) -> ErrorCode:
         partition, group, topic = changes.pop("partition", 0), changes.pop("group", "g"), changes.pop("topic", "t")
-        commits = [Commit(topic, partition, offset)]
+        commits = [OffsetToCommit(topic, partition, offset)]
         return await self.groups.commits.commit(group, who or Committer(), commits, **changes)
 
     async def txn_commit(self, offset: int, producer_id: int = 77, **changes: Any) -> ErrorCode:
         group = changes.pop("group", "g")
-        commits = [Commit("t", changes.pop("partition", 0), offset)]
+        commits = [OffsetToCommit("t", changes.pop("partition", 0), offset)]
         return await self.groups.txn_offset_commit(group, commits, producer_id=producer_id, producer_epoch=0, **changes)
 
     def end_transaction(self, producer_id: int = 77, *, commit: bool, group: str = "g") -> None:
@@ -289,14 +288,14 @@ class World:
         return GroupState.DEAD if group is None else group.state
 
     @property
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, ClassicMember]:
         group = self.groups.find("g")
         assert group is not None
         return group.members
 
     def committed(self, group: str = "g", topic: str = "t", partition: int = 0) -> int | None:
-        position = self.groups.commits.position(group, topic, partition)
-        return None if position is None else position.offset
+        committed = self.groups.commits.committed(group, topic, partition)
+        return None if committed is None else committed.offset
 
     # -- groups in a state ---------------------------------------------------------------------------------------------
     async def stable(self, members: int = 1, **changes: Any) -> list[JoinGroupResponse]:

@@ -11,7 +11,7 @@ import pytest
 
 from semel.broker.transactions.coordinator import SETTLE_LIMIT_S, TransactionCoordinator
 from semel.broker.transactions.ids import TransactionRecord
-from semel.broker.transactions.states import LAST_CLIENT_EPOCH, State
+from semel.broker.transactions.states import LAST_CLIENT_EPOCH, TxnState
 from semel.protocol.errors import ErrorCode as E
 from tests.support.waiting import PATIENCE_S
 from tests.unit.broker_transactions.stand_in import StandInBroker, idle
@@ -55,7 +55,7 @@ async def test_a_transaction_leaves_its_whole_life_in_the_journal():
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
         await idle(coordinator)
         states = [txn.state for txn in broker.log.history(ID) if txn]
-        assert states == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT]
+        assert states == [TxnState.EMPTY, TxnState.ONGOING, TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT]
         assert sorted(broker.markers) == [(A, pid, epoch, True), (B, pid, epoch, True)]
 
 
@@ -114,7 +114,7 @@ async def test_a_commit_is_answered_while_its_markers_are_on_their_way():
         assert owner == (E.NONE, pid, epoch + 1)
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.PREPARE_COMMIT
+        assert txn.state is TxnState.PREPARE_COMMIT
         started = asyncio.get_running_loop().time()
         assert await coordinator.add(ID, pid, epoch + 1, [A], 2) is E.CONCURRENT_TRANSACTIONS
         assert asyncio.get_running_loop().time() - started >= SETTLE_LIMIT_S * 0.9
@@ -139,7 +139,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_commit_half_way():
         await idle(coordinator)
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.COMPLETE_COMMIT
+        assert txn.state is TxnState.COMPLETE_COMMIT
 
 
 @in_loop
@@ -198,7 +198,7 @@ async def test_a_restart_finishes_what_was_prepared():
         await idle(coordinator)
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.COMPLETE_COMMIT
+        assert txn.state is TxnState.COMPLETE_COMMIT
         assert sorted(broker.markers) == [(A, pid, epoch + 1, True), (B, pid, epoch + 1, True)]
         # the client that never got its answer asks again, in both ways that it can
         assert await coordinator.end(ID, pid, epoch, commit=True, is_v2=True) == (E.NONE, pid, epoch + 1)
@@ -220,13 +220,13 @@ async def test_a_decision_that_was_not_durable_never_happened():
     async with running(broker) as coordinator:
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.ONGOING
+        assert txn.state is TxnState.ONGOING
         assert not broker.markers
         assert (await coordinator.end(ID, pid, epoch, commit=True, is_v2=False)).error is E.NONE
 
 
 @in_loop
-async def test_an_open_transaction_lives_on_and_its_time_out_still_counts_from_its_start():
+async def test_an_open_transaction_lives_on_and_its_timeout_still_counts_from_its_start():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         await begun(coordinator)
@@ -402,7 +402,7 @@ async def test_an_unexpected_error_does_not_keep_a_decision_from_its_markers():
         assert [commit for _, _, _, commit in broker.markers] == [True]
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.COMPLETE_COMMIT
+        assert txn.state is TxnState.COMPLETE_COMMIT
 
 
 @in_loop
@@ -433,7 +433,7 @@ async def test_markers_of_deleted_topics_and_of_fenced_partitions_do_not_hold_a_
         await idle(coordinator)
         txn = coordinator.ids.find(ID)
         assert txn is not None
-        assert txn.state is State.COMPLETE_COMMIT
+        assert txn.state is TxnState.COMPLETE_COMMIT
 
 
 @in_loop

@@ -10,7 +10,7 @@ import pytest
 
 from semel.broker.broker import Broker
 from semel.broker.context import RequestContext
-from semel.broker.groups import Commit, Committer, GroupCoordinator
+from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
 from semel.broker.settings import Settings
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.handlers import init_producer_id
@@ -158,17 +158,19 @@ def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk:
         disk.topic = "__consumer_offsets"
         broker.topics.create("t", 1)
         groups: GroupCoordinator = broker.groups  # type: ignore[assignment]
-        assert await groups.commits.commit("g", Committer(), [Commit("t", 0, 1)]) is E.NONE
+        assert await groups.commits.commit("g", Committer(), [OffsetToCommit("t", 0, 1)]) is E.NONE
         owner = await coordinator.init(ID, 60_000, None)
         who = (owner.producer_id, owner.epoch)
         disk.failures_due = moment == "commit"
-        await until(lambda: groups.commits.commit("g", Committer(), [Commit("t", 0, 2)]), E.NONE)
+        await until(lambda: groups.commits.commit("g", Committer(), [OffsetToCommit("t", 0, 2)]), E.NONE)
         assert offset_of(groups) == 2
         assert await coordinator.add(ID, *who, [("__consumer_offsets", 0)]) is E.NONE
         disk.failures_due = moment == "transactional commit"
 
         async def commit_in_transaction() -> E:
-            return await groups.txn_offset_commit("g", [Commit("t", 0, 3)], producer_id=who[0], producer_epoch=who[1])
+            return await groups.txn_offset_commit(
+                "g", [OffsetToCommit("t", 0, 3)], producer_id=who[0], producer_epoch=who[1]
+            )
 
         await until(commit_in_transaction, E.NONE)
         assert offset_of(groups) == 2
@@ -188,6 +190,6 @@ def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk:
 
 
 def offset_of(groups: GroupCoordinator) -> int:
-    found = groups.commits.position("g", "t", 0)
+    found = groups.commits.committed("g", "t", 0)
     assert found is not None
     return found.offset

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from semel.broker.transactions.handlers import list_transactions
-from semel.broker.transactions.states import State
+from semel.broker.transactions.states import TxnState
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.transactions import ListTransactionsRequest, ListTransactionsResponse
 from tests.support.waiting import STALL_S
 
 
 def listed(pattern: str | None, *ids: str) -> ListTransactionsResponse:
-    txn = SimpleNamespace(producer_id=1, epoch=0, state=State.EMPTY, started_ms=0)
+    txn = SimpleNamespace(producer_id=1, epoch=0, state=TxnState.EMPTY, started_ms=0)
     broker: Any = SimpleNamespace(
         clock=SimpleNamespace(now_ms=lambda: 0), transactions=SimpleNamespace(ids=dict.fromkeys(ids, txn))
     )

@@ -21,7 +21,7 @@ from semel.broker.transactions.records import (
     unpack,
     updated_ms_of,
 )
-from semel.broker.transactions.states import IDLE, State, Transaction
+from semel.broker.transactions.states import IDLE, Transaction, TxnState
 from semel.protocol.errors import DecodeError
 
 int64 = st.integers(-1, 2**63 - 1)
@@ -34,7 +34,7 @@ transactions = st.builds(
     epoch=epochs,
     last_epoch=epochs,
     timeout_ms=st.integers(1, 2**31 - 1),
-    state=st.sampled_from([state for state in State if state is not State.EMPTY]),
+    state=st.sampled_from([state for state in TxnState if state is not TxnState.EMPTY]),
     partitions=st.frozensets(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 999)), max_size=6),
     started_ms=int64,
     updated_ms=int64,
@@ -50,21 +50,21 @@ def test_a_value_survives_the_log(txn: Transaction):
 @given(transactions, st.booleans())
 def test_the_fast_encoder_writes_what_the_table_says(txn: Transaction, is_empty: bool):
     if is_empty:
-        txn = txn._replace(state=State.EMPTY, partitions=frozenset())
+        txn = txn._replace(state=TxnState.EMPTY, partitions=frozenset())
     value = encode_value(txn)
     assert value == encode_value_by_table(txn)
     assert decode_value(value) == decode_value_by_table(value) == txn
 
 
 @given(transactions, st.sampled_from(sorted(IDLE)))
-def test_an_idle_id_survives_packing(txn: Transaction, state: State):
+def test_an_idle_id_survives_packing(txn: Transaction, state: TxnState):
     idle = txn._replace(state=state, partitions=frozenset(), next_producer_id=-1)
     assert unpack(pack(idle)) == idle
     assert updated_ms_of(pack(idle)) == idle.updated_ms
 
 
 def test_a_busy_id_is_not_packed():
-    txn = Transaction(1, 1, -1, 0, -1, 1, State.ONGOING, frozenset({("a", 0)}), 0, 0, 0)
+    txn = Transaction(1, 1, -1, 0, -1, 1, TxnState.ONGOING, frozenset({("a", 0)}), 0, 0, 0)
     with pytest.raises(AssertionError, match="Ongoing"):
         pack(txn)
 
@@ -84,7 +84,7 @@ def test_records_of_newer_brokers_are_left_alone_or_refused_by_name():
 
 
 def test_tags_of_newer_brokers_are_skipped():
-    txn = Transaction(7, 7, -1, 3, 2, 60_000, State.COMPLETE_ABORT, frozenset(), 5, 6, 2)
+    txn = Transaction(7, 7, -1, 3, 2, 60_000, TxnState.COMPLETE_ABORT, frozenset(), 5, 6, 2)
     value = encode_value(txn)
     tags_at = len(value) - (1 + 10 + 4 + 5)
     assert value[tags_at] == 3
@@ -93,7 +93,7 @@ def test_tags_of_newer_brokers_are_skipped():
 
 
 def test_an_empty_id_has_null_partitions_as_kafka_writes_it():
-    txn = Transaction(7, 7, -1, 3, 2, 60_000, State.EMPTY, frozenset(), -1, 1_700_000_000_000, 0)
+    txn = Transaction(7, 7, -1, 3, 2, 60_000, TxnState.EMPTY, frozenset(), -1, 1_700_000_000_000, 0)
     value = encode_value(txn)
     assert value[:2] == b"\x00\x01"
     assert value[2:17] == (7).to_bytes(8, "big") + (3).to_bytes(2, "big") + (60_000).to_bytes(4, "big") + b"\x00"
@@ -103,14 +103,13 @@ def test_an_empty_id_has_null_partitions_as_kafka_writes_it():
 
 MEASURE = """
 import resource, sys
-from semel.broker.transactions.ids import TransactionalIds, TransactionRecord
-from semel.broker.transactions.producer_ids import ProducerIds
-from semel.broker.transactions.states import State, Transaction
+from semel.broker.transactions.ids import ProducerIds, TransactionalIds, TransactionRecord
+from semel.broker.transactions.states import Transaction, TxnState
 def used_kb(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 1024
 ids, count = TransactionalIds(ProducerIds(range)), 200_000
 before = used_kb()
 for n in range(count):
-    txn = Transaction(n, n, -1, 1, -1, 60_000, State.COMPLETE_COMMIT, frozenset(), n, n, 0)
+    txn = Transaction(n, n, -1, 1, -1, 60_000, TxnState.COMPLETE_COMMIT, frozenset(), n, n, 0)
     ids.replay(0, n, TransactionRecord(f"pipeline-7-task-{n:08d}", txn), None)
 print((used_kb() - before) * 1024 // count)
 """

@@ -18,15 +18,15 @@ from semel.broker.transactions.states import (
     NO_TIME,
     Ask,
     Decision,
-    State,
     Transaction,
     TransactionEvent,
+    TxnState,
     decide,
     new_transaction,
 )
 from semel.protocol.errors import ErrorCode as E
 
-S = State
+S = TxnState
 PID, OLD_PID, FRESH_PID = 4000, 3999, 7000
 EPOCH = 7
 NOW_MS = 1_000_000
@@ -37,7 +37,7 @@ SEEN = (S.EMPTY, S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT, S.COMPLETE_COMMIT
 ENDS = (TransactionEvent.COMMIT_V1, TransactionEvent.ABORT_V1, TransactionEvent.COMMIT_V2, TransactionEvent.ABORT_V2)
 
 
-def txn(state: State, **changes: object) -> Transaction:
+def txn(state: TxnState, **changes: object) -> Transaction:
     busy = state in (S.ONGOING, S.PREPARE_COMMIT, S.PREPARE_ABORT)
     made = Transaction(
         producer_id=PID,
@@ -68,7 +68,7 @@ def ask(**changes: object) -> Ask:
     return asked._replace(**changes)  # type: ignore[arg-type]
 
 
-def outcome(decision: Decision) -> tuple[E, State | None]:
+def outcome(decision: Decision) -> tuple[E, TxnState | None]:
     return decision.error, decision.to.state if decision.to else None
 
 
@@ -171,31 +171,31 @@ def test_every_pair_has_a_cell_and_nothing_else_has():
 
 
 @pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda value: value.name)
-def test_the_owner_gets_what_the_protocol_says(state: State, event: TransactionEvent):
+def test_the_owner_gets_what_the_protocol_says(state: TxnState, event: TransactionEvent):
     assert outcome(decide(txn(state), event, ask())) == OWNER[event][state]
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SEEN, RETRY_V2)), ids=lambda value: value.name)
-def test_a_retried_v2_end_is_recognised_by_its_epoch(state: State, event: TransactionEvent):
+def test_a_retried_v2_end_is_recognised_by_its_epoch(state: TxnState, event: TransactionEvent):
     assert outcome(decide(txn(state), event, ask(epoch=EPOCH - 1))) == RETRY_V2[event][state]
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(SEEN, ENDS)), ids=lambda value: value.name)
 @pytest.mark.parametrize("epoch", [EPOCH - 2, EPOCH + 1, NO_EPOCH, MAX_EPOCH])
-def test_no_end_with_a_wrong_epoch_changes_anything(state: State, event: TransactionEvent, epoch: int):
+def test_no_end_with_a_wrong_epoch_changes_anything(state: TxnState, event: TransactionEvent, epoch: int):
     assert outcome(decide(txn(state), event, ask(epoch=epoch))) == (E.PRODUCER_FENCED, None)
 
 
 @pytest.mark.parametrize("state", SEEN, ids=lambda value: value.name)
 @pytest.mark.parametrize("event", [TransactionEvent.ADD, TransactionEvent.VERIFY, *ENDS], ids=lambda value: value.name)
-def test_a_wrong_producer_id_is_an_invalid_mapping(state: State, event: TransactionEvent):
+def test_a_wrong_producer_id_is_an_invalid_mapping(state: TxnState, event: TransactionEvent):
     assert outcome(decide(txn(state), event, ask(producer_id=1))) == (E.INVALID_PRODUCER_ID_MAPPING, None)
 
 
 @pytest.mark.parametrize("state", SEEN, ids=lambda value: value.name)
 @pytest.mark.parametrize("event", [TransactionEvent.ADD, TransactionEvent.VERIFY], ids=lambda value: value.name)
 @pytest.mark.parametrize("epoch", [EPOCH - 1, EPOCH + 1])
-def test_adding_and_verifying_need_the_epoch(state: State, event: TransactionEvent, epoch: int):
+def test_adding_and_verifying_need_the_epoch(state: TxnState, event: TransactionEvent, epoch: int):
     assert outcome(decide(txn(state), event, ask(epoch=epoch))) == (E.PRODUCER_FENCED, None)
 
 
@@ -208,7 +208,7 @@ def test_adding_and_verifying_need_the_epoch(state: State, event: TransactionEve
     [event for event in TransactionEvent if event not in (TransactionEvent.VERIFY, TransactionEvent.MARKERS_WRITTEN)],
     ids=lambda v: v.name,
 )
-def test_while_a_transition_is_pending_everybody_waits(state: State, event: TransactionEvent):
+def test_while_a_transition_is_pending_everybody_waits(state: TxnState, event: TransactionEvent):
     assert outcome(decide(txn(state), event, ask(), is_pending=True)) == (E.CONCURRENT_TRANSACTIONS, None)
 
 
@@ -250,7 +250,7 @@ def test_a_first_owner_with_an_expectation_gets_epoch_zero_too():
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
-def test_the_next_owner_gets_the_next_epoch_and_no_retry_of_the_old_one_counts(state: State):
+def test_the_next_owner_gets_the_next_epoch_and_no_retry_of_the_old_one_counts(state: TxnState):
     to = decide(txn(state), TransactionEvent.INIT, ask(**NOBODY, timeout_ms=5)).to
     assert to is not None
     assert (to.producer_id, to.epoch, to.last_epoch) == (PID, EPOCH + 1, NO_EPOCH)
@@ -259,7 +259,7 @@ def test_the_next_owner_gets_the_next_epoch_and_no_retry_of_the_old_one_counts(s
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
-def test_a_bump_with_the_expected_epoch_and_its_retries_give_the_same_epoch(state: State):
+def test_a_bump_with_the_expected_epoch_and_its_retries_give_the_same_epoch(state: TxnState):
     bumped = decide(txn(state), TransactionEvent.INIT, ask()).to
     assert bumped is not None
     assert (bumped.epoch, bumped.last_epoch) == (EPOCH + 1, EPOCH)
@@ -301,7 +301,7 @@ def test_a_zombie_cannot_abort_its_successors_transaction():
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
 @pytest.mark.parametrize("client_version", [0, 2])
-def test_the_first_partition_starts_the_clock(state: State, client_version: int):
+def test_the_first_partition_starts_the_clock(state: TxnState, client_version: int):
     to = decide(txn(state), TransactionEvent.ADD, ask(client_version=client_version)).to
     assert to is not None
     assert (to.state, to.partitions, to.started_ms) == (S.ONGOING, frozenset({A}), NOW_MS)
@@ -342,7 +342,7 @@ def test_a_v2_end_bumps_the_epoch_and_its_markers_carry_it(event: TransactionEve
 
 
 @pytest.mark.parametrize("state", sorted(IDLE), ids=lambda value: value.name)
-def test_a_v2_abort_of_nothing_bumps_too(state: State):
+def test_a_v2_abort_of_nothing_bumps_too(state: TxnState):
     to = decide(txn(state), TransactionEvent.ABORT_V2, ask()).to
     assert to is not None
     assert (to.epoch, to.partitions, to.started_ms) == (EPOCH + 1, NO_PARTITIONS, NOW_MS)
@@ -417,7 +417,7 @@ def test_a_transaction_times_out_after_its_time_and_fences_its_owner():
 
 
 @pytest.mark.parametrize("state", SEEN, ids=lambda value: value.name)
-def test_only_idle_ids_expire(state: State):
+def test_only_idle_ids_expire(state: TxnState):
     old = txn(state, updated_ms=NOW_MS - DAY_MS)
     expected = (E.NONE, S.DEAD) if state in IDLE else (E.INVALID_TXN_STATE, None)
     assert outcome(decide(old, TransactionEvent.EXPIRE, ask())) == expected

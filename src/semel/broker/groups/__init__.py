@@ -1,14 +1,13 @@
-"""Consumer groups: members and generations, and their positions in `__consumer_offsets`.
+"""Consumer groups: members and generations, and their offsets in `__consumer_offsets`.
 
-states       the life of a group as one table            member, group   who is in it; pure
-rebalance    from one generation to the next             membership      JoinGroup, SyncGroup, Heartbeat, LeaveGroup
-positions    committed and pending ones, in memory       commits         OffsetCommit, OffsetFetch, OffsetDelete
-records      their form in the log                       replay          read back when the broker starts
-ordered_log  written at once, applied once durable       expiry          what is too old to keep
-coordinator  the parts put together                      handlers        one small function for each API
+classic_group  the life of a classic group as one table; pure   rebalance    from one generation to the next
+membership     JoinGroup, SyncGroup, Heartbeat, LeaveGroup       commits      OffsetCommit, OffsetFetch, OffsetDelete
+state          groups and offsets in memory, changed by replay   records      their form in the log
+consumer       groups of the consumer protocol (KIP-848)         handlers     one small function for each API
+coordinator    the parts put together                            timers       alarms that can be put off cheaply
 """
 
-from semel.broker.groups.commits import Commit, Committer
+from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.groups.coordinator import GroupCoordinator
 
-__all__ = ["Commit", "Committer", "GroupCoordinator"]
+__all__ = ["Committer", "GroupCoordinator", "OffsetToCommit"]

@@ -1,17 +1,15 @@
-"""Positions of groups: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, and the end of transactions."""
+"""Offsets of groups: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, and the end of transactions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from semel.broker.groups.classic_group import CONSUMER, Act, Group, GroupError, GroupEvent, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
-from semel.broker.groups.core import Core
-from semel.broker.groups.group import CONSUMER, Group, GroupError
-from semel.broker.groups.positions import TopicPositions
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import NO_TIME, Position, PositionRecord, Slot
-from semel.broker.groups.states import Act, Event, GroupState
+from semel.broker.groups.records import NO_TIME, CommittedOffset, OffsetRecord, Slot
+from semel.broker.groups.state import Core, TopicOffsets
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID
 
@@ -31,8 +29,8 @@ class Committer(NamedTuple):
         return self.generation < 0 and not self.member_id and self.group_instance_id is None
 
 
-class Commit(NamedTuple):
-    """One position to store."""
+class OffsetToCommit(NamedTuple):
+    """One offset to store."""
 
     topic: str
     partition: int
@@ -43,7 +41,7 @@ class Commit(NamedTuple):
 
 
 class Commits:
-    """Decides on positions, journals them, and keeps them."""
+    """Decides on offsets, journals them, and keeps them."""
 
     def __init__(self, core: Core, rebalance: Rebalance) -> None:
         self._core = core
@@ -54,12 +52,12 @@ class Commits:
         self,
         group_id: str,
         who: Committer,
-        commits: Sequence[Commit],
+        commits: Sequence[OffsetToCommit],
         *,
         version: int = GROUP_ID_NOT_FOUND_FROM,
         retention_ms: int = NO_TIME,
     ) -> ErrorCode:
-        """Stores positions. Returns when they are durable, or with the error for all of them."""
+        """Stores offsets. Returns when they are durable, or with the error for all of them."""
         try:
             group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
@@ -77,9 +75,9 @@ class Commits:
             return error.code
 
     async def txn_commit(
-        self, group_id: str, who: Committer, commits: Sequence[Commit], producer: tuple[int, int]
+        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], producer: tuple[int, int]
     ) -> ErrorCode:
-        """Stores positions inside a producer's transaction (id, epoch); they wait there for its marker."""
+        """Stores offsets inside a producer's transaction (id, epoch); they wait there for its marker."""
         try:
             group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
@@ -96,18 +94,18 @@ class Commits:
 
     def _check_plain(self, group: Group, who: Committer) -> None:
         if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
-            group.decide(Event.COMMIT_SIMPLE)
+            group.decide(GroupEvent.COMMIT_SIMPLE)
             return
         self._check_identity(group, who)
-        if group.decide(Event.COMMIT).act is Act.ACCEPT_ALIVE:
+        if group.decide(GroupEvent.COMMIT).act is Act.ACCEPT_ALIVE:
             self._rebalance.alive(group.members[who.member_id])
 
     def _check_transactional(self, group: Group, who: Committer) -> None:
         if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
-            group.decide(Event.TXN_COMMIT_SIMPLE)
+            group.decide(GroupEvent.TXN_COMMIT_SIMPLE)
             return
         self._check_identity(group, who)
-        group.decide(Event.TXN_COMMIT)
+        group.decide(GroupEvent.TXN_COMMIT)
 
     @staticmethod
     def _check_identity(group: Group, who: Committer) -> None:
@@ -116,48 +114,48 @@ class Commits:
             group.check_generation(who.generation)
 
     async def _write(
-        self, group_id: str, records: list[PositionRecord], producer: tuple[int, int] | None = None
+        self, group_id: str, records: list[OffsetRecord], producer: tuple[int, int] | None = None
     ) -> ErrorCode:
         if not records:
             return ErrorCode.NONE
         return await self._core.runtime.commit(self._core.partition_of(group_id), records, producer=producer)
 
     def check_reader(self, group_id: str, member_id: str | None, epoch: int) -> None:
-        """A member of a consumer group that asks for positions must be at its epoch (OffsetFetch 9+)."""
+        """A member of a consumer group that asks for offsets must be at its epoch (OffsetFetch 9+)."""
         consumers = self._core.consumer_groups.get(group_id)
         if consumers is not None and (member_id is not None or epoch >= 0):
             _check_member_epoch(consumers, member_id or "", epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------------
     async def settled(self, group_id: str) -> None:
-        """Returns when every position of the group that was accepted so far can be seen.
+        """Returns when every offset of the group that was accepted so far can be seen.
 
-        A consumer that takes over a partition asks for stable positions. It must see what the former owner committed,
+        A consumer that takes over a partition asks for stable offsets. It must see what the former owner committed,
         also if that is written and not yet durable.
         """
         await self._core.runtime.settled(self._core.partition_of(group_id))
 
-    def position(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> Position | None:
-        """A committed position. One of an earlier topic with the same name is none."""
-        found = self._core.positions.get(Slot(group_id, topic, partition))
+    def committed(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> CommittedOffset | None:
+        """A committed offset. One of an earlier topic with the same name is none."""
+        found = self._core.offsets.get(Slot(group_id, topic, partition))
         return None if found is None or _is_other_topic(found.topic_id, topic_id) else found
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
-        """Whether an open transaction may change this position (UNSTABLE_OFFSET_COMMIT)."""
-        return self._core.positions.is_pending(Slot(group_id, topic, partition))
+        """Whether an open transaction may change this offset (UNSTABLE_OFFSET_COMMIT)."""
+        return self._core.offsets.is_pending(Slot(group_id, topic, partition))
 
-    def all_of(self, group_id: str) -> TopicPositions:
-        return self._core.positions.of_group(group_id)
+    def all_of(self, group_id: str) -> TopicOffsets:
+        return self._core.offsets.of_group(group_id)
 
     # -- deleting ------------------------------------------------------------------------------------------------------
     async def delete(self, group_id: str, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], ErrorCode]:
-        """Deletes positions (topic, partition) of topics that the group is not subscribed to."""
+        """Deletes offsets (topic, partition) of topics that the group is not subscribed to."""
         if not group_id:
             raise GroupError(ErrorCode.INVALID_GROUP_ID)
         group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
         if group is not None:
             is_consumer = group.protocol_type == CONSUMER
-            group.decide(Event.DELETE_POSITIONS if is_consumer else Event.DELETE_POSITIONS_OPAQUE)
+            group.decide(GroupEvent.DELETE_OFFSETS if is_consumer else GroupEvent.DELETE_OFFSETS_OPAQUE)
             subscribes = group.subscribes
         elif consumers is not None:
             subscribes = consumers.subscribes
@@ -174,18 +172,18 @@ class Commits:
         return codes
 
     async def write_tombstones(self, group_id: str, slots: Sequence[Slot]) -> ErrorCode:
-        """Deletes positions of one group."""
-        return await self._write(group_id, [PositionRecord(slot, None) for slot in slots])
+        """Deletes offsets of one group."""
+        return await self._write(group_id, [OffsetRecord(slot, None) for slot in slots])
 
     def _exists(self, slot: Slot) -> bool:
-        return self._core.positions.get(slot) is not None or self._core.positions.is_pending(slot)
+        return self._core.offsets.get(slot) is not None or self._core.offsets.is_pending(slot)
 
 
-def _records(group_id: str, commits: Sequence[Commit], now_ms: int, expire_ms: int) -> list[PositionRecord]:
+def _records(group_id: str, commits: Sequence[OffsetToCommit], now_ms: int, expire_ms: int) -> list[OffsetRecord]:
     return [
-        PositionRecord(
+        OffsetRecord(
             Slot(group_id, commit.topic, commit.partition),
-            Position(commit.offset, commit.leader_epoch, commit.metadata, now_ms, expire_ms, commit.topic_id),
+            CommittedOffset(commit.offset, commit.leader_epoch, commit.metadata, now_ms, expire_ms, commit.topic_id),
         )
         for commit in commits
     ]

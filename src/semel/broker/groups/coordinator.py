@@ -10,18 +10,21 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from semel.broker import named_settings
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic
-from semel.broker.groups.commits import Commit, Commits, Committer
+from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent, GroupState
+from semel.broker.groups.commits import Commits, Committer, OffsetToCommit
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import ConsumerConfig
-from semel.broker.groups.core import Core, GroupConfig
-from semel.broker.groups.expiry import expired_consumer_slots, expired_slots
-from semel.broker.groups.group import Group, GroupError
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import GroupRecord, Position, PositionRecord, Slot
-from semel.broker.groups.state import GroupsRecord, GroupsState
-from semel.broker.groups.states import Act, Event, GroupState
+from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetRecord, Slot
+from semel.broker.groups.state import (
+    Core,
+    GroupConfig,
+    GroupsState,
+    expired_consumer_slots,
+    expired_slots,
+)
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
 from semel.broker.settings import Settings
 from semel.broker.store import Store
@@ -77,7 +80,7 @@ class GroupCoordinator:
             self.consumers.resume(consumer_group)
         self._expiry.set(core.config.retention_check_interval_ms)
         number = len(core.groups) + len(core.consumer_groups)
-        logger.info("%d groups with %d positions", number, len(core.positions))
+        logger.info("%d groups with %d offsets", number, len(core.offsets))
 
     async def stop(self) -> None:
         self._expiry.cancel()
@@ -100,7 +103,7 @@ class GroupCoordinator:
     async def txn_offset_commit(
         self,
         group_id: str,
-        commits: Sequence[Commit],
+        commits: Sequence[OffsetToCommit],
         *,
         producer_id: int,
         producer_epoch: int,
@@ -108,21 +111,21 @@ class GroupCoordinator:
         member_id: str = "",
         group_instance_id: str | None = None,
     ) -> ErrorCode:
-        """Stores positions inside a transaction; refuses members of an older generation (KIP-447)."""
+        """Stores offsets inside a transaction; refuses members of an older generation (KIP-447)."""
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID
         who = Committer(generation, member_id, group_instance_id)
         return await self.commits.txn_commit(group_id, who, commits, (producer_id, producer_epoch))
 
     def on_marker(self, partition: int, producer_id: int, commit: bool) -> None:
-        """A transaction that wrote positions into this partition of `__consumer_offsets` ended."""
+        """A transaction that wrote offsets into this partition of `__consumer_offsets` ended."""
         self._core.runtime.end_transaction(partition, producer_id, commit)
 
     # -- topics --------------------------------------------------------------------------------------------------------
     def on_topics_deleted(self, topics: Collection[str]) -> None:
-        """Topics are gone, and their positions with them."""
+        """Topics are gone, and their offsets with them."""
         by_group: dict[str, list[Slot]] = {}
-        for slot in self._core.positions.slots_of_topics(topics):
+        for slot in self._core.offsets.slots_of_topics(topics):
             by_group.setdefault(slot.group, []).append(slot)
         for group_id, slots in by_group.items():
             self._run(self.commits.write_tombstones(group_id, slots))
@@ -140,30 +143,30 @@ class GroupCoordinator:
     def find_consumer_group(self, group_id: str) -> ConsumerGroup | None:
         return self._core.consumer_groups.get(group_id)
 
-    def all_positions(self) -> list[tuple[Slot, Position]]:
-        """Every committed position, for metrics. May be called from another thread."""
-        return list(self._core.positions)
+    def all_offsets(self) -> list[tuple[Slot, CommittedOffset]]:
+        """Every committed offset, for metrics. May be called from another thread."""
+        return list(self._core.offsets)
 
     async def delete(self, group_id: str) -> ErrorCode:
-        """Deletes a group that has no members, and its positions."""
+        """Deletes a group that has no members, and its offsets."""
         group = self._core.groups.get(group_id)
         try:
             if group is not None:
-                return await self._delete(group, Event.DELETE)
+                return await self._delete(group, GroupEvent.DELETE)
             await self.consumers.delete(group_id)
             return ErrorCode.NONE
         except GroupError as error:
             return error.code
 
-    async def _delete(self, group: Group, event: Event) -> ErrorCode:
+    async def _delete(self, group: Group, event: GroupEvent) -> ErrorCode:
         """Dead from the decision on, so that nobody joins what is about to go; empty again if the write fails."""
         if group.decide(event).act is not Act.WRITE_TOMBSTONES:
             return ErrorCode.NONE
         since_ms = group.state_time_ms
         group.enter(GroupState.DEAD, self._core.clock.now_ms())
-        slots = self._core.positions.slots_of(group.group_id)
+        slots = self._core.offsets.slots_of(group.group_id)
         records: list[GroupsRecord] = [
-            *(PositionRecord(slot, None) for slot in slots),
+            *(OffsetRecord(slot, None) for slot in slots),
             GroupRecord(group.group_id, None),
         ]
         code = await self._core.runtime.commit(self._core.partition_of(group.group_id), records)
@@ -177,19 +180,19 @@ class GroupCoordinator:
         self._run(self.expire_now())
 
     async def expire_now(self) -> ErrorCode:
-        """Forgets positions that were unused for the retention time, and groups that have nobody and nothing left."""
+        """Forgets offsets that were unused for the retention time, and groups that have nobody and nothing left."""
         now_ms = self._core.clock.now_ms()
         for group in self.groups():
-            slots = expired_slots(group, self._core.positions, now_ms, self.config.retention_ms)
+            slots = expired_slots(group, self._core.offsets, now_ms, self.config.retention_ms)
             if slots:
                 await self.commits.write_tombstones(group.group_id, slots)
-            if not self._core.positions.slots_of(group.group_id) and not group.pending:
-                await self._delete(group, Event.EXPIRE)
+            if not self._core.offsets.slots_of(group.group_id) and not group.pending:
+                await self._delete(group, GroupEvent.EXPIRE)
         for consumers in self.consumer_groups():
-            slots = expired_consumer_slots(consumers, self._core.positions, now_ms, self.config.retention_ms)
+            slots = expired_consumer_slots(consumers, self._core.offsets, now_ms, self.config.retention_ms)
             await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
-            if is_empty and not self._core.positions.slots_of(consumers.group_id):
+            if is_empty and not self._core.offsets.slots_of(consumers.group_id):
                 await self.delete(consumers.group_id)
         return ErrorCode.NONE
 

@@ -10,17 +10,21 @@ import asyncio
 from typing import NamedTuple
 
 from semel.broker.coordinator_runtime import client_error
-from semel.broker.groups.answers import assignment_of, current_generation, join_error, same_generation, sync_error
+from semel.broker.groups.classic_group import Act, ClassicMember, Group, GroupError, GroupEvent, GroupState, Protocols
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import deletion_of
-from semel.broker.groups.core import Core
-from semel.broker.groups.group import Group, GroupError
-from semel.broker.groups.member import Member, Protocols
-from semel.broker.groups.rebalance import NO_MEMBER_ID, Rebalance
-from semel.broker.groups.records import GroupRecord
-from semel.broker.groups.state import GroupsRecord
-from semel.broker.groups.states import Act, Event, GroupState
+from semel.broker.groups.rebalance import (
+    NO_MEMBER_ID,
+    Rebalance,
+    assignment_of,
+    current_generation,
+    join_error,
+    same_generation,
+    sync_error,
+)
+from semel.broker.groups.records import GroupRecord, GroupsRecord
+from semel.broker.groups.state import Core
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
 from semel.storage import StorageError
@@ -47,7 +51,7 @@ class Joiner(NamedTuple):
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """Version 0 has no time-out of its own for rebalances."""
+        """Version 0 has no timeout of its own for rebalances."""
         return self.request.session_timeout_ms if self.version == 0 else self.request.rebalance_timeout_ms
 
     @property
@@ -117,7 +121,7 @@ class Membership:
             self._rebalance.drop(group, member_id)
             return join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
         try:
-            group.decide(Event.ID_REQUESTED)
+            group.decide(GroupEvent.ID_REQUESTED)
             if not group.supports(joiner.request.protocol_type, joiner.protocols):
                 raise GroupError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return self._join_known(group, joiner) if member_id != NO_MEMBER_ID else self._join_new(group, joiner)
@@ -151,7 +155,7 @@ class Membership:
         return answer
 
     def _add(self, group: Group, member_id: str, joiner: Joiner) -> JoinAnswer:
-        member = Member(
+        member = ClassicMember(
             member_id=member_id,
             group_instance_id=joiner.request.group_instance_id,
             client_id=joiner.client_id,
@@ -162,7 +166,7 @@ class Membership:
             protocols=joiner.protocols,
             is_new=True,
         )
-        cell = group.decide(Event.JOIN_NEW)
+        cell = group.decide(GroupEvent.JOIN_NEW)
         group.grew = True
         answer = _await_join(member)
         group.add(member)
@@ -170,7 +174,7 @@ class Membership:
         self._rebalance.carry_out(group, cell, f"new member {member_id}: {joiner.reason}")
         return answer
 
-    def _replace(self, group: Group, member: Member, new_id: str, joiner: Joiner) -> JoinAnswer:
+    def _replace(self, group: Group, member: ClassicMember, new_id: str, joiner: Joiner) -> JoinAnswer:
         """A static member came back. Its old process, if it still runs, is fenced at once."""
         old_id, old_leader = member.member_id, group.leader
         member.answer_join(join_error(ErrorCode.FENCED_INSTANCE_ID, old_id))
@@ -181,7 +185,7 @@ class Membership:
         member.is_new = False
         self._rebalance.alive(member)
         unchanged = group.state is not GroupState.STABLE or group.choose_protocol() == group.protocol
-        cell = group.decide(Event.JOIN_REPLACING if unchanged else Event.JOIN_REPLACING_CHANGED)
+        cell = group.decide(GroupEvent.JOIN_REPLACING if unchanged else GroupEvent.JOIN_REPLACING_CHANGED)
         answer = _await_join(member)
         if cell.act is not Act.STORE_MEMBER:
             self._rebalance.carry_out(group, cell, f"static member {member.group_instance_id} is now {new_id}")
@@ -215,7 +219,7 @@ class Membership:
         return answer if isinstance(answer, SyncGroupResponse) else await asyncio.shield(answer)
 
     def _judge_sync(self, group: Group, request: SyncGroupRequest) -> SyncAnswer:
-        event = Event.SYNC_LEADER if group.leader == request.member_id else Event.SYNC_FOLLOWER
+        event = GroupEvent.SYNC_LEADER if group.leader == request.member_id else GroupEvent.SYNC_FOLLOWER
         if group.state is not GroupState.DEAD:
             group.check_member(request.member_id, request.group_instance_id)
             group.check_generation(request.generation_id)
@@ -244,7 +248,7 @@ class Membership:
             if group.state is not GroupState.DEAD:
                 group.check_member(member_id, instance_id)
                 group.check_generation(generation)
-            cell = group.decide(Event.HEARTBEAT)
+            cell = group.decide(GroupEvent.HEARTBEAT)
         except GroupError as error:
             return error.code
         self._rebalance.alive(group.members[member_id])
@@ -263,7 +267,7 @@ class Membership:
         gone = [who for who, code in zip(leaving, codes, strict=True) if code is ErrorCode.NONE]
         if gone:
             names = ", ".join(f"{who.member_id or who.group_instance_id} ({who.reason or 'no reason'})" for who in gone)
-            self._rebalance.carry_out(group, group.decide(Event.MEMBERS_LEFT), f"left: {names}")
+            self._rebalance.carry_out(group, group.decide(GroupEvent.MEMBERS_LEFT), f"left: {names}")
             await self._core.runtime.settled(self._core.partition_of(group_id))
         return codes
 
@@ -294,13 +298,13 @@ def _consumer_id(group: ConsumerGroup, who: LeavingMember) -> str | None:
     return member_id if member_id in group.subscriptions else None
 
 
-def _join_event(group: Group, member: Member, protocols: Protocols) -> Event:
+def _join_event(group: Group, member: ClassicMember, protocols: Protocols) -> GroupEvent:
     if not member.has_protocols(protocols):
-        return Event.JOIN_CHANGED
-    return Event.JOIN_SAME_LEADER if member.member_id == group.leader else Event.JOIN_SAME
+        return GroupEvent.JOIN_CHANGED
+    return GroupEvent.JOIN_SAME_LEADER if member.member_id == group.leader else GroupEvent.JOIN_SAME
 
 
-def _await_join(member: Member) -> asyncio.Future[JoinGroupResponse]:
+def _await_join(member: ClassicMember) -> asyncio.Future[JoinGroupResponse]:
     """The future answer of a member's JoinGroup. A request that this one repeats is told to try again."""
     member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
     member.joining = asyncio.get_running_loop().create_future()

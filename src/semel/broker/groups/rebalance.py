@@ -1,7 +1,7 @@
 """How a group gets from one generation to the next: the acts of the table, and what happens when time passes.
 
 Everything here runs to its end without an await: nobody sees a group half changed. What must survive a crash is
-journaled, and what follows from it happens when it is durable.
+written to the log, and what follows from it happens when it is durable.
 """
 
 from __future__ import annotations
@@ -10,15 +10,61 @@ import logging
 from collections.abc import Callable
 
 from semel.broker.coordinator_runtime import client_error
-from semel.broker.groups.answers import assignment_of, current_generation, join_error, sync_error
-from semel.broker.groups.core import Core
-from semel.broker.groups.group import Group
-from semel.broker.groups.member import Member
+from semel.broker.groups.classic_group import Act, Cell, ClassicMember, Group, GroupEvent, GroupState
 from semel.broker.groups.records import GroupRecord
-from semel.broker.groups.states import Act, Cell, Event, GroupState
+from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm
 from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
 from semel.storage import StorageError
+
+
+def join_error(code: ErrorCode, member_id: str) -> JoinGroupResponse:
+    return JoinGroupResponse(error_code=code, member_id=member_id, protocol_name=None)
+
+
+def current_generation(group: Group, member_id: str, *, skip_assignment: bool = False) -> JoinGroupResponse:
+    """The generation as a member sees it: the leader gets everybody's metadata."""
+    return JoinGroupResponse(
+        generation_id=group.generation,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol,
+        leader=group.leader or "",
+        skip_assignment=skip_assignment,
+        member_id=member_id,
+        members=_metadata_of_all(group) if member_id == group.leader else [],
+    )
+
+
+def _metadata_of_all(group: Group) -> list[JoinGroupResponseMember]:
+    protocol = group.protocol or ""
+    return [
+        JoinGroupResponseMember(member.member_id, member.group_instance_id, member.protocols[protocol])
+        for member in group.members.values()
+    ]
+
+
+def same_generation(group: Group, member_id: str, old_leader: str | None, *, may_skip: bool) -> JoinGroupResponse:
+    """What a static member hears that came back and changed nothing: the generation goes on.
+
+    A leader must not assign anew. From version 9 on it can be told so; before that it is told that somebody else leads:
+    the member id that it had.
+    """
+    answer = current_generation(group, member_id, skip_assignment=may_skip and member_id == group.leader)
+    if not may_skip:
+        answer.leader, answer.members = old_leader or "", []
+    return answer
+
+
+def sync_error(code: ErrorCode) -> SyncGroupResponse:
+    return SyncGroupResponse(error_code=code)
+
+
+def assignment_of(group: Group, member: ClassicMember) -> SyncGroupResponse:
+    return SyncGroupResponse(
+        protocol_type=group.protocol_type, protocol_name=group.protocol, assignment=member.assignment
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +155,9 @@ class Rebalance:
             if not member.is_static:
                 self.drop(group, member.member_id)
         if group.elect_leader():
-            event = Event.JOIN_DONE
+            event = GroupEvent.JOIN_DONE
         else:
-            event = Event.JOIN_DONE_NOBODY_WAITS if group.members else Event.JOIN_DONE_NOBODY
+            event = GroupEvent.JOIN_DONE_NOBODY_WAITS if group.members else GroupEvent.JOIN_DONE_NOBODY
         self.carry_out(group, group.decide(event))
 
     def _start_generation(self, group: Group) -> None:
@@ -145,9 +191,9 @@ class Rebalance:
                 self._hand_out(group)
 
         def failed(code: ErrorCode) -> None:
-            if group.generation == generation and group.decide(Event.ASSIGNMENT_LOST).act is Act.PREPARE:
+            if group.generation == generation and group.decide(GroupEvent.ASSIGNMENT_LOST).act is Act.PREPARE:
                 self._withdraw_assignment(group, code)
-                self.carry_out(group, group.decide(Event.ASSIGNMENT_LOST), f"assignment not stored: {code.name}")
+                self.carry_out(group, group.decide(GroupEvent.ASSIGNMENT_LOST), f"assignment not stored: {code.name}")
 
         self.store(group, stored, failed, assignment)
 
@@ -162,19 +208,19 @@ class Rebalance:
             if member.answer_sync(sync_error(code)):
                 self.alive(member)
 
-    def synced(self, group: Group, member: Member) -> None:
+    def synced(self, group: Group, member: ClassicMember) -> None:
         """A member asked for its assignment."""
         group.not_synced.discard(member.member_id)
         if not group.not_synced and group.sync_alarm is not None:
             group.sync_alarm.cancel()
 
     # -- when time passes ----------------------------------------------------------------------------------------------
-    def watch(self, group: Group, member: Member, timeout_ms: int) -> None:
+    def watch(self, group: Group, member: ClassicMember, timeout_ms: int) -> None:
         """Starts a member's session."""
         member.session = Alarm(self._core.timers, lambda: self._session_over(group, member))
         member.session.set(timeout_ms)
 
-    def alive(self, member: Member) -> None:
+    def alive(self, member: ClassicMember) -> None:
         """A sign of life: the session starts anew."""
         if member.session is not None:
             member.session.set(member.session_timeout_ms)
@@ -184,21 +230,21 @@ class Rebalance:
         group.pending[member_id] = Alarm(self._core.timers, lambda: self._pending_over(group, member_id))
         group.pending[member_id].set(timeout_ms)
 
-    def _session_over(self, group: Group, member: Member) -> None:
+    def _session_over(self, group: Group, member: ClassicMember) -> None:
         if group.members.get(member.member_id) is not member or member.needs_no_heartbeat:
             return
         self.drop(group, member.member_id)
         reason = f"{member.member_id} gave no sign of life for {member.session_timeout_ms} ms"
-        self.carry_out(group, group.decide(Event.MEMBER_EXPIRED), reason)
+        self.carry_out(group, group.decide(GroupEvent.MEMBER_EXPIRED), reason)
 
     def _pending_over(self, group: Group, member_id: str) -> None:
         group.forget_pending(member_id)
-        self.carry_out(group, group.decide(Event.PENDING_EXPIRED))
+        self.carry_out(group, group.decide(GroupEvent.PENDING_EXPIRED))
 
     def _sync_overdue(self, group: Group, generation: int) -> None:
         if group.generation != generation or not group.not_synced:
             return
-        cell = group.decide(Event.SYNC_OVERDUE)
+        cell = group.decide(GroupEvent.SYNC_OVERDUE)
         if cell.act is Act.IGNORE:
             return
         late = sorted(group.not_synced)

@@ -1,14 +1,29 @@
 """The records of `__consumer_offsets`, written as Apache Kafka 4.3 writes them and read in all of its versions.
 
-A key starts with its type (int16: 0 and 1 a position, 2 a group), a value with its version.
+A key starts with its type (int16: 0 and 1 an offset, 2 a classic group, 3 to 8 a consumer group), a value with its
+version.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from semel.broker.coordinator_runtime import KeyValue
+from semel.broker.groups.consumer.model import (
+    Change,
+    Current,
+    CurrentSet,
+    EpochSet,
+    MemberState,
+    Partitions,
+    Subscription,
+    SubscriptionSet,
+    TargetEpochSet,
+    TargetSet,
+)
+from semel.protocol.messages import internal_topics as log
 from semel.protocol.messages.internal_topics import (
     GROUP_METADATA_KEY,
     GROUP_METADATA_VALUE,
@@ -22,25 +37,25 @@ from semel.protocol.messages.internal_topics import (
 from semel.protocol.schema import NO_UUID
 
 TOPIC = "__consumer_offsets"
-POSITION_KEYS = (0, 1)
+OFFSET_KEYS = (0, 1)
 GROUP_KEY = 2
 GROUP_VALUE_VERSION = 3
-POSITION_VALUE_VERSION = 4  # the first with the topic's id
-POSITION_VALUE_VERSION_EXPIRING = 1  # the only one with a time of expiry (OffsetCommit 2-4 with a retention time)
+OFFSET_VALUE_VERSION = 4  # the first with the topic's id
+OFFSET_VALUE_VERSION_EXPIRING = 1  # the only one with a time of expiry (OffsetCommit 2-4 with a retention time)
 NO_TIME = -1
 _TYPE = struct.Struct(">h")
 
 
 class Slot(NamedTuple):
-    """Where a position belongs."""
+    """Where an offset belongs."""
 
     group: str
     topic: str
     partition: int
 
 
-class Position(NamedTuple):
-    """A committed position, and the offset of the record that says so."""
+class CommittedOffset(NamedTuple):
+    """A committed offset, and the offset of the record that says so."""
 
     offset: int
     leader_epoch: int
@@ -51,9 +66,9 @@ class Position(NamedTuple):
     record_offset: int = -1
 
 
-class PositionRecord(NamedTuple):
+class OffsetRecord(NamedTuple):
     slot: Slot
-    value: Position | None  # None: deleted
+    value: CommittedOffset | None  # None: deleted
 
 
 class GroupRecord(NamedTuple):
@@ -61,25 +76,28 @@ class GroupRecord(NamedTuple):
     value: GroupMetadataValue | None  # None: deleted
 
 
-def position_key(slot: Slot) -> bytes:
+GroupsRecord = OffsetRecord | GroupRecord | Change
+
+
+def offset_key(slot: Slot) -> bytes:
     key = OffsetCommitKey(group=slot.group, topic=slot.topic, partition=slot.partition)
-    return _TYPE.pack(POSITION_KEYS[-1]) + OFFSET_COMMIT_KEY.encode(key, 0)
+    return _TYPE.pack(OFFSET_KEYS[-1]) + OFFSET_COMMIT_KEY.encode(key, 0)
 
 
-def encode_position(slot: Slot, position: Position | None) -> KeyValue:
-    if position is None:
-        return position_key(slot), None
-    expiring = position.expire_time_ms != NO_TIME
-    version = POSITION_VALUE_VERSION_EXPIRING if expiring else POSITION_VALUE_VERSION
+def encode_offset(slot: Slot, committed: CommittedOffset | None) -> KeyValue:
+    if committed is None:
+        return offset_key(slot), None
+    expiring = committed.expire_time_ms != NO_TIME
+    version = OFFSET_VALUE_VERSION_EXPIRING if expiring else OFFSET_VALUE_VERSION
     value = OffsetCommitValue(
-        offset=position.offset,
-        leader_epoch=position.leader_epoch,
-        metadata=position.metadata,
-        commit_timestamp=position.commit_time_ms,
-        expire_timestamp=position.expire_time_ms,
-        topic_id=position.topic_id,
+        offset=committed.offset,
+        leader_epoch=committed.leader_epoch,
+        metadata=committed.metadata,
+        commit_timestamp=committed.commit_time_ms,
+        expire_timestamp=committed.expire_time_ms,
+        topic_id=committed.topic_id,
     )
-    return position_key(slot), _TYPE.pack(version) + OFFSET_COMMIT_VALUE.encode(value, version)
+    return offset_key(slot), _TYPE.pack(version) + OFFSET_COMMIT_VALUE.encode(value, version)
 
 
 def encode_group(group: str, value: GroupMetadataValue | None) -> KeyValue:
@@ -89,14 +107,16 @@ def encode_group(group: str, value: GroupMetadataValue | None) -> KeyValue:
     return _group_key(group), _TYPE.pack(version) + GROUP_METADATA_VALUE.encode(value, version)
 
 
-def read_record(key: bytes, value: bytes | None) -> PositionRecord | GroupRecord | None:
-    """What a record says; None if it is of a kind that this broker does not write (groups of KIP-848, share groups)."""
+def read_record(key: bytes, value: bytes | None) -> GroupsRecord | None:
+    """What a record says; None if it is of a kind that this broker does not write (share groups)."""
     (kind,) = _TYPE.unpack_from(key)
-    if kind in POSITION_KEYS:
+    if kind in KINDS:
+        return change_of(kind, key, value)
+    if kind in OFFSET_KEYS:
         slot = OFFSET_COMMIT_KEY.decode(key, 0, _TYPE.size)
-        return PositionRecord(
+        return OffsetRecord(
             Slot(slot.group, slot.topic, slot.partition),
-            None if value is None else _position_of(OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
+            None if value is None else _committed_of(OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
         )
     if kind == GROUP_KEY:
         return GroupRecord(
@@ -106,8 +126,8 @@ def read_record(key: bytes, value: bytes | None) -> PositionRecord | GroupRecord
     return None
 
 
-def _position_of(value: OffsetCommitValue) -> Position:
-    return Position(
+def _committed_of(value: OffsetCommitValue) -> CommittedOffset:
+    return CommittedOffset(
         value.offset,
         value.leader_epoch,
         value.metadata,
@@ -124,3 +144,146 @@ def _group_key(group: str) -> bytes:
 def _version(value: bytes) -> int:
     (version,) = _TYPE.unpack_from(value)
     return int(version)
+
+
+EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8
+KINDS = frozenset((EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT))
+_VERSION = b"\0\0"
+
+
+def record_of(change: Change) -> KeyValue:
+    """A change as Kafka writes it; what is None becomes a tombstone."""
+    if isinstance(change, EpochSet):
+        key = log.CONSUMER_GROUP_METADATA_KEY.encode(log.ConsumerGroupMetadataKey(change.group_id), 0)
+        return _record(EPOCH, key, None if change.epoch is None else _epoch_value(change.epoch, change.topics_hash))
+    if isinstance(change, TargetEpochSet):
+        key = log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_KEY.encode(
+            log.ConsumerGroupTargetAssignmentMetadataKey(change.group_id), 0
+        )
+        return _record(TARGET_EPOCH, key, None if change.epoch is None else _target_epoch_value(change))
+    member_key = log.CONSUMER_GROUP_MEMBER_METADATA_KEY.encode(
+        log.ConsumerGroupMemberMetadataKey(change.group_id, change.member_id), 0
+    )  # all three kinds about members have the same key behind their number
+    if isinstance(change, SubscriptionSet):
+        return _record(MEMBER, member_key, None if change.value is None else _member_value(change.value))
+    if isinstance(change, TargetSet):
+        return _record(TARGET, member_key, None if change.value is None else _target_value(change.value))
+    return _record(CURRENT, member_key, None if change.value is None else _current_value(change.value))
+
+
+def change_of(kind: int, key: bytes, value: bytes | None) -> Change:
+    """The change that a record of one of KINDS tells of."""
+    body = None if value is None else value[_TYPE.size :]
+    if kind == EPOCH:
+        return _read_epoch(log.CONSUMER_GROUP_METADATA_KEY.decode(key, 0, _TYPE.size).group_id, body)
+    if kind == TARGET_EPOCH:
+        group_id = log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_KEY.decode(key, 0, _TYPE.size).group_id
+        if body is None:
+            return TargetEpochSet(group_id, None)
+        read = log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_VALUE.decode(body, 0)
+        return TargetEpochSet(group_id, read.assignment_epoch, read.assignment_timestamp)
+    member = log.CONSUMER_GROUP_MEMBER_METADATA_KEY.decode(key, 0, _TYPE.size)
+    if kind == MEMBER:
+        return SubscriptionSet(member.group_id, member.member_id, None if body is None else _read_member(body))
+    if kind == TARGET:
+        return TargetSet(member.group_id, member.member_id, None if body is None else _read_target(body))
+    return CurrentSet(member.group_id, member.member_id, None if body is None else _read_current(body))
+
+
+def _record(kind: int, key: bytes, value: bytes | None) -> KeyValue:
+    return _TYPE.pack(kind) + key, None if value is None else _VERSION + value
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+def _epoch_value(epoch: int, topics_hash: int) -> bytes:
+    return log.CONSUMER_GROUP_METADATA_VALUE.encode(log.ConsumerGroupMetadataValue(epoch, topics_hash), 0)
+
+
+def _read_epoch(group_id: str, body: bytes | None) -> EpochSet:
+    if body is None:
+        return EpochSet(group_id, None)
+    read = log.CONSUMER_GROUP_METADATA_VALUE.decode(body, 0)
+    return EpochSet(group_id, read.epoch, read.metadata_hash)
+
+
+def _target_epoch_value(change: TargetEpochSet) -> bytes:
+    value = log.ConsumerGroupTargetAssignmentMetadataValue(change.epoch or 0, change.time_ms)
+    return log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_VALUE.encode(value, 0)
+
+
+def _member_value(value: Subscription) -> bytes:
+    return log.CONSUMER_GROUP_MEMBER_METADATA_VALUE.encode(
+        log.ConsumerGroupMemberMetadataValue(
+            value.instance_id,
+            value.rack_id,
+            value.client_id,
+            value.client_host,
+            sorted(value.topics),
+            value.regex or "",  # as Kafka writes it
+            value.rebalance_timeout_ms,
+            value.assignor,
+        ),
+        0,
+    )
+
+
+def _read_member(body: bytes) -> Subscription:
+    read = log.CONSUMER_GROUP_MEMBER_METADATA_VALUE.decode(body, 0)
+    return Subscription(
+        read.instance_id,
+        read.rack_id,
+        read.client_id,
+        read.client_host,
+        tuple(read.subscribed_topic_names),
+        read.subscribed_topic_regex or None,
+        read.rebalance_timeout_ms,
+        read.server_assignor,
+    )
+
+
+def _target_value(partitions: Partitions) -> bytes:
+    topics = [log.TargetTopicPartitions(*entry) for entry in by_topic(partitions).items()]
+    return log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE.encode(
+        log.ConsumerGroupTargetAssignmentMemberValue(topics), 0
+    )
+
+
+def _read_target(body: bytes) -> Partitions:
+    read = log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE.decode(body, 0)
+    return frozenset((topic.topic_id, index) for topic in read.topic_partitions for index in topic.partitions)
+
+
+def _current_value(value: Current) -> bytes:
+    return log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE.encode(
+        log.ConsumerGroupCurrentMemberAssignmentValue(
+            value.epoch,
+            value.previous_epoch,
+            int(value.state),
+            [log.CurrentTopicPartitions(*entry) for entry in by_topic(value.assigned).items()],
+            [log.CurrentTopicPartitions(*entry) for entry in by_topic(value.revoking).items()],
+        ),
+        0,
+    )
+
+
+def _read_current(body: bytes) -> Current:
+    read = log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE.decode(body, 0)
+    return Current(
+        read.member_epoch,
+        read.previous_member_epoch,
+        MemberState(read.state),
+        _partitions(read.assigned_partitions),
+        _partitions(read.partitions_pending_revocation),
+    )
+
+
+def _partitions(topics: Iterable[log.CurrentTopicPartitions]) -> Partitions:
+    return frozenset((topic.topic_id, index) for topic in topics for index in topic.partitions)
+
+
+def by_topic(partitions: Partitions) -> dict[bytes, list[int]]:
+    """Partitions as most messages list them."""
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, index in sorted(partitions):
+        topics.setdefault(topic_id, []).append(index)
+    return topics

@@ -1,29 +1,158 @@
-"""What `__consumer_offsets` says: groups and their positions. `GroupsState.replay` alone changes what is persistent.
+"""What `__consumer_offsets` says: groups and their offsets. `GroupsState.replay` alone changes what is persistent.
 
 Of a classic group its members and the rebalance under way live in memory alone, as in Kafka; its record says which
 generation has which assignment.
+
+Every committed offset knows the offset of its record. Whatever the order in which things are applied, the later record
+wins; so a transaction that ends late does not undo a plain commit that came after its own.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from semel.broker.clock import Clock
-from semel.broker.coordinator_runtime import KeyValue
+from semel.broker.coordinator_runtime import CoordinatorRuntime, KeyValue
+from semel.broker.groups.classic_group import CONSUMER, Group, GroupState
 from semel.broker.groups.consumer.model import Change, ConsumerGroup, EpochSet
-from semel.broker.groups.consumer.records import KINDS, change_of, record_of
-from semel.broker.groups.group import Group
-from semel.broker.groups.positions import Positions
-from semel.broker.groups.records import GroupRecord, PositionRecord, encode_group, encode_position, read_record
+from semel.broker.groups.records import (
+    NO_TIME,
+    CommittedOffset,
+    GroupRecord,
+    GroupsRecord,
+    OffsetRecord,
+    Slot,
+    encode_group,
+    encode_offset,
+    read_record,
+    record_of,
+)
+from semel.broker.groups.timers import Timers
+from semel.broker.settings import Settings
 from semel.protocol.errors import DecodeError, UnsupportedVersionError
 
+TopicOffsets = dict[str, dict[int, CommittedOffset]]
+Transaction = tuple[int, int]  # partition of the log, producer id: each partition gets a marker of its own
+Key = TypeVar("Key")
+
+
+class GroupOffsets:
+    """What `__consumer_offsets` says."""
+
+    def __init__(self) -> None:
+        self._committed: dict[str, TopicOffsets] = {}  # group: topic: partition: offset
+        self._pending: dict[Transaction, dict[Slot, CommittedOffset]] = {}
+        self._open: dict[Slot, set[Transaction]] = {}  # transactions that hold an offset for a slot
+        self._open_groups: dict[str, set[Transaction]] = {}  # transactions that hold offsets of a group
+        self._groups_of: dict[Transaction, set[str]] = {}  # the same, the other way round
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    def get(self, slot: Slot) -> CommittedOffset | None:
+        return self._committed.get(slot.group, {}).get(slot.topic, {}).get(slot.partition)
+
+    def of_group(self, group: str) -> TopicOffsets:
+        return self._committed.get(group, {})
+
+    def groups(self) -> set[str]:
+        return self._committed.keys() | self._open_groups.keys()
+
+    def is_pending(self, slot: Slot) -> bool:
+        return slot in self._open
+
+    def has_open_transaction(self, group: str) -> bool:
+        return group in self._open_groups
+
+    def slots_of(self, group: str) -> list[Slot]:
+        """Committed and pending ones."""
+        committed = [
+            Slot(group, topic, partition)
+            for topic, partitions in self._committed.get(group, {}).items()
+            for partition in partitions
+        ]
+        known = set(committed)
+        pending = {
+            slot: None
+            for transaction in self._open_groups.get(group, ())
+            for slot in self._pending[transaction]
+            if slot.group == group and slot not in known
+        }
+        return [*committed, *pending]
+
+    def slots_of_topics(self, topics: Iterable[str]) -> Iterator[Slot]:
+        wanted = set(topics)
+        for group in self.groups():
+            yield from (slot for slot in self.slots_of(group) if slot.topic in wanted)
+
+    def __iter__(self) -> Iterator[tuple[Slot, CommittedOffset]]:
+        """All committed offsets. Works on copies: another thread may count them meanwhile."""
+        for group, topics in list(self._committed.items()):
+            for topic, partitions in list(topics.items()):
+                for partition, committed in list(partitions.items()):
+                    yield Slot(group, topic, partition), committed
+
+    def __len__(self) -> int:
+        return sum(len(partitions) for topics in self._committed.values() for partitions in topics.values())
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+    def commit(self, slot: Slot, committed: CommittedOffset) -> bool:
+        """Takes an offset unless a later record already spoke. Returns whether it did."""
+        partitions = self._committed.setdefault(slot.group, {}).setdefault(slot.topic, {})
+        existing = partitions.get(slot.partition)
+        if existing is not None and existing.record_offset > committed.record_offset:
+            return False
+        partitions[slot.partition] = committed
+        return True
+
+    def add_pending(self, transaction: Transaction, slot: Slot, committed: CommittedOffset) -> None:
+        self._pending.setdefault(transaction, {})[slot] = committed
+        self._open.setdefault(slot, set()).add(transaction)
+        self._open_groups.setdefault(slot.group, set()).add(transaction)
+        self._groups_of.setdefault(transaction, set()).add(slot.group)
+
+    def delete(self, slot: Slot) -> None:
+        """A tombstone: the offset goes, and so do those that transactions hold for it."""
+        topics = self._committed.get(slot.group, {})
+        partitions = topics.get(slot.topic, {})
+        partitions.pop(slot.partition, None)
+        if slot.topic in topics and not partitions:
+            del topics[slot.topic]
+        if slot.group in self._committed and not topics:
+            del self._committed[slot.group]
+        for transaction in self._open.pop(slot, ()):
+            self._pending[transaction].pop(slot, None)
+
+    def clear(self, partition: int, has: Callable[[str], bool]) -> None:
+        """Forgets the groups of one partition of the log."""
+        for group in [group for group in self._committed if has(group)]:
+            del self._committed[group]
+        for transaction in [transaction for transaction in self._pending if transaction[0] == partition]:
+            self.end_transaction(transaction, commit=False)
+
+    def end_transaction(self, transaction: Transaction, *, commit: bool) -> list[Slot]:
+        """Applies or drops what a transaction held. Returns the slots whose offset changed."""
+        ended = self._pending.pop(transaction, {})
+        for group in self._groups_of.pop(transaction, ()):
+            _discard(self._open_groups, group, transaction)
+        for slot in ended:
+            _discard(self._open, slot, transaction)
+        if not commit:
+            return []
+        return [slot for slot, committed in ended.items() if self.commit(slot, committed)]
+
+
+def _discard(index: dict[Key, set[Transaction]], key: Key, transaction: Transaction) -> None:
+    transactions = index.get(key)
+    if transactions is not None:
+        transactions.discard(transaction)
+        if not transactions:
+            del index[key]
+
+
 logger = logging.getLogger(__name__)
-
-_KIND = struct.Struct(">h")
-
-GroupsRecord = PositionRecord | GroupRecord | Change
 
 
 class GroupsState:
@@ -33,39 +162,38 @@ class GroupsState:
         self._clock = clock
         self.groups: dict[str, Group] = {}  # classic ones
         self.consumer_groups: dict[str, ConsumerGroup] = {}  # a group id is in one of the two
-        self.positions = Positions()
+        self.offsets = GroupOffsets()
 
     def encode(self, record: GroupsRecord) -> KeyValue:
-        if isinstance(record, PositionRecord):
-            return encode_position(*record)
+        if isinstance(record, OffsetRecord):
+            return encode_offset(*record)
         return encode_group(*record) if isinstance(record, GroupRecord) else record_of(record)
 
     def decode(self, offset: int, key: bytes, value: bytes | None) -> GroupsRecord | None:
         try:
-            (kind,) = _KIND.unpack_from(key)
-            return change_of(kind, key, value) if kind in KINDS else read_record(key, value)
+            return read_record(key, value)
         except (DecodeError, UnsupportedVersionError, struct.error, ValueError) as error:
             logger.error("the record at offset %d of __consumer_offsets is skipped: %s", offset, error)
             return None
 
     def replay(self, partition: int, offset: int, record: GroupsRecord, producer_id: int | None) -> None:
-        if isinstance(record, PositionRecord):
-            self._replay_position(partition, offset, record, producer_id)
+        if isinstance(record, OffsetRecord):
+            self._replay_offset(partition, offset, record, producer_id)
         elif isinstance(record, GroupRecord):
             self._replay_group(record)
         else:
             self._replay_change(record)
 
-    def _replay_position(self, partition: int, offset: int, record: PositionRecord, producer_id: int | None) -> None:
-        slot, position = record
-        if position is None:
-            self.positions.delete(slot)
+    def _replay_offset(self, partition: int, offset: int, record: OffsetRecord, producer_id: int | None) -> None:
+        slot, committed = record
+        if committed is None:
+            self.offsets.delete(slot)
             return
-        position = position._replace(record_offset=offset)
+        committed = committed._replace(record_offset=offset)
         if producer_id is None:
-            self.positions.commit(slot, position)
+            self.offsets.commit(slot, committed)
         else:
-            self.positions.add_pending((partition, producer_id), slot, position)
+            self.offsets.add_pending((partition, producer_id), slot, committed)
         if slot.group not in self.groups and slot.group not in self.consumer_groups:  # no group management
             self.groups[slot.group] = Group(slot.group, self._clock.now_ms())
 
@@ -86,14 +214,120 @@ class GroupsState:
         group = self.consumer_groups.get(change.group_id)
         if group is None:
             group = self.consumer_groups[change.group_id] = ConsumerGroup(change.group_id)
-            self.groups.pop(change.group_id, None)  # one that had positions and no members
+            self.groups.pop(change.group_id, None)  # one that had offsets and no members
         group.apply(change)
 
     def end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
-        self.positions.end_transaction((partition, producer_id), commit=commit)
+        self.offsets.end_transaction((partition, producer_id), commit=commit)
 
     def clear(self, partition: int, has: Callable[[str], bool]) -> None:
         """Members of classic groups stay: the log does not know them."""
-        self.positions.clear(partition, has)
+        self.offsets.clear(partition, has)
         for group_id in [group_id for group_id in self.consumer_groups if has(group_id)]:
             del self.consumer_groups[group_id]
+
+
+MINUTE_MS = 60_000
+
+
+class GroupConfig(NamedTuple):
+    """The broker's settings about groups."""
+
+    initial_rebalance_delay_ms: int
+    min_session_timeout_ms: int
+    max_session_timeout_ms: int
+    max_size: int
+    metadata_max_size: int
+    retention_ms: int
+    retention_check_interval_ms: int
+
+    @classmethod
+    def read(cls, settings: Settings) -> GroupConfig:
+        return cls(
+            initial_rebalance_delay_ms=settings["group.initial.rebalance.delay.ms"],
+            min_session_timeout_ms=settings["group.min.session.timeout.ms"],
+            max_session_timeout_ms=settings["group.max.session.timeout.ms"],
+            max_size=settings["group.max.size"],
+            metadata_max_size=settings["offset.metadata.max.bytes"],
+            retention_ms=settings["offsets.retention.minutes"] * MINUTE_MS,
+            retention_check_interval_ms=settings["offsets.retention.check.interval.ms"],
+        )
+
+
+@dataclass(slots=True)
+class Core:
+    """Shared by membership, commits and administration; there is one for a broker."""
+
+    config: GroupConfig
+    clock: Clock
+    timers: Timers
+    state: GroupsState
+    runtime: CoordinatorRuntime[GroupsRecord]
+    new_id: Callable[[], str]  # a random UUID, the end of a member id
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        return self.state.groups
+
+    @property
+    def consumer_groups(self) -> dict[str, ConsumerGroup]:
+        return self.state.consumer_groups
+
+    @property
+    def offsets(self) -> GroupOffsets:
+        return self.state.offsets
+
+    def partition_of(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` that keeps a group."""
+        return self.runtime.partition_for(group_id)
+
+
+def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
+    """Offsets that nobody needs: not subscribed to, not in a transaction, and unused for the retention time."""
+    since_ms = _unused_since(group)
+    if since_ms is None:
+        return []
+    return [
+        slot
+        for slot, committed in _unread(group.group_id, group.subscribes, offsets)
+        if _is_over(committed, since_ms(committed), now_ms, retention_ms)
+    ]
+
+
+def expired_consumer_slots(group: ConsumerGroup, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
+    """The same for a group of the consumer protocol."""
+    return [
+        slot
+        for slot, committed in _unread(group.group_id, group.subscribes, offsets)
+        if _is_over(committed, committed.commit_time_ms, now_ms, retention_ms)
+    ]
+
+
+def _unread(
+    group_id: str, subscribes: Callable[[str], bool], offsets: GroupOffsets
+) -> Iterator[tuple[Slot, CommittedOffset]]:
+    """Offsets of topics that nobody in the group reads, without those that a transaction may change."""
+    for topic, partitions in offsets.of_group(group_id).items():
+        if not subscribes(topic):
+            for partition, committed in partitions.items():
+                slot = Slot(group_id, topic, partition)
+                if not offsets.is_pending(slot):
+                    yield slot, committed
+
+
+def _unused_since(group: Group) -> Callable[[CommittedOffset], int] | None:
+    """From when a group's offsets count as unused; None: all of them are in use."""
+    if group.protocol_type is None:  # somebody who does not use group management
+        return lambda committed: committed.commit_time_ms
+    if group.state is GroupState.EMPTY:
+        emptied_ms = group.emptied_ms
+        return lambda committed: committed.commit_time_ms if emptied_ms is None else emptied_ms
+    if group.protocol_type == CONSUMER and group.topics is not None and group.state is GroupState.STABLE:
+        return lambda committed: committed.commit_time_ms
+    return None
+
+
+def _is_over(committed: CommittedOffset, since_ms: int, now_ms: int, retention_ms: int) -> bool:
+    if committed.expire_time_ms != NO_TIME:  # the client said so itself (OffsetCommit 2-4)
+        return now_ms >= committed.expire_time_ms
+    return now_ms - since_ms >= retention_ms

@@ -17,19 +17,17 @@ from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic, client_error
 from semel.broker.eager import Done, start_now
 from semel.broker.settings import Settings
-from semel.broker.transactions.errors import append_error
-from semel.broker.transactions.ids import ActiveId, TransactionalIds, TransactionRecord
-from semel.broker.transactions.producer_ids import ProducerIds
+from semel.broker.transactions.ids import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
 from semel.broker.transactions.states import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     PREPARED,
     Ask,
     Decision,
-    State,
     TopicPartition,
     Transaction,
     TransactionEvent,
+    TxnState,
     decide,
     new_transaction,
 )
@@ -44,12 +42,12 @@ EXPIRY_CHUNK = 2000  # ids that one batch of tombstones forgets
 _ANSWERS_EARLY = "answer_before_journal" in mutants.ACTIVE
 
 _FAULT_POINTS = {
-    State.EMPTY: "init",
-    State.ONGOING: "add",
-    State.PREPARE_COMMIT: "prepare_commit",
-    State.PREPARE_ABORT: "prepare_abort",
-    State.COMPLETE_COMMIT: "complete_commit",
-    State.COMPLETE_ABORT: "complete_abort",
+    TxnState.EMPTY: "init",
+    TxnState.ONGOING: "add",
+    TxnState.PREPARE_COMMIT: "prepare_commit",
+    TxnState.PREPARE_ABORT: "prepare_abort",
+    TxnState.COMPLETE_COMMIT: "complete_commit",
+    TxnState.COMPLETE_ABORT: "complete_abort",
 }
 _END_EVENTS = {
     (False, True): TransactionEvent.COMMIT_V1,
@@ -209,9 +207,9 @@ class TransactionCoordinator:
         id_ = transactional_id or ""
         if is_v2:
             error = await self.add(id_, producer_id, producer_epoch, partitions, client_version=2)
-            return dict.fromkeys(partitions, append_error(error, is_v2=True, knows_abortable=True))
+            return dict.fromkeys(partitions, _append_error(error, is_v2=True, knows_abortable=True))
         return {
-            partition: append_error(
+            partition: _append_error(
                 self.verify(id_, producer_id, producer_epoch, partition),
                 is_v2=False,
                 knows_abortable=produce_version >= 11,
@@ -221,7 +219,7 @@ class TransactionCoordinator:
 
     # --- time ---------------------------------------------------------------------------------------------------------
     async def abort_timed_out(self) -> int:
-        """Aborts transactions that are open longer than their time-out and fences their producers. Returns how many."""
+        """Aborts transactions that are open longer than their timeout and fences their producers. Returns how many."""
         started = []
         for active in self.ids.active():
             decision = self._decide(active, TransactionEvent.TIMEOUT, self._ask())
@@ -371,7 +369,7 @@ class TransactionCoordinator:
 
     async def _mark_partitions(self, active: ActiveId) -> None:
         txn = active.txn
-        commit = txn.state is State.PREPARE_COMMIT
+        commit = txn.state is TxnState.PREPARE_COMMIT
         coordinator_epoch = self._runtime.topic.leader_epoch(self._partition_of(active.id))
         missing: Collection[TopicPartition] = sorted(txn.partitions)
         while missing:
@@ -401,3 +399,14 @@ def _completed(txn: Transaction, now_ms: int) -> Transaction:
     to = decide(txn, TransactionEvent.MARKERS_WRITTEN, Ask(now_ms=now_ms)).to
     assert to is not None
     return to
+
+
+def _append_error(error: ErrorCode, *, is_v2: bool, knows_abortable: bool) -> ErrorCode:
+    """The error of a write into a transaction (Produce), from that of adding or verifying its partition."""
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return ErrorCode.INVALID_TXN_STATE
+    if error is ErrorCode.CONCURRENT_TRANSACTIONS and not is_v2:
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # the retriable error that every producer knows
+    return error

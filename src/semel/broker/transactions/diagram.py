@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from semel.broker.transactions.states import CELLS, CHECKS, Rule, State, TransactionEvent
+from semel.broker.transactions.states import CELLS, CHECKS, TransactionEvent, TxnRule, TxnState
 
-SEEN = [state for state in State if state not in (State.DEAD, State.PREPARE_EPOCH_FENCE)]
+SEEN = [state for state in TxnState if state not in (TxnState.DEAD, TxnState.PREPARE_EPOCH_FENCE)]
 
 
 def diagram() -> str:
     """A Mermaid state diagram: one arrow for each pair of states, with the events that lead along it."""
-    arrows: dict[tuple[State, State], list[str]] = {}
+    arrows: dict[tuple[TxnState, TxnState], list[str]] = {}
     for (state, event), rules in CELLS.items():
         for rule in rules:
             if rule.to is not None and event.value not in arrows.setdefault((state, rule.to), []):
                 arrows[state, rule.to].append(event.value)
-    lines = ["stateDiagram-v2", f"    [*] --> {State.EMPTY.label}: {TransactionEvent.INIT.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {TxnState.EMPTY.label}: {TransactionEvent.INIT.value}"]
     lines += [f"    {a.label} --> {b.label}: {', '.join(events)}" for (a, b), events in sorted(arrows.items())]
-    return "\n".join([*lines, f"    {State.DEAD.label} --> [*]"])
+    return "\n".join([*lines, f"    {TxnState.DEAD.label} --> [*]"])
 
 
 def grid() -> str:
@@ -33,9 +33,9 @@ def grid() -> str:
     return "\n".join(lines)
 
 
-def _cells_of(event: TransactionEvent) -> list[tuple[list[State], tuple[Rule, ...]]]:
+def _cells_of(event: TransactionEvent) -> list[tuple[list[TxnState], tuple[TxnRule, ...]]]:
     """The cells of an event, states with the same rules together."""
-    groups: list[tuple[list[State], tuple[Rule, ...]]] = []
+    groups: list[tuple[list[TxnState], tuple[TxnRule, ...]]] = []
     for state in SEEN:
         rules = CELLS[state, event]
         for states, known in groups:
@@ -47,7 +47,7 @@ def _cells_of(event: TransactionEvent) -> list[tuple[list[State], tuple[Rule, ..
     return groups
 
 
-def _describe(rule: Rule) -> str:
+def _describe(rule: TxnRule) -> str:
     when = "" if rule.when.text == "always" else f"{rule.when.text}: "
     to = "=" if rule.to is None else f"-> {rule.to.label}"
     if rule.to is not None and rule.change is not None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.expressions import ExpressionError, compile_expression
-from semel.broker.groups.commits import Commit
-from semel.broker.transactions.errors import for_version, offsets_error
-from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, State
+from semel.broker.groups.commits import OffsetToCommit
+from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
     from semel.broker.transactions.coordinator import TransactionCoordinator
 
-_STATE_NAMES = {state.label: state for state in State}
+_STATE_NAMES = {state.label: state for state in TxnState}
 
 
 # --- InitProducerId -------------------------------------------------------------------------------------------------
@@ -174,9 +173,9 @@ def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
 async def txn_offset_commit(
     broker: Broker, ctx: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """A group's positions, pending until the transaction ends. Partitions that do not exist are refused one by one."""
+    """A group's offsets, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
-    commits: dict[TopicPartition, Commit] = {}  # of several offsets for a partition the last one counts
+    commits: dict[TopicPartition, OffsetToCommit] = {}  # of several offsets for a partition the last one counts
     limit = broker.groups.config.metadata_max_size
     for asked in request.topics:
         topic = broker.topics.get(asked.name)
@@ -202,8 +201,8 @@ async def txn_offset_commit(
     )
 
 
-def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> Commit:
-    return Commit(
+def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> OffsetToCommit:
+    return OffsetToCommit(
         topic.name,
         part.partition_index,
         part.committed_offset,
@@ -214,7 +213,7 @@ def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> Commit:
 
 
 async def _commit_offsets(
-    broker: Broker, version: int, request: TxnOffsetCommitRequest, commits: list[Commit]
+    broker: Broker, version: int, request: TxnOffsetCommitRequest, commits: list[OffsetToCommit]
 ) -> ErrorCode:
     error = await _allow_offsets(broker, version, request)
     if error is not ErrorCode.NONE:
@@ -348,3 +347,22 @@ def _by_topic(codes: dict[TopicPartition, ErrorCode]) -> dict[str, dict[int, Err
     for (name, index), code in codes.items():
         topics.setdefault(name, {})[index] = code
     return topics
+
+
+# --- which error a client of which version gets -----------------------------------------------------------------------
+
+
+def for_version(error: ErrorCode, version: int, *, knows_fenced_from: int) -> ErrorCode:
+    """PRODUCER_FENCED came late; older clients know its predecessor."""
+    if error is ErrorCode.PRODUCER_FENCED and version < knows_fenced_from:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error
+
+
+def offsets_error(error: ErrorCode, *, knows_abortable: bool) -> ErrorCode:
+    """The same for TxnOffsetCommit."""
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
+        return ErrorCode.INVALID_TXN_STATE
+    return error

@@ -1,7 +1,9 @@
-"""All transactional ids of the broker, as the records of `__transaction_state` tell them.
+"""Producer ids, and all transactional ids of the broker as the records of `__transaction_state` tell them.
 
-A million one-time ids is a day's work of some pipelines. An id that nothing happens to is its name and 42 packed bytes;
-only while a transaction runs, or a transition is being written, there is an object for it.
+A producer id is never given out twice: a block is durable before its first id is used.
+
+A million one-time transactional ids is a day's work of some pipelines. An id that nothing happens to is its name and 42
+packed bytes; only while a transaction runs, or a transition is being written, there is an object for it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from semel.broker import faults
 from semel.broker.coordinator_runtime import KeyValue
-from semel.broker.transactions.producer_ids import ProducerIds
 from semel.broker.transactions.records import (
     decode_key,
     decode_value,
@@ -22,6 +24,42 @@ from semel.broker.transactions.records import (
     updated_ms_of,
 )
 from semel.broker.transactions.states import IDLE, NO_EPOCH, NOT_STORED, Transaction
+
+BLOCK_SIZE = 1000
+
+
+class ProducerIds:
+    """Hands out ids. After a crash the rest of the block is lost, as on Kafka; there are 2^63 ids."""
+
+    def __init__(self, reserve: Callable[[int], range]) -> None:
+        """`reserve(count)` gives ids that nobody was or will be given, durably (Broker.reserve_producer_ids)."""
+        self._reserve = reserve
+        self._block = range(0)
+        self._floor = 0
+
+    def skip_to(self, first: int) -> None:
+        """Never hands out an id below `first`: for ids found in the log, should the store have been lost."""
+        self._floor = max(self._floor, first)
+
+    def peek(self) -> int:
+        """The id that `take` will give."""
+        while not self._block or self._block[-1] < self._floor:
+            self._block = self._next_block()
+        return max(self._block[0], self._floor)
+
+    def take(self) -> int:
+        producer_id = self.peek()
+        self._block = range(producer_id + 1, self._block.stop)
+        return producer_id
+
+    def _next_block(self) -> range:
+        if faults.armed:
+            faults.hit("producer_ids.before_store")
+        size = max(BLOCK_SIZE, self._floor - self._block.stop + BLOCK_SIZE)
+        block = self._reserve(size)
+        if faults.armed:
+            faults.hit("producer_ids.after_store")
+        return block
 
 
 class TransactionRecord(NamedTuple):

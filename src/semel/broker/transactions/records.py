@@ -9,9 +9,9 @@ from semel.broker.transactions.states import (
     NO_EPOCH,
     NO_PARTITIONS,
     NO_PRODUCER_ID,
-    State,
     TopicPartition,
     Transaction,
+    TxnState,
 )
 from semel.protocol.api import Format
 from semel.protocol.compiler import write_uvarint
@@ -69,14 +69,14 @@ def encode_value(txn: Transaction) -> bytes:
     """By hand, for speed; `encode_value_by_table` says the same in the words of the schema."""
     parts = [
         _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.epoch, txn.timeout_ms, txn.state),
-        b"\0" if txn.state is State.EMPTY else _encode_partitions(txn.partitions),
+        b"\0" if txn.state is TxnState.EMPTY else _encode_partitions(txn.partitions),
         _TIMES.pack(txn.updated_ms, txn.started_ms),
         _encode_tags(txn),
     ]
     return b"".join(parts)
 
 
-_HEAD = struct.Struct(">hqhib")  # version, producer id, epoch, time-out, state
+_HEAD = struct.Struct(">hqhib")  # version, producer id, epoch, timeout, state
 _TIMES = struct.Struct(">qq")  # last update, start
 _INT64_TAG = struct.Struct(">BBq")  # number of the tag, its size, a producer id
 _INT16_TAG = struct.Struct(">BBh")
@@ -123,7 +123,7 @@ def encode_value_by_table(txn: Transaction) -> bytes:
         transaction_timeout_ms=txn.timeout_ms,
         transaction_status=txn.state,
         transaction_partitions=(
-            None if txn.state is State.EMPTY else [PartitionsSchema(topic, ids) for topic, ids in by_topic.items()]
+            None if txn.state is TxnState.EMPTY else [PartitionsSchema(topic, ids) for topic, ids in by_topic.items()]
         ),
         transaction_last_update_timestamp_ms=txn.updated_ms,
         transaction_start_timestamp_ms=txn.started_ms,
@@ -180,7 +180,7 @@ def _decode_idle(data: bytes) -> Transaction | None:
         epoch,
         last_epoch,
         timeout_ms,
-        State(state),
+        TxnState(state),
         NO_PARTITIONS,
         started_ms,
         updated_ms,
@@ -201,7 +201,7 @@ def decode_value_by_table(data: bytes) -> Transaction:
         epoch=value.producer_epoch,
         last_epoch=value.last_producer_epoch,
         timeout_ms=value.transaction_timeout_ms,
-        state=State(value.transaction_status),
+        state=TxnState(value.transaction_status),
         partitions=_partitions(value.transaction_partitions),
         started_ms=value.transaction_start_timestamp_ms,
         updated_ms=value.transaction_last_update_timestamp_ms,
@@ -217,7 +217,7 @@ def _partitions(topics: list[PartitionsSchema] | None) -> frozenset[TopicPartiti
 
 # --- packed: what an id costs in memory while nothing happens to it -------------------------------------------------
 
-# producer id, previous one, started, updated, epoch, last epoch, time-out, state, client version
+# producer id, previous one, started, updated, epoch, last epoch, timeout, state, client version
 _PACKED = struct.Struct("<qqqqhhibb")
 _UPDATED = struct.Struct("<q")
 _UPDATED_AT = 24
@@ -249,7 +249,7 @@ def unpack(data: bytes) -> Transaction:
         epoch,
         last_epoch,
         timeout_ms,
-        State(state),
+        TxnState(state),
         NO_PARTITIONS,
         started_ms,
         updated_ms,

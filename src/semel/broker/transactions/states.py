@@ -26,7 +26,7 @@ TopicPartition = tuple[str, int]
 NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
-class State(IntEnum):
+class TxnState(IntEnum):
     """Kafka's states, with the numbers of the transaction log."""
 
     EMPTY = 0
@@ -44,8 +44,8 @@ class State(IntEnum):
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
-IDLE = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
-PREPARED = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
+IDLE = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
+PREPARED = frozenset({TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT})
 
 
 class TransactionEvent(Enum):
@@ -72,7 +72,7 @@ class Transaction(NamedTuple):
     epoch: int
     last_epoch: int  # the epoch before the last bump that its owner asked for: its late retries are known by it
     timeout_ms: int
-    state: State
+    state: TxnState
     partitions: frozenset[TopicPartition]
     started_ms: int  # when the first partition was added
     updated_ms: int
@@ -111,7 +111,7 @@ def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transacti
         NO_EPOCH,
         NO_EPOCH,
         timeout_ms,
-        State.EMPTY,
+        TxnState.EMPTY,
         NO_PARTITIONS,
         NO_TIME,
         now_ms,
@@ -177,10 +177,10 @@ retried_end = Guard(
 
 # --- changes: how a transition makes the next value -----------------------------------------------------------------
 
-Change = Callable[[Transaction, Ask, State], Transaction]
+Change = Callable[[Transaction, Ask, TxnState], Transaction]
 
 
-def _moved(txn: Transaction, ask: Ask, to: State, **changes: Any) -> Transaction:
+def _moved(txn: Transaction, ask: Ask, to: TxnState, **changes: Any) -> Transaction:
     """What every transition does: the state, the time, and the producer id so far becomes the previous one."""
     return txn._replace(state=to, updated_ms=ask.now_ms, previous_producer_id=txn.producer_id, **changes)
 
@@ -189,7 +189,7 @@ def _initialised(txn: Transaction, ask: Ask, epoch: int, last_epoch: int) -> Tra
     return _moved(
         txn,
         ask,
-        State.EMPTY,
+        TxnState.EMPTY,
         epoch=epoch,
         last_epoch=last_epoch,
         timeout_ms=ask.timeout_ms,
@@ -199,37 +199,37 @@ def _initialised(txn: Transaction, ask: Ask, epoch: int, last_epoch: int) -> Tra
     )
 
 
-def take_over(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def take_over(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _initialised(txn, ask, txn.epoch + 1, NO_EPOCH)
 
 
-def bump(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def bump(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _initialised(txn, ask, txn.epoch + 1, txn.epoch)
 
 
-def repeat(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def repeat(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     again = _initialised(txn, ask, txn.epoch, txn.last_epoch)
     return again._replace(previous_producer_id=txn.previous_producer_id)  # so that a third try is known as well
 
 
-def rotate(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def rotate(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     last = txn.epoch if ask.has_expectation else NO_EPOCH
     return _initialised(txn, ask, 0, last)._replace(producer_id=ask.fresh_producer_id)
 
 
-def begin(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def begin(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _moved(txn, ask, to, partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
 
 
-def grow(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def grow(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _moved(txn, ask, to, partitions=txn.partitions | ask.partitions, client_version=ask.client_version)
 
 
-def end_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def end_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _moved(txn, ask, to, client_version=0, next_producer_id=NO_PRODUCER_ID)
 
 
-def end_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def end_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     """The markers carry the new epoch, so that they close the door behind this transaction in every partition."""
     return _moved(
         txn,
@@ -242,34 +242,34 @@ def end_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
     )
 
 
-def end_nothing_v2(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def end_nothing_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return end_v2(txn, ask, to)._replace(started_ms=ask.now_ms)
 
 
-def fence_v1(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def fence_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return end_v1(txn, ask, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
 
 
-def complete(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def complete(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     moved = _moved(txn, ask, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID)
     if txn.client_version >= 2 and txn.next_producer_id != NO_PRODUCER_ID:
         return moved._replace(producer_id=txn.next_producer_id, epoch=0)
     return moved
 
 
-def forget(txn: Transaction, ask: Ask, to: State) -> Transaction:
+def forget(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _moved(txn, ask, to, partitions=NO_PARTITIONS)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-class Rule(NamedTuple):
+class TxnRule(NamedTuple):
     """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is written)."""
 
     when: Guard
     error: ErrorCode = ErrorCode.NONE
-    to: State | None = None
+    to: TxnState | None = None
     change: Change | None = None
 
 
@@ -305,138 +305,143 @@ CHECKS: dict[TransactionEvent, tuple[Check, ...]] = {
     TransactionEvent.EXPIRE: ((pending, E.CONCURRENT_TRANSACTIONS),),
 }
 
-_IMPOSSIBLE = (Rule(always, E.INVALID_TXN_STATE),)
-_WAIT = (Rule(always, E.CONCURRENT_TRANSACTIONS),)
-_DONE = (Rule(always, E.NONE),)
-_VERIFY = (Rule(contained), Rule(always, E.TRANSACTION_ABORTABLE))
+_IMPOSSIBLE = (TxnRule(always, E.INVALID_TXN_STATE),)
+_WAIT = (TxnRule(always, E.CONCURRENT_TRANSACTIONS),)
+_DONE = (TxnRule(always, E.NONE),)
+_VERIFY = (TxnRule(contained), TxnRule(always, E.TRANSACTION_ABORTABLE))
 _INIT = (
-    Rule(worn_out, to=State.EMPTY, change=rotate),
-    Rule(no_expectation, to=State.EMPTY, change=take_over),
-    Rule(is_new, to=State.EMPTY, change=bump),
-    Rule(expects_current, to=State.EMPTY, change=bump),
-    Rule(expects_last, to=State.EMPTY, change=repeat),
-    Rule(always, E.PRODUCER_FENCED),
+    TxnRule(worn_out, to=TxnState.EMPTY, change=rotate),
+    TxnRule(no_expectation, to=TxnState.EMPTY, change=take_over),
+    TxnRule(is_new, to=TxnState.EMPTY, change=bump),
+    TxnRule(expects_current, to=TxnState.EMPTY, change=bump),
+    TxnRule(expects_last, to=TxnState.EMPTY, change=repeat),
+    TxnRule(always, E.PRODUCER_FENCED),
 )
-_BEGIN = (Rule(always, to=State.ONGOING, change=begin),)
-_EXPIRE = (Rule(unused, to=State.DEAD, change=forget), Rule(always, E.INVALID_TXN_STATE))
+_BEGIN = (TxnRule(always, to=TxnState.ONGOING, change=begin),)
+_EXPIRE = (TxnRule(unused, to=TxnState.DEAD, change=forget), TxnRule(always, E.INVALID_TXN_STATE))
 
-CELLS: dict[tuple[State, TransactionEvent], tuple[Rule, ...]] = {
+CELLS: dict[tuple[TxnState, TransactionEvent], tuple[TxnRule, ...]] = {
     # Empty: initialised, no transaction yet
-    (State.EMPTY, TransactionEvent.INIT): _INIT,
-    (State.EMPTY, TransactionEvent.ADD): _BEGIN,
-    (State.EMPTY, TransactionEvent.VERIFY): _VERIFY,
-    (State.EMPTY, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (State.EMPTY, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (State.EMPTY, TransactionEvent.COMMIT_V2): (
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, E.INVALID_TXN_STATE),
+    (TxnState.EMPTY, TransactionEvent.INIT): _INIT,
+    (TxnState.EMPTY, TransactionEvent.ADD): _BEGIN,
+    (TxnState.EMPTY, TransactionEvent.VERIFY): _VERIFY,
+    (TxnState.EMPTY, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (TxnState.EMPTY, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (TxnState.EMPTY, TransactionEvent.COMMIT_V2): (
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, E.INVALID_TXN_STATE),
     ),
-    (State.EMPTY, TransactionEvent.ABORT_V2): (
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    (TxnState.EMPTY, TransactionEvent.ABORT_V2): (
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.EMPTY, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (State.EMPTY, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.EMPTY, TransactionEvent.EXPIRE): _EXPIRE,
+    (TxnState.EMPTY, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (TxnState.EMPTY, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (TxnState.EMPTY, TransactionEvent.EXPIRE): _EXPIRE,
     # Ongoing: partitions were added
-    (State.ONGOING, TransactionEvent.INIT): (
-        Rule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort its successor's transaction
-        Rule(v2_broker, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, end_v2),
-        Rule(always, E.CONCURRENT_TRANSACTIONS, State.PREPARE_ABORT, fence_v1),
+    (TxnState.ONGOING, TransactionEvent.INIT): (
+        TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort its successor's transaction
+        TxnRule(v2_broker, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, end_v2),
+        TxnRule(always, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, fence_v1),
     ),
-    (State.ONGOING, TransactionEvent.ADD): (Rule(contained), Rule(always, to=State.ONGOING, change=grow)),
-    (State.ONGOING, TransactionEvent.VERIFY): _VERIFY,
-    (State.ONGOING, TransactionEvent.COMMIT_V1): (Rule(always, to=State.PREPARE_COMMIT, change=end_v1),),
-    (State.ONGOING, TransactionEvent.ABORT_V1): (Rule(always, to=State.PREPARE_ABORT, change=end_v1),),
-    (State.ONGOING, TransactionEvent.COMMIT_V2): (
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, to=State.PREPARE_COMMIT, change=end_v2),
+    (TxnState.ONGOING, TransactionEvent.ADD): (
+        TxnRule(contained),
+        TxnRule(always, to=TxnState.ONGOING, change=grow),
     ),
-    (State.ONGOING, TransactionEvent.ABORT_V2): (
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, to=State.PREPARE_ABORT, change=end_v2),
+    (TxnState.ONGOING, TransactionEvent.VERIFY): _VERIFY,
+    (TxnState.ONGOING, TransactionEvent.COMMIT_V1): (TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v1),),
+    (TxnState.ONGOING, TransactionEvent.ABORT_V1): (TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v1),),
+    (TxnState.ONGOING, TransactionEvent.COMMIT_V2): (
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v2),
     ),
-    (State.ONGOING, TransactionEvent.TIMEOUT): (
-        Rule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
-        Rule(v2_broker, to=State.PREPARE_ABORT, change=end_v2),
-        Rule(always, to=State.PREPARE_ABORT, change=fence_v1),
+    (TxnState.ONGOING, TransactionEvent.ABORT_V2): (
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v2),
     ),
-    (State.ONGOING, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.ONGOING, TransactionEvent.EXPIRE): _IMPOSSIBLE,
+    (TxnState.ONGOING, TransactionEvent.TIMEOUT): (
+        TxnRule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
+        TxnRule(v2_broker, to=TxnState.PREPARE_ABORT, change=end_v2),
+        TxnRule(always, to=TxnState.PREPARE_ABORT, change=fence_v1),
+    ),
+    (TxnState.ONGOING, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (TxnState.ONGOING, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # PrepareCommit: decided; markers are on their way
-    (State.PREPARE_COMMIT, TransactionEvent.INIT): _WAIT,
-    (State.PREPARE_COMMIT, TransactionEvent.ADD): _WAIT,
-    (State.PREPARE_COMMIT, TransactionEvent.VERIFY): _WAIT,
-    (State.PREPARE_COMMIT, TransactionEvent.COMMIT_V1): _WAIT,
-    (State.PREPARE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (State.PREPARE_COMMIT, TransactionEvent.COMMIT_V2): (
-        Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
-        Rule(always, E.PRODUCER_FENCED),
+    (TxnState.PREPARE_COMMIT, TransactionEvent.INIT): _WAIT,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.ADD): _WAIT,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.VERIFY): _WAIT,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.COMMIT_V1): _WAIT,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.COMMIT_V2): (
+        TxnRule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
+        TxnRule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_COMMIT, TransactionEvent.ABORT_V2): (
-        Rule(bumped_by_it, E.INVALID_TXN_STATE),
-        Rule(always, E.PRODUCER_FENCED),
+    (TxnState.PREPARE_COMMIT, TransactionEvent.ABORT_V2): (
+        TxnRule(bumped_by_it, E.INVALID_TXN_STATE),
+        TxnRule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (State.PREPARE_COMMIT, TransactionEvent.MARKERS_WRITTEN): (
-        Rule(always, to=State.COMPLETE_COMMIT, change=complete),
+    (TxnState.PREPARE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.MARKERS_WRITTEN): (
+        TxnRule(always, to=TxnState.COMPLETE_COMMIT, change=complete),
     ),
-    (State.PREPARE_COMMIT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
+    (TxnState.PREPARE_COMMIT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # PrepareAbort: the same
-    (State.PREPARE_ABORT, TransactionEvent.INIT): _WAIT,
-    (State.PREPARE_ABORT, TransactionEvent.ADD): _WAIT,
-    (State.PREPARE_ABORT, TransactionEvent.VERIFY): _WAIT,
-    (State.PREPARE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (State.PREPARE_ABORT, TransactionEvent.ABORT_V1): _WAIT,
-    (State.PREPARE_ABORT, TransactionEvent.COMMIT_V2): (
-        Rule(bumped_by_it, E.INVALID_TXN_STATE),
-        Rule(always, E.PRODUCER_FENCED),
+    (TxnState.PREPARE_ABORT, TransactionEvent.INIT): _WAIT,
+    (TxnState.PREPARE_ABORT, TransactionEvent.ADD): _WAIT,
+    (TxnState.PREPARE_ABORT, TransactionEvent.VERIFY): _WAIT,
+    (TxnState.PREPARE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (TxnState.PREPARE_ABORT, TransactionEvent.ABORT_V1): _WAIT,
+    (TxnState.PREPARE_ABORT, TransactionEvent.COMMIT_V2): (
+        TxnRule(bumped_by_it, E.INVALID_TXN_STATE),
+        TxnRule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_ABORT, TransactionEvent.ABORT_V2): (
-        Rule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
-        Rule(always, E.PRODUCER_FENCED),
+    (TxnState.PREPARE_ABORT, TransactionEvent.ABORT_V2): (
+        TxnRule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
+        TxnRule(always, E.PRODUCER_FENCED),
     ),
-    (State.PREPARE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (State.PREPARE_ABORT, TransactionEvent.MARKERS_WRITTEN): (Rule(always, to=State.COMPLETE_ABORT, change=complete),),
-    (State.PREPARE_ABORT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
+    (TxnState.PREPARE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (TxnState.PREPARE_ABORT, TransactionEvent.MARKERS_WRITTEN): (
+        TxnRule(always, to=TxnState.COMPLETE_ABORT, change=complete),
+    ),
+    (TxnState.PREPARE_ABORT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
     # CompleteCommit: every partition has its marker
-    (State.COMPLETE_COMMIT, TransactionEvent.INIT): _INIT,
-    (State.COMPLETE_COMMIT, TransactionEvent.ADD): _BEGIN,
-    (State.COMPLETE_COMMIT, TransactionEvent.VERIFY): _VERIFY,
-    (State.COMPLETE_COMMIT, TransactionEvent.COMMIT_V1): _DONE,
-    (State.COMPLETE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, TransactionEvent.COMMIT_V2): (
-        Rule(retried_end),
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, E.INVALID_TXN_STATE),
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.INIT): _INIT,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.ADD): _BEGIN,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.VERIFY): _VERIFY,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.COMMIT_V1): _DONE,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.COMMIT_V2): (
+        TxnRule(retried_end),
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, E.INVALID_TXN_STATE),
     ),
-    (State.COMPLETE_COMMIT, TransactionEvent.ABORT_V2): (
-        Rule(retried_end, E.INVALID_TXN_STATE),
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.ABORT_V2): (
+        TxnRule(retried_end, E.INVALID_TXN_STATE),
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.COMPLETE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.COMPLETE_COMMIT, TransactionEvent.EXPIRE): _EXPIRE,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (TxnState.COMPLETE_COMMIT, TransactionEvent.EXPIRE): _EXPIRE,
     # CompleteAbort: the same
-    (State.COMPLETE_ABORT, TransactionEvent.INIT): _INIT,
-    (State.COMPLETE_ABORT, TransactionEvent.ADD): _BEGIN,
-    (State.COMPLETE_ABORT, TransactionEvent.VERIFY): _VERIFY,
-    (State.COMPLETE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, TransactionEvent.ABORT_V1): _DONE,
-    (State.COMPLETE_ABORT, TransactionEvent.COMMIT_V2): (
-        Rule(retried_end, E.INVALID_TXN_STATE),
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, E.INVALID_TXN_STATE),
+    (TxnState.COMPLETE_ABORT, TransactionEvent.INIT): _INIT,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.ADD): _BEGIN,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.VERIFY): _VERIFY,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.ABORT_V1): _DONE,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.COMMIT_V2): (
+        TxnRule(retried_end, E.INVALID_TXN_STATE),
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, E.INVALID_TXN_STATE),
     ),
-    (State.COMPLETE_ABORT, TransactionEvent.ABORT_V2): (
-        Rule(retried_end),
-        Rule(foreign_epoch, E.PRODUCER_FENCED),
-        Rule(always, to=State.PREPARE_ABORT, change=end_nothing_v2),
+    (TxnState.COMPLETE_ABORT, TransactionEvent.ABORT_V2): (
+        TxnRule(retried_end),
+        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
+        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
     ),
-    (State.COMPLETE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (State.COMPLETE_ABORT, TransactionEvent.EXPIRE): _EXPIRE,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
+    (TxnState.COMPLETE_ABORT, TransactionEvent.EXPIRE): _EXPIRE,
 }
 
 

@@ -1,6 +1,7 @@
 """Groups of the consumer protocol (KIP-848): the broker assigns partitions, members follow by heartbeats.
 
-model       a group as the sum of its changes; pure       records     changes as records, and back
-assignors   who shall have what; pure                     reconcile   one step towards it; pure
-patterns    topics by regular expression                  heartbeats  ConsumerGroupHeartbeat, and when time passes
+model       a group as the sum of its changes, and one step of a member towards its target; pure
+assignors   which member shall have which partitions; pure
+planner     what a heartbeat changes, on a draft of the group
+heartbeats  ConsumerGroupHeartbeat, and what happens when time passes
 """

@@ -12,20 +12,20 @@ from typing import NamedTuple
 from semel.broker.groups.consumer.model import Partitions
 
 
-class Wish(NamedTuple):
+class AssignableMember(NamedTuple):
     """What a member can be given: ids of topics that exist."""
 
     topics: frozenset[bytes]
     instance_id: str | None = None
 
 
-Wishes = Mapping[str, Wish]  # by member id
+AssignableMembers = Mapping[str, AssignableMember]  # by member id
 Counts = Mapping[bytes, int]  # partitions of each topic
 Targets = dict[str, Partitions]
-Assignor = Callable[[Wishes, Counts, Mapping[str, Partitions]], Targets]
+Assignor = Callable[[AssignableMembers, Counts, Mapping[str, Partitions]], Targets]
 
 
-def assign_range(wishes: Wishes, counts: Counts, before: Mapping[str, Partitions]) -> Targets:
+def assign_range(wishes: AssignableMembers, counts: Counts, before: Mapping[str, Partitions]) -> Targets:
     order = sorted(wishes, key=lambda member: (wishes[member].instance_id is None, wishes[member].instance_id, member))
     shares: dict[str, set[tuple[bytes, int]]] = {member: set() for member in wishes}
     for topic, count in counts.items():
@@ -38,7 +38,7 @@ def assign_range(wishes: Wishes, counts: Counts, before: Mapping[str, Partitions
     return {member: frozenset(share) for member, share in shares.items()}
 
 
-def assign_uniform(wishes: Wishes, counts: Counts, before: Mapping[str, Partitions]) -> Targets:
+def assign_uniform(wishes: AssignableMembers, counts: Counts, before: Mapping[str, Partitions]) -> Targets:
     kept = {
         member: {part for part in before.get(member, ()) if part[0] in wish.topics and part[1] < counts.get(part[0], 0)}
         for member, wish in wishes.items()
@@ -68,7 +68,7 @@ def _share_alike(counts: Counts, kept: Shares) -> Shares:
     return shares
 
 
-def _share_among_readers(wishes: Wishes, counts: Counts, kept: Shares) -> Shares:
+def _share_among_readers(wishes: AssignableMembers, counts: Counts, kept: Shares) -> Shares:
     """Everybody wants something else: each partition goes to the reader with the least, then loads are evened out."""
     shares = {member: set(share) for member, share in kept.items()}
     taken = {part for share in shares.values() for part in share}

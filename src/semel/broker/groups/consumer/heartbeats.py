@@ -13,14 +13,19 @@ from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
 
 from semel.broker.coordinator_runtime import client_error
-from semel.broker.groups.consumer.guards import JOINS, Beat
+from semel.broker.groups.classic_group import GroupError, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
-from semel.broker.groups.consumer.planner import Answer, ConsumerConfig, Draft, Planner, deletion_of
-from semel.broker.groups.core import Core
-from semel.broker.groups.group import GroupError
-from semel.broker.groups.records import GroupRecord, PositionRecord
-from semel.broker.groups.state import GroupsRecord
-from semel.broker.groups.states import GroupState
+from semel.broker.groups.consumer.planner import (
+    JOINS,
+    Beat,
+    ConsumerConfig,
+    Draft,
+    HeartbeatResult,
+    Planner,
+    deletion_of,
+)
+from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
+from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm
 from semel.broker.named_settings import GroupTiming
 from semel.broker.topics import Topics
@@ -63,7 +68,7 @@ class ConsumerGroups:
         return lock is not None and lock.locked()
 
     # -- requests ------------------------------------------------------------------------------------------------------
-    async def heartbeat(self, beat: Beat) -> Answer:
+    async def heartbeat(self, beat: Beat) -> HeartbeatResult:
         """GroupError where it is refused."""
         request = beat.request
         async with self._lock(request.group_id):
@@ -95,13 +100,13 @@ class ConsumerGroups:
                 await self._store(draft)
 
     async def delete(self, group_id: str) -> None:
-        """Deletes a group without members, and its positions. GroupError: it has some, or could not be written."""
+        """Deletes a group without members, and its offsets. GroupError: it has some, or could not be written."""
         async with self._lock(group_id):
             group = self._core.consumer_groups.get(group_id)
             if group is None or group.state is not ConsumerGroupState.EMPTY:
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP)
-            slots = self._core.positions.slots_of(group_id)
-            await self._write(group_id, [*(PositionRecord(slot, None) for slot in slots), *deletion_of(group_id)])
+            slots = self._core.offsets.slots_of(group_id)
+            await self._write(group_id, [*(OffsetRecord(slot, None) for slot in slots), *deletion_of(group_id)])
 
     def _find_or_draft(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroup:
         group, classic = self._core.consumer_groups.get(request.group_id), self._core.groups.get(request.group_id)

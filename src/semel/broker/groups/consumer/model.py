@@ -7,10 +7,52 @@ steps: what has to be revoked is revoked first, and what others still hold is wa
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
-from semel.broker.groups.consumer.patterns import compile_pattern
+from semel.broker.expressions import Expression
+
+MATCHED_AT_ONCE = 64  # names; more are matched by a thread
+FORGOTTEN_ABOVE = 2  # times as many names as there are topics
+
+
+class TopicPattern:
+    """An expression and the topic names that it was held against."""
+
+    def __init__(self, text: str) -> None:
+        self._expression = Expression(text)
+        self._verdicts: dict[str, bool] = {}
+
+    def matches(self, name: str) -> bool:
+        verdict = self._verdicts.get(name)
+        if verdict is None:
+            verdict = self._verdicts[name] = self._expression.matches(name)
+        return verdict
+
+    async def look_at(self, names: Collection[str]) -> None:
+        """Matches the names that are new, off the event loop where they are many."""
+        if len(self._verdicts) > FORGOTTEN_ABOVE * len(names) + MATCHED_AT_ONCE:
+            self._verdicts.clear()  # of topics that were deleted
+        new = [name for name in names if name not in self._verdicts]
+        if len(new) > MATCHED_AT_ONCE:
+            matches = self._expression.matches
+            self._verdicts.update(await asyncio.to_thread(lambda: {name: matches(name) for name in new}))
+
+
+@lru_cache(maxsize=64)
+def compile_pattern(text: str) -> TopicPattern:
+    """ExpressionError: it cannot be used."""
+    return TopicPattern(text)
+
+
+async def look_at(patterns: Iterable[str], names: Collection[str]) -> None:
+    """Prepares `matches` of these patterns for these topics."""
+    for pattern in patterns:
+        await compile_pattern(pattern).look_at(names)
+
 
 Partitions = frozenset[tuple[bytes, int]]  # (topic id, partition)
 NOTHING: Partitions = frozenset()
@@ -179,3 +221,43 @@ class ConsumerGroup:
 
     def subscribed_names(self) -> set[str]:
         return {topic for subscription in self.subscriptions.values() for topic in subscription.topics}
+
+
+def reconcile(
+    current: Current,
+    target_epoch: int,
+    target: Partitions,
+    owned: Partitions | None,
+    is_free: Callable[[tuple[bytes, int]], bool],
+) -> Current:
+    """What the member has next. `owned` is what it says it has; None: it did not say."""
+    if current.state is MemberState.STABLE:
+        return current if current.epoch == target_epoch else _next(current, target_epoch, target, owned, is_free)
+    if current.state is MemberState.UNREVOKED:
+        if _still_owns(owned, current.revoking):
+            return current
+        return _next(current, target_epoch, target, owned, is_free, epoch=current.epoch + 1)
+    return _next(current, target_epoch, target, owned, is_free)
+
+
+def _next(
+    current: Current,
+    target_epoch: int,
+    target: Partitions,
+    owned: Partitions | None,
+    is_free: Callable[[tuple[bytes, int]], bool],
+    epoch: int | None = None,
+) -> Current:
+    kept = current.assigned & target
+    revoking = current.assigned - target
+    if revoking and _still_owns(owned, revoking):
+        stays = current.at_epoch(current.epoch if epoch is None else epoch)
+        return stays._replace(state=MemberState.UNREVOKED, assigned=kept, revoking=revoking)
+    wanted = target - kept
+    free = frozenset(filter(is_free, wanted))
+    state = MemberState.STABLE if free == wanted else MemberState.UNRELEASED
+    return current.at_epoch(target_epoch)._replace(state=state, assigned=kept | free, revoking=NOTHING)
+
+
+def _still_owns(owned: Partitions | None, revoking: Partitions) -> bool:
+    return owned is None or bool(owned & revoking)

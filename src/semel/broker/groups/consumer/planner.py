@@ -1,4 +1,4 @@
-"""What a heartbeat changes. Nothing here is decided yet: it is worked out on a draft of the group.
+"""What a heartbeat must be like, and what it changes, worked out on a draft of the group: nothing is decided yet.
 
 A member that joins, leaves or wants something else raises the group's epoch, and so do topics that come, go or grow. A
 new epoch needs a new target assignment. And every heartbeat moves its member one step towards its target.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from semel.broker.clock import Clock
-from semel.broker.groups.consumer.assignors import ASSIGNORS, Wish
-from semel.broker.groups.consumer.guards import JOINS, Beat, check_epoch, check_instance
+from semel.broker.expressions import ExpressionError
+from semel.broker.groups.classic_group import GroupError
+from semel.broker.groups.consumer.assignors import ASSIGNORS, AssignableMember
 from semel.broker.groups.consumer.model import (
     LEFT_FOR_A_WHILE,
     NOTHING,
@@ -27,14 +28,110 @@ from semel.broker.groups.consumer.model import (
     SubscriptionSet,
     TargetEpochSet,
     TargetSet,
+    compile_pattern,
+    look_at,
+    reconcile,
 )
-from semel.broker.groups.consumer.patterns import compile_pattern, look_at
-from semel.broker.groups.consumer.reconcile import reconcile
-from semel.broker.groups.group import GroupError
 from semel.broker.settings import Settings
 from semel.broker.topics import Topic, Topics
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
+
+JOINS = 0  # the member epoch of a heartbeat that joins
+
+
+class Beat(NamedTuple):
+    """A heartbeat and who sent it."""
+
+    request: ConsumerGroupHeartbeatRequest
+    client_id: str
+    client_host: str
+
+    @property
+    def owned(self) -> Partitions | None:
+        """What the member says that it has; None: it did not say."""
+        topics = self.request.topic_partitions
+        return None if topics is None else frozenset((t.topic_id, index) for t in topics for index in t.partitions)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the member told everything about itself, as it does when it joins or is not sure what we know."""
+        request = self.request
+        named = request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None
+        told = request.rebalance_timeout_ms != -1 and request.topic_partitions is not None
+        return request.member_epoch == JOINS or (named and told)
+
+
+def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignors: Iterable[str]) -> None:
+    """Raises GroupError unless the request makes sense by itself."""
+    problem = _problem(request, version)
+    if problem is not None:
+        raise GroupError(ErrorCode.INVALID_REQUEST, problem)
+    if request.server_assignor is not None and request.server_assignor not in assignors:
+        raise GroupError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
+    if request.subscribed_topic_regex:
+        try:
+            compile_pattern(request.subscribed_topic_regex)
+        except ExpressionError as error:
+            raise GroupError(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"SubscribedTopicRegex `{request.subscribed_topic_regex}` is not a valid regular expression: {error}.",
+            ) from error
+
+
+def _problem(request: ConsumerGroupHeartbeatRequest, version: int) -> str | None:
+    epoch = request.member_epoch
+    for name, value in (
+        ("GroupId", request.group_id),
+        ("InstanceId", request.instance_id),
+        ("RackId", request.rack_id),
+    ):
+        if value is not None and not value.strip():
+            return f"{name} can't be empty."
+    if not request.member_id and (epoch != JOINS or version >= 1):
+        return "MemberId can't be empty."
+    if epoch == LEFT_FOR_A_WHILE and request.instance_id is None:
+        return "InstanceId can't be null."
+    if epoch < LEFT_FOR_A_WHILE:
+        return f"MemberEpoch is {epoch}, but must be greater than or equal to -2."
+    return _problem_with_joining(request) if epoch == JOINS else None
+
+
+def _problem_with_joining(request: ConsumerGroupHeartbeatRequest) -> str | None:
+    if request.rebalance_timeout_ms == -1:
+        return "RebalanceTimeoutMs must be provided in first request."
+    if request.topic_partitions is None or request.topic_partitions:
+        return "TopicPartitions must be empty when (re-)joining."
+    if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+        return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+    return None
+
+
+def check_instance(known: str | None, member_id: str, instance_id: str) -> None:
+    if known is None:
+        raise GroupError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+    if known != member_id:
+        raise GroupError(
+            ErrorCode.FENCED_INSTANCE_ID,
+            f"Static member {member_id} with instance id {instance_id} was fenced by {known}.",
+        )
+
+
+def check_epoch(current: Current, beat: Beat) -> None:
+    """The epoch must be the member's; the one before it passes where the answer with the new one may have been lost."""
+    epoch, owned = beat.request.member_epoch, beat.owned
+    if epoch == current.epoch or epoch == JOINS:
+        return
+    lost_answer = epoch == current.previous_epoch and owned is not None and owned <= current.assigned
+    if epoch > current.epoch or not lost_answer:
+        raise GroupError(
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            f"The member has epoch {epoch}, the coordinator knows it at {current.epoch}. "
+            "The member must abandon all its partitions and rejoin.",
+        )
 
 
 class ConsumerConfig(NamedTuple):
@@ -51,7 +148,7 @@ class ConsumerConfig(NamedTuple):
         )
 
 
-class Answer(NamedTuple):
+class HeartbeatResult(NamedTuple):
     """What a member is told. `assigned` is None where there is nothing new."""
 
     member_id: str
@@ -88,7 +185,7 @@ class Planner:
         self._new_id = new_id
 
     # -- joining and following -----------------------------------------------------------------------------------------
-    def follow(self, draft: Draft, beat: Beat) -> Answer:
+    def follow(self, draft: Draft, beat: Beat) -> HeartbeatResult:
         member_id = self._admit(draft, beat)
         subscription, before = self._update(draft, member_id, beat)
         current = draft.group.current.get(member_id, Current())
@@ -107,7 +204,7 @@ class Planner:
         if after != current or member_id not in draft.group.current:
             draft.change(CurrentSet(draft.group.group_id, member_id, after))
         told = beat.is_full or after.assigned != current.assigned
-        return Answer(member_id, after.epoch, after.assigned if told else None)
+        return HeartbeatResult(member_id, after.epoch, after.assigned if told else None)
 
     def _admit(self, draft: Draft, beat: Beat) -> str:
         """The member's id, once it is clear that the heartbeat may speak for it."""
@@ -182,7 +279,7 @@ class Planner:
         """A new target for everybody, for the group's epoch."""
         group = draft.group
         wishes = {
-            member_id: Wish(
+            member_id: AssignableMember(
                 frozenset(topic.id for topic in topics.values() if self._wants(subscription, topic.name)),
                 subscription.instance_id,
             )
@@ -223,7 +320,7 @@ class Planner:
             await look_at(patterns, [topic.name for topic in self._topics])
 
     # -- leaving -------------------------------------------------------------------------------------------------------
-    def leave(self, draft: Draft, request: ConsumerGroupHeartbeatRequest) -> Answer:
+    def leave(self, draft: Draft, request: ConsumerGroupHeartbeatRequest) -> HeartbeatResult:
         group, member_id = draft.group, request.member_id
         if request.instance_id is not None:
             check_instance(group.static_ids.get(request.instance_id), member_id, request.instance_id)
@@ -235,7 +332,7 @@ class Planner:
             draft.change(CurrentSet(group.group_id, member_id, away))
         else:
             self.drop(draft, member_id)
-        return Answer(member_id, request.member_epoch)
+        return HeartbeatResult(member_id, request.member_epoch)
 
     def drop(self, draft: Draft, member_id: str) -> None:
         for change in _removal_of(draft.group.group_id, member_id):

@@ -1,18 +1,224 @@
-"""A classic group: members, votes, leader, generation. No I/O and no time; the coordinator moves it by the table."""
+"""A classic group: the table of its life, its members, votes, leader and generation. No I/O and no clock.
+
+    Empty                no members; may have offsets
+    PreparingRebalance   members are being collected; everybody has to join again
+    CompletingRebalance  a generation is formed; its leader's assignment is awaited
+    Stable               everybody has an assignment
+    Dead                 deleted; an object that a request still refers to
+
+A cell of the table says which state comes next and what the coordinator has to do. Guards that look at members,
+generations and protocols are checked before (`Group.check_member` and others), so that every cell is certain.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
 
-from semel.broker.groups.member import Member, Protocols
 from semel.broker.groups.records import NO_TIME
-from semel.broker.groups.states import Act, Cell, Event, GroupState, decide
 from semel.broker.groups.timers import Alarm
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.groups import CONSUMER_SUBSCRIPTION
+from semel.protocol.messages.groups import CONSUMER_SUBSCRIPTION, JoinGroupResponse, SyncGroupResponse
 from semel.protocol.messages.internal_topics import GroupMetadataValue, MemberMetadata
+
+
+class GroupState(Enum):
+    """A state, by the name that Kafka's tools show."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class GroupEvent(Enum):
+    """What can happen to a group."""
+
+    ID_REQUESTED = auto()  # a JoinGroup without a member id, from a client that has to come back with one
+    JOIN_NEW = auto()  # a member that the group does not know yet (or only as pending)
+    JOIN_REPLACING = auto()  # a static member under a new member id; the chosen protocol stays
+    JOIN_REPLACING_CHANGED = auto()  # a static member under a new member id; another protocol would be chosen
+    JOIN_SAME = auto()  # a follower, with the protocols that it had
+    JOIN_SAME_LEADER = auto()  # the leader, with the protocols that it had
+    JOIN_CHANGED = auto()  # a known member with other protocols
+    JOIN_DONE = auto()  # all are here, or the time is over; there are members, and one that waits
+    JOIN_DONE_NOBODY = auto()  # the same, and no member is left
+    JOIN_DONE_NOBODY_WAITS = auto()  # the same; only static members are left and none of them came back
+    SYNC_LEADER = auto()
+    SYNC_FOLLOWER = auto()
+    SYNC_OVERDUE = auto()  # some members of this generation never asked for their assignment
+    ASSIGNMENT_STORED = auto()  # the leader's assignment is durable
+    ASSIGNMENT_LOST = auto()  # it could not be written
+    HEARTBEAT = auto()
+    MEMBERS_LEFT = auto()  # by LeaveGroup
+    MEMBER_EXPIRED = auto()  # by session timeout
+    PENDING_EXPIRED = auto()  # a member id was handed out and never used
+    COMMIT = auto()  # offsets from a valid member of this generation
+    COMMIT_SIMPLE = auto()  # offsets from somebody who does not use group management
+    TXN_COMMIT = auto()
+    TXN_COMMIT_SIMPLE = auto()
+    DELETE_OFFSETS = auto()  # of a group whose subscriptions the coordinator can read
+    DELETE_OFFSETS_OPAQUE = auto()  # of a group with a protocol type of its own
+    DELETE = auto()
+    EXPIRE = auto()  # no offsets left and nobody there
+
+
+class Act(Enum):
+    """What the coordinator does about it."""
+
+    IGNORE = auto()
+    REFUSE = auto()  # answer with the cell's error
+    ACCEPT = auto()  # go on, nothing about the group changes
+    ACCEPT_ALIVE = auto()  # the same, and the member's session starts anew; the cell's error is the answer
+    PREPARE = auto()  # begin a rebalance: waiting SyncGroups are told, the join phase starts
+    TRY_COMPLETE = auto()  # end the join phase if everybody is here and it is not the initial delay
+    COMPLETE_IF_ALL = auto()  # end the join phase if everybody is here
+    START_GENERATION = auto()  # answer all JoinGroups, await the SyncGroups
+    BECOME_EMPTY = auto()  # journal a generation without members
+    WAIT_LONGER = auto()  # another round of the rebalance timeout
+    ANSWER_GENERATION = auto()  # answer this JoinGroup with the current generation
+    STORE_MEMBER = auto()  # journal the new member id, then answer: no rebalance
+    AWAIT_LEADER = auto()  # the answer to this SyncGroup comes with the leader's
+    STORE_ASSIGNMENT = auto()  # journal the assignment
+    HAND_OUT = auto()  # give everybody their assignment
+    ANSWER_ASSIGNMENT = auto()
+    WRITE_TOMBSTONES = auto()  # for the group and its offsets
+
+
+class Cell(NamedTuple):
+    """One cell of the table. `to` is None where the state stays."""
+
+    act: Act
+    to: GroupState | None = None
+    error: ErrorCode = ErrorCode.NONE
+
+
+def _refuse(error: ErrorCode) -> Cell:
+    return Cell(Act.REFUSE, error=error)
+
+
+_SKIP = Cell(Act.IGNORE)
+_OK = Cell(Act.ACCEPT)
+_OK_ALIVE = Cell(Act.ACCEPT_ALIVE)
+_JOIN_ALIVE = Cell(Act.ACCEPT_ALIVE, error=ErrorCode.REBALANCE_IN_PROGRESS)
+_GONE = _refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+_NO_GROUP = _refuse(ErrorCode.GROUP_ID_NOT_FOUND)
+_STRANGER = _refuse(ErrorCode.UNKNOWN_MEMBER_ID)
+_IN_USE = _refuse(ErrorCode.NON_EMPTY_GROUP)
+_JOIN_FIRST = _refuse(ErrorCode.REBALANCE_IN_PROGRESS)
+_PREPARE = Cell(Act.PREPARE, GroupState.PREPARING)
+_TRY = Cell(Act.TRY_COMPLETE)
+_IF_ALL = Cell(Act.COMPLETE_IF_ALL)
+_START = Cell(Act.START_GENERATION, GroupState.COMPLETING)
+_EMPTIED = Cell(Act.BECOME_EMPTY, GroupState.EMPTY)
+_LONGER = Cell(Act.WAIT_LONGER)
+_CURRENT = Cell(Act.ANSWER_GENERATION)
+_STORE_ID = Cell(Act.STORE_MEMBER)
+_STORE = Cell(Act.STORE_ASSIGNMENT)
+_AWAIT = Cell(Act.AWAIT_LEADER)
+_HAND_OUT = Cell(Act.HAND_OUT, GroupState.STABLE)
+_ASSIGNED = Cell(Act.ANSWER_ASSIGNMENT)
+_DELETED = Cell(Act.WRITE_TOMBSTONES, GroupState.DEAD)
+
+# fmt: off
+STATES = (GroupState.EMPTY, GroupState.PREPARING, GroupState.COMPLETING, GroupState.STABLE, GroupState.DEAD)
+_ROWS: dict[GroupEvent, tuple[Cell, Cell, Cell, Cell, Cell]] = {
+    #                               Empty       Preparing    Completing   Stable      Dead
+    GroupEvent.ID_REQUESTED:            (_OK,        _OK,         _OK,         _OK,        _GONE),
+    GroupEvent.JOIN_NEW:                (_PREPARE,   _TRY,        _PREPARE,    _PREPARE,   _GONE),
+    GroupEvent.JOIN_REPLACING:          (_STRANGER,  _TRY,        _PREPARE,    _STORE_ID,  _GONE),
+    GroupEvent.JOIN_REPLACING_CHANGED:  (_STRANGER,  _TRY,        _PREPARE,    _PREPARE,   _GONE),
+    GroupEvent.JOIN_SAME:               (_STRANGER,  _TRY,        _CURRENT,    _CURRENT,   _GONE),
+    GroupEvent.JOIN_SAME_LEADER:        (_STRANGER,  _TRY,        _CURRENT,    _PREPARE,   _GONE),
+    GroupEvent.JOIN_CHANGED:            (_STRANGER,  _TRY,        _PREPARE,    _PREPARE,   _GONE),
+    GroupEvent.JOIN_DONE:               (_SKIP,      _START,      _SKIP,       _SKIP,      _SKIP),
+    GroupEvent.JOIN_DONE_NOBODY:        (_SKIP,      _EMPTIED,    _SKIP,       _SKIP,      _SKIP),
+    GroupEvent.JOIN_DONE_NOBODY_WAITS:  (_SKIP,      _LONGER,     _SKIP,       _SKIP,      _SKIP),
+    GroupEvent.SYNC_LEADER:             (_STRANGER,  _JOIN_FIRST, _STORE,      _ASSIGNED,  _GONE),
+    GroupEvent.SYNC_FOLLOWER:           (_STRANGER,  _JOIN_FIRST, _AWAIT,      _ASSIGNED,  _GONE),
+    GroupEvent.SYNC_OVERDUE:            (_SKIP,      _SKIP,       _PREPARE,    _PREPARE,   _SKIP),
+    GroupEvent.ASSIGNMENT_STORED:       (_SKIP,      _SKIP,       _HAND_OUT,   _SKIP,      _SKIP),
+    GroupEvent.ASSIGNMENT_LOST:         (_SKIP,      _SKIP,       _PREPARE,    _SKIP,      _SKIP),
+    GroupEvent.HEARTBEAT:               (_STRANGER,  _JOIN_ALIVE, _OK_ALIVE,   _OK_ALIVE,  _GONE),
+    GroupEvent.MEMBERS_LEFT:            (_SKIP,      _TRY,        _PREPARE,    _PREPARE,   _SKIP),
+    GroupEvent.MEMBER_EXPIRED:          (_SKIP,      _IF_ALL,     _PREPARE,    _PREPARE,   _SKIP),
+    GroupEvent.PENDING_EXPIRED:         (_SKIP,      _IF_ALL,     _SKIP,       _SKIP,      _SKIP),
+    GroupEvent.COMMIT:                  (_STRANGER,  _OK_ALIVE,   _JOIN_FIRST, _OK_ALIVE,  _GONE),
+    GroupEvent.COMMIT_SIMPLE:           (_OK,        _STRANGER,   _STRANGER,   _STRANGER,  _GONE),
+    GroupEvent.TXN_COMMIT:              (_STRANGER,  _OK,         _OK,         _OK,        _GONE),
+    GroupEvent.TXN_COMMIT_SIMPLE:       (_OK,        _OK,         _OK,         _OK,        _GONE),
+    GroupEvent.DELETE_OFFSETS:        (_OK,        _OK,         _OK,         _OK,        _NO_GROUP),
+    GroupEvent.DELETE_OFFSETS_OPAQUE: (_OK,        _IN_USE,     _IN_USE,     _IN_USE,    _NO_GROUP),
+    GroupEvent.DELETE:                  (_DELETED,      _IN_USE,     _IN_USE,     _IN_USE,    _NO_GROUP),
+    GroupEvent.EXPIRE:                  (_DELETED,      _SKIP,       _SKIP,       _SKIP,      _SKIP),
+}
+# fmt: on
+
+TABLE: dict[tuple[GroupState, GroupEvent], Cell] = {
+    (state, event): cell for event, row in _ROWS.items() for state, cell in zip(STATES, row, strict=True)
+}
+
+
+def decide(state: GroupState, event: GroupEvent) -> Cell:
+    """What an event means in a state."""
+    return TABLE[state, event]
+
+
+Protocols = dict[str, bytes]  # protocol name: the member's metadata for it, in the order that the member prefers
+
+
+@dataclass(slots=True, eq=False)
+class ClassicMember:
+    """What a group knows about a member. `joining` and `syncing` are its requests that wait for an answer."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocol_type: str
+    protocols: Protocols
+    assignment: bytes = b""
+    is_new: bool = False  # never answered yet: does not know its id, so it cannot send heartbeats
+    joining: asyncio.Future[JoinGroupResponse] | None = None
+    syncing: asyncio.Future[SyncGroupResponse] | None = None
+    session: Alarm | None = field(default=None, repr=False)
+
+    @property
+    def is_static(self) -> bool:
+        return self.group_instance_id is not None
+
+    @property
+    def needs_no_heartbeat(self) -> bool:
+        """Somebody whose request waits here is alive; but a new member may be gone without our noticing."""
+        return not self.is_new and (self.joining is not None or self.syncing is not None)
+
+    def has_protocols(self, protocols: Protocols) -> bool:
+        """Whether these are the same protocols with the same metadata, in the same order of preference."""
+        return list(self.protocols.items()) == list(protocols.items())
+
+    def vote(self, candidates: set[str]) -> str:
+        return next(name for name in self.protocols if name in candidates)
+
+    def answer_join(self, response: JoinGroupResponse) -> bool:
+        waiting, self.joining = self.joining, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(response)
+        return waiting is not None
+
+    def answer_sync(self, response: SyncGroupResponse) -> bool:
+        waiting, self.syncing = self.syncing, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(response)
+        return waiting is not None
+
 
 CONSUMER = "consumer"
 _VERSION_SIZE = 2
@@ -38,7 +244,7 @@ class Group:
         self.protocol_type: str | None = None
         self.protocol: str | None = None
         self.leader: str | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ClassicMember] = {}
         self.static_ids: dict[str, str] = {}  # group.instance.id: member id
         self.pending: dict[str, Alarm] = {}  # member ids that were handed out and did not come back yet
         self.not_synced: set[str] = set()  # members of this generation whose SyncGroup is still to come
@@ -49,7 +255,7 @@ class Group:
         self._supported: Counter[str] = Counter()  # protocol: how many members support it
 
     # -- the table -----------------------------------------------------------------------------------------------------
-    def decide(self, event: Event) -> Cell:
+    def decide(self, event: GroupEvent) -> Cell:
         """What the event means now. Raises the cell's error where the answer is a refusal."""
         cell = decide(self.state, event)
         if cell.act is Act.REFUSE:
@@ -61,7 +267,7 @@ class Group:
 
     @property
     def is_blank(self) -> bool:
-        """Whether it never had a member: nothing but positions, or just created."""
+        """Whether it never had a member: nothing but offsets, or just created."""
         return self.state is GroupState.EMPTY and self.generation == 0 and not self.members and not self.pending
 
     # -- guards --------------------------------------------------------------------------------------------------------
@@ -109,7 +315,7 @@ class Group:
         return member is not None or len(self.members) < max_size
 
     # -- members -------------------------------------------------------------------------------------------------------
-    def add(self, member: Member) -> None:
+    def add(self, member: ClassicMember) -> None:
         if not self.members:
             self.protocol_type = member.protocol_type
         if member.group_instance_id is not None:
@@ -120,7 +326,7 @@ class Group:
             self.leader = member.member_id
         self.forget_pending(member.member_id)
 
-    def remove(self, member_id: str) -> Member | None:
+    def remove(self, member_id: str) -> ClassicMember | None:
         """Takes a member out; another becomes leader if it was the leader."""
         self.forget_pending(member_id)
         self.not_synced.discard(member_id)
@@ -134,7 +340,7 @@ class Group:
             self.leader = next(iter(self.members), None)
         return member
 
-    def rename(self, member: Member, new_id: str) -> None:
+    def rename(self, member: ClassicMember, new_id: str) -> None:
         """Gives a static member that came back its new member id, in the place of the old one."""
         old_id = member.member_id
         self.members = {new_id if key == old_id else key: value for key, value in self.members.items()}
@@ -145,7 +351,9 @@ class Group:
         if self.leader == old_id:
             self.leader = new_id
 
-    def update(self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int) -> None:
+    def update(
+        self, member: ClassicMember, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int
+    ) -> None:
         self._supported.subtract(member.protocols.keys())
         self._supported.update(protocols.keys())
         member.protocols = protocols
@@ -157,7 +365,7 @@ class Group:
         if alarm is not None:
             alarm.cancel()
 
-    def absent(self) -> list[Member]:
+    def absent(self) -> list[ClassicMember]:
         """Members that have not joined in this rebalance."""
         return [member for member in self.members.values() if member.joining is None]
 
@@ -246,7 +454,7 @@ class Group:
 
     def replay(self, value: GroupMetadataValue) -> None:
         """A record of this group is durable. The members have their assignment, unless a rebalance began meanwhile."""
-        if value.generation != self.generation or self.decide(Event.ASSIGNMENT_STORED).act is not Act.HAND_OUT:
+        if value.generation != self.generation or self.decide(GroupEvent.ASSIGNMENT_STORED).act is not Act.HAND_OUT:
             return
         self.enter(GroupState.STABLE, value.current_state_timestamp)
         for entry in value.members:
@@ -260,8 +468,8 @@ class Group:
         return None if self.state_time_ms == NO_TIME else self.state_time_ms
 
 
-def _member_of(entry: MemberMetadata, group: Group) -> Member:
-    return Member(
+def _member_of(entry: MemberMetadata, group: Group) -> ClassicMember:
+    return ClassicMember(
         member_id=entry.member_id,
         group_instance_id=entry.group_instance_id,
         client_id=entry.client_id,

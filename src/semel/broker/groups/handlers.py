@@ -1,0 +1,476 @@
+"""The APIs of groups: each a small function from request to response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from semel.broker.groups.classic_group import CONSUMER, Group, GroupError, GroupState
+from semel.broker.groups.commits import Committer, OffsetToCommit
+from semel.broker.groups.consumer.model import NOTHING, ConsumerGroup, Current, Partitions
+from semel.broker.groups.consumer.planner import Beat, check_request
+from semel.broker.groups.membership import Joiner, LeavingMember
+from semel.broker.groups.records import CommittedOffset, by_topic
+from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
+from semel.broker.turns import Turns
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages import groups as described
+from semel.protocol.messages.groups import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    DeletableGroupResult,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    MemberResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+    TopicPartitionsResult,
+)
+from semel.protocol.messages.offsets import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.broker import Broker
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+NULL_PROTOCOL_FROM = 7  # JoinGroup
+PROTOCOL_REQUIRED_FROM = 5  # SyncGroup
+MANY_MEMBERS_FROM = 3  # LeaveGroup
+
+
+async def join_group(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+    joiner = Joiner(request, context.version, context.client_id or "", context.client_host)
+    response = await broker.groups.membership.join(joiner)
+    if context.version < NULL_PROTOCOL_FROM and response.protocol_name is None:
+        response.protocol_name = ""
+    return response
+
+
+async def sync_group(broker: Broker, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+    if context.version >= PROTOCOL_REQUIRED_FROM and None in (request.protocol_type, request.protocol_name):
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    return await broker.groups.membership.sync(request)
+
+
+def heartbeat(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+    code = broker.groups.membership.heartbeat(
+        request.group_id, request.generation_id, request.member_id, request.group_instance_id
+    )
+    return HeartbeatResponse(error_code=code)
+
+
+async def leave_group(broker: Broker, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Before version 3 one member leaves, and its error is the error of the answer."""
+    is_single = context.version < MANY_MEMBERS_FROM
+    if is_single:
+        leaving = [LeavingMember(request.member_id, None)]
+    else:
+        leaving = [LeavingMember(who.member_id, who.group_instance_id, who.reason) for who in request.members]
+    try:
+        codes = await broker.groups.membership.leave(request.group_id, leaving)
+    except GroupError as error:
+        return LeaveGroupResponse(error_code=error.code)
+    if is_single:
+        return LeaveGroupResponse(error_code=codes[0])
+    return LeaveGroupResponse(
+        members=[
+            MemberResponse(who.member_id, who.group_instance_id, code) for who, code in zip(leaving, codes, strict=True)
+        ]
+    )
+
+
+TOPIC_IDS_FROM = 10
+MANY_GROUPS_FROM = 8  # OffsetFetch
+NO_OFFSET = CommittedOffset(-1, -1, "", -1)
+
+
+# -- OffsetCommit ------------------------------------------------------------------------------------------------------
+async def offset_commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
+    for one partition the last one counts, and only that one is written."""
+    groups = broker.groups
+    limit = groups.config.metadata_max_size
+    response = OffsetCommitResponse()
+    commits: dict[tuple[str, int], OffsetToCommit] = {}
+    turns = Turns()
+    is_any_known = False
+    for asked in request.topics:
+        topic = _topic_of(broker, context, asked)
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
+        answer = OffsetCommitResponseTopic(asked.name, asked.topic_id)
+        response.topics.append(answer)
+        for part in asked.partitions:
+            exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
+            answer.partitions.append(OffsetCommitResponsePartition(part.partition_index, _OPEN if exists else missing))
+            if topic is not None and exists:
+                is_any_known = True
+                if not _too_long(part.committed_metadata, limit):
+                    commits[topic.name, part.partition_index] = _commit_of(topic, part)
+            await turns.next()
+    if is_any_known:
+        code = await groups.commits.commit(
+            request.group_id,
+            Committer(request.generation_id_or_member_epoch, request.member_id, request.group_instance_id),
+            list(commits.values()),
+            version=context.version,
+            retention_ms=request.retention_time_ms,
+        )
+        _fill_in(request, response, code, limit)
+    return response
+
+
+_OPEN = -2  # a code that is not decided yet
+_NO_PARTITION = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _fill_in(request: OffsetCommitRequest, response: OffsetCommitResponse, code: ErrorCode, limit: int) -> None:
+    for asked, answer in zip(request.topics, response.topics, strict=True):
+        for part, slot in zip(asked.partitions, answer.partitions, strict=True):
+            if slot.error_code == _OPEN:
+                too_long = code is ErrorCode.NONE and _too_long(part.committed_metadata, limit)
+                slot.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE if too_long else code
+
+
+def _too_long(metadata: str | None, limit: int) -> bool:
+    return metadata is not None and len(metadata) > limit
+
+
+def _commit_of(topic: Topic, part: OffsetCommitRequestPartition) -> OffsetToCommit:
+    return OffsetToCommit(
+        topic.name,
+        part.partition_index,
+        part.committed_offset,
+        part.committed_leader_epoch,
+        part.committed_metadata or "",
+        topic.id,
+    )
+
+
+# -- OffsetFetch -------------------------------------------------------------------------------------------------------
+async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """Up to version 7 about one group; the answer is made in the new form and turned into the old one."""
+    if context.version >= MANY_GROUPS_FROM:
+        asked = request.groups
+    else:
+        asked = [OffsetFetchRequestGroup(request.group_id, topics=_new_form(request))]
+    turns = Turns()
+    answers = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in asked]
+    if context.version >= MANY_GROUPS_FROM:
+        return OffsetFetchResponse(groups=answers)
+    return OffsetFetchResponse(topics=[_old_form(topic) for topic in answers[0].topics])
+
+
+async def _fetch_group(
+    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
+) -> OffsetFetchResponseGroup:
+    commits = broker.groups.commits
+    if require_stable:
+        await commits.settled(group.group_id)
+    try:
+        commits.check_reader(group.group_id, group.member_id, group.member_epoch)
+    except GroupError as error:
+        return OffsetFetchResponseGroup(group.group_id, error_code=error.code)
+    topics = group.topics if group.topics is not None else _all_topics(broker, context, group.group_id)
+    found = [await _fetch_topic(broker, context, group.group_id, topic, require_stable, turns) for topic in topics]
+    return OffsetFetchResponseGroup(group.group_id, found)
+
+
+def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
+    """Everything that a group has offsets for. Clients that speak of ids cannot be told of topics that are gone."""
+    for name, partitions in broker.groups.commits.all_of(group_id).items():
+        topic = broker.topics.get(name)
+        if not _by_id(context):
+            yield OffsetFetchRequestTopics(name=name, partition_indexes=list(partitions))
+        elif topic is not None:
+            yield OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=list(partitions))
+
+
+async def _fetch_topic(
+    broker: Broker,
+    context: RequestContext,
+    group_id: str,
+    asked: OffsetFetchRequestTopics,
+    require_stable: bool,
+    turns: Turns,
+) -> OffsetFetchResponseTopics:
+    topic = _topic_of(broker, context, asked)
+    if _by_id(context) and topic is None:
+        code = ErrorCode.UNKNOWN_TOPIC_ID
+        return OffsetFetchResponseTopics(
+            topic_id=asked.topic_id,
+            partitions=[_partition(index, NO_OFFSET, code) for index in asked.partition_indexes],
+        )
+    name, topic_id = (topic.name, topic.id) if topic is not None else (asked.name, NO_UUID)
+    commits = broker.groups.commits
+
+    def fetch(index: int) -> OffsetFetchResponsePartitions:
+        if require_stable and commits.is_pending(group_id, name, index):
+            return _partition(index, NO_OFFSET, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _partition(index, commits.committed(group_id, name, index, topic_id) or NO_OFFSET)
+
+    found = await turns.map(fetch, asked.partition_indexes)
+    return OffsetFetchResponseTopics(asked.name, asked.topic_id, found)
+
+
+def _partition(
+    index: int, committed: CommittedOffset, code: ErrorCode = ErrorCode.NONE
+) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(index, committed.offset, committed.leader_epoch, committed.metadata, code)
+
+
+def _new_form(request: OffsetFetchRequest) -> list[OffsetFetchRequestTopics] | None:
+    if request.topics is None:
+        return None
+    return [OffsetFetchRequestTopics(name=t.name, partition_indexes=t.partition_indexes) for t in request.topics]
+
+
+def _old_form(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:
+    return OffsetFetchResponseTopic(
+        topic.name,
+        [
+            OffsetFetchResponsePartition(
+                part.partition_index, part.committed_offset, part.committed_leader_epoch, part.metadata, part.error_code
+            )
+            for part in topic.partitions
+        ],
+    )
+
+
+# -- OffsetDelete ------------------------------------------------------------------------------------------------------
+async def offset_delete(broker: Broker, context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
+    existing = [where for where in asked if broker.topics.partition(*where) is not None]
+    try:
+        codes = await broker.groups.commits.delete(request.group_id, existing)
+    except GroupError as error:
+        return OffsetDeleteResponse(error_code=error.code)
+    return OffsetDeleteResponse(
+        topics=[
+            OffsetDeleteResponseTopic(
+                topic.name,
+                [
+                    OffsetDeleteResponsePartition(
+                        part.partition_index, codes.get((topic.name, part.partition_index), _NO_PARTITION)
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+# -- topics by name and by id ------------------------------------------------------------------------------------------
+def _by_id(context: RequestContext) -> bool:
+    return context.version >= TOPIC_IDS_FROM
+
+
+def _topic_of(
+    broker: Broker, context: RequestContext, asked: OffsetCommitRequestTopic | OffsetFetchRequestTopics
+) -> Topic | None:
+    return broker.topics.by_id(asked.topic_id) if _by_id(context) else broker.topics.get(asked.name)
+
+
+NOT_FOUND_FROM = 6  # DescribeGroups: before, a group that is not there is described as Dead, without an error
+CLASSIC = "classic"
+
+
+async def describe_groups(
+    broker: Broker, context: RequestContext, request: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    return DescribeGroupsResponse(
+        groups=await Turns().map(lambda group_id: _describe(broker, context, group_id, operations), request.groups)
+    )
+
+
+def _describe(broker: Broker, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
+    group = broker.groups.find(group_id)
+    if group is None:
+        other_kind = broker.groups.find_consumer_group(group_id) is not None
+        missing = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+        if context.version >= NOT_FOUND_FROM:
+            missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            missing.error_message = f"Group {group_id} {'is not a classic group' if other_kind else 'not found'}."
+        else:
+            missing.authorized_operations = operations
+        return missing
+    return DescribedGroup(
+        group_id=group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type or "",
+        protocol_data=(group.protocol or "") if group.state is GroupState.STABLE else "",
+        members=_members(group),
+        authorized_operations=operations,
+    )
+
+
+def _members(group: Group) -> list[DescribedGroupMember]:
+    """Subscriptions are shown for a stable group only: in others no protocol is agreed on."""
+    protocol = group.protocol if group.state is GroupState.STABLE else None
+    return [
+        DescribedGroupMember(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            b"" if protocol is None else member.protocols[protocol],
+            member.assignment,
+        )
+        for member in group.members.values()
+    ]
+
+
+def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    states = {state.strip().lower() for state in request.states_filter}
+    types = {kind.strip().lower() for kind in request.types_filter}
+    groups = broker.groups
+    listed = [
+        ListedGroup(each.group_id, each.protocol_type or "", each.state.value, CLASSIC) for each in groups.groups()
+    ]
+    listed += [ListedGroup(each.group_id, CONSUMER, each.state.value, CONSUMER) for each in groups.consumer_groups()]
+    return ListGroupsResponse(
+        groups=[
+            group
+            for group in listed
+            if (not states or group.group_state.lower() in states) and (not types or group.group_type in types)
+        ]
+    )
+
+
+async def delete_groups(broker: Broker, context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    turns = Turns()
+    results = []
+    for group_id in dict.fromkeys(request.groups_names):
+        results.append(DeletableGroupResult(group_id, await broker.groups.delete(group_id)))
+        await turns.next()
+    return DeleteGroupsResponse(results=results)
+
+
+CONSUMER_MEMBER = 1  # member type: follows the consumer protocol
+
+
+async def consumer_group_heartbeat(
+    broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    consumers = broker.groups.consumers
+    if not _is_served(broker):
+        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    try:
+        check_request(request, context.version, consumers.config.assignors)
+        answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
+    except GroupError as error:
+        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
+    timing = consumers.timing_of(request.group_id)
+    response = ConsumerGroupHeartbeatResponse(
+        member_id=answer.member_id,
+        member_epoch=answer.epoch,
+        heartbeat_interval_ms=timing.heartbeat_interval_ms if request.member_epoch >= 0 else 0,
+    )
+    if answer.assigned is not None:
+        topics = [TopicPartitionsResult(*entry) for entry in by_topic(answer.assigned).items()]
+        response.assignment = Assignment(topics)
+    return response
+
+
+def consumer_group_describe(
+    broker: Broker, context: RequestContext, request: described.ConsumerGroupDescribeRequest
+) -> described.ConsumerGroupDescribeResponse:
+    if not _is_served(broker):
+        code = ErrorCode.UNSUPPORTED_VERSION
+        refused = [described.DescribedConsumerGroup(code, group_id=each) for each in request.group_ids]
+        return described.ConsumerGroupDescribeResponse(groups=refused)
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    return described.ConsumerGroupDescribeResponse(
+        groups=[_describe_consumer_group(broker, group_id, operations) for group_id in request.group_ids]
+    )
+
+
+def _is_served(broker: Broker) -> bool:
+    """The protocol can be switched off, as in Kafka."""
+    return bool(broker.settings["group.version"] >= 1) and (
+        "consumer" in broker.settings["group.coordinator.rebalance.protocols"]
+    )
+
+
+def _describe_consumer_group(broker: Broker, group_id: str, operations: int) -> described.DescribedConsumerGroup:
+    groups = broker.groups
+    group = groups.find_consumer_group(group_id)
+    if not group_id:
+        return described.DescribedConsumerGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)
+    if group is None:
+        what = "not found" if groups.find(group_id) is None else "is not a consumer group"
+        return described.DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.", group_id)
+    return described.DescribedConsumerGroup(
+        group_id=group_id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.target_epoch,
+        assignor_name=groups.consumers.planner.assignor_of(group),
+        members=[_describe_consumer_member(broker, group, member_id) for member_id in group.subscriptions],
+        authorized_operations=operations,
+    )
+
+
+def _describe_consumer_member(broker: Broker, group: ConsumerGroup, member_id: str) -> described.Member:
+    subscription, current = group.subscriptions[member_id], group.current.get(member_id, Current())
+    return described.Member(
+        member_id=member_id,
+        instance_id=subscription.instance_id,
+        rack_id=subscription.rack_id,
+        member_epoch=current.epoch,
+        client_id=subscription.client_id,
+        client_host=subscription.client_host,
+        subscribed_topic_names=list(subscription.topics),
+        subscribed_topic_regex=subscription.regex or "",
+        assignment=_assignment(broker, current.assigned),
+        target_assignment=_assignment(broker, group.target.get(member_id, NOTHING)),
+        member_type=CONSUMER_MEMBER,
+    )
+
+
+def _assignment(broker: Broker, partitions: Partitions) -> described.ConsumerAssignment:
+    """Topics that were deleted meanwhile have no name any more and are left out."""
+    found = [(broker.topics.by_id(topic_id), topic_id, indexes) for topic_id, indexes in by_topic(partitions).items()]
+    return described.ConsumerAssignment(
+        [
+            described.ConsumerTopicPartitions(topic_id, topic.name, indexes)
+            for topic, topic_id, indexes in found
+            if topic is not None
+        ]
+    )

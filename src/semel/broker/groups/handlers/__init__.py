@@ -1,1 +1,0 @@
-"""The APIs of groups: each a small function from request to response."""
