@@ -35,9 +35,10 @@ class Store:
         self._files = files or Files()
         self._fsync = fsync
         self.is_new = not os.path.exists(self._path)
-        self._values: dict[str, Any] = {} if self.is_new else _read(self._path)
-        self._values[_STARTS] = self.starts = self._values.get(_STARTS, 0) + 1
-        self._changes = bytearray()
+        self._values: dict[str, Any] = {} if self.is_new else _read(self._path)  # what the file says
+        _replay(self._values, _STARTS, self._values.get(_STARTS, 0) + 1)
+        self.starts: int = self._values[_STARTS]
+        self._pending: dict[str, Any] = {}  # put and not committed yet; None takes the key away
         self._fd, self._end = self._write_anew()
 
     @property
@@ -46,42 +47,40 @@ class Store:
         return self._end
 
     def get(self, key: str) -> Any:
-        return self._values.get(key)
+        return self._pending[key] if key in self._pending else self._values.get(key)
 
     def items(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """(rest of the key, value) of every key with a prefix."""
-        for key, value in self._values.items():
-            if key.startswith(prefix):
+        values = {**self._values, **self._pending} if self._pending else self._values
+        for key, value in values.items():
+            if value is not None and key.startswith(prefix):
                 yield key[len(prefix) :], value
 
     def put(self, key: str, value: Any) -> None:
         """Changes a value; None takes the key away. Durable with the next `commit`, which may fail: try it again, or
         `forget_changes`."""
-        if value is None:
-            self._values.pop(key, None)
-        else:
-            self._values[key] = value
-        self._changes += _line(key, value)
+        self._pending[key] = value
 
     def commit(self) -> None:
-        """Writes the changes since the last commit, as one write and one fsync."""
-        if not self._changes:
+        """Writes the changes since the last commit, as one write and one fsync; then replays them."""
+        if not self._pending:
             return
-        changes, self._changes = self._changes, bytearray()
+        lines = b"".join(_line(key, value) for key, value in self._pending.items())
         try:
-            write_fully(self._files, self._fd, changes, self._end)
+            write_fully(self._files, self._fd, lines, self._end)
             if self._fsync:
                 self._files.sync_file(self._fd, self._path)
         except OSError:
-            self._changes = changes
             self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
             raise
-        self._end += len(changes)
+        self._end += len(lines)
+        for key, value in self._pending.items():
+            _replay(self._values, key, value)
+        self._pending.clear()
 
     def forget_changes(self) -> None:
         """Gives up what could not be committed; the values are as the file has them."""
-        self._changes = bytearray()
-        self._values = _read(self._path)
+        self._pending.clear()
 
     def close(self) -> None:
         self.commit()
@@ -112,12 +111,16 @@ def _read(path: str) -> dict[str, Any]:
                     "take that line out"
                 )
             break
-        key, value = msgspec.json.decode(line[9:])
-        if value is None:
-            values.pop(key, None)
-        else:
-            values[key] = value
+        _replay(values, *msgspec.json.decode(line[9:]))
     return values
+
+
+def _replay(values: dict[str, Any], key: str, value: Any) -> None:
+    """One change that is in the file: the only way in which values change, when the store is opened and later."""
+    if value is None:
+        values.pop(key, None)
+    else:
+        values[key] = value
 
 
 def _is_whole(line: bytes) -> bool:

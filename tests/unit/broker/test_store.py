@@ -120,3 +120,63 @@ def test_a_power_cut_takes_what_was_written_but_not_synced(tmp_path: Path) -> No
 
 def test_every_start_is_counted(tmp_path: Path) -> None:
     assert [Store(tmp_path).starts for _ in range(3)] == [1, 2, 3]
+
+
+class FailingDisk(Files):
+    """Fails the next write or the next sync."""
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+        self.due = False
+        self.failed = 0
+        self.write_at = self._write
+
+    def _fail(self, step: str) -> None:
+        if self.due and step == self.step:
+            self.failed += 1
+            raise OSError(5, "Input/output error")
+
+    def _write(self, fd: int, content: bytes | bytearray | memoryview, position: int) -> int:
+        self._fail("write")
+        return os.pwrite(fd, content, position)
+
+    def sync_file(self, fd: int, path: str) -> None:
+        self._fail("sync")
+        super().sync_file(fd, path)
+
+
+@pytest.mark.parametrize("step", ["write", "sync"])
+@pytest.mark.parametrize("goes_on", ["try again", "forget"])
+def test_a_failed_commit_changes_nothing_and_can_be_tried_again_or_forgotten(
+    tmp_path: Path, step: str, goes_on: str
+) -> None:
+    disk = FailingDisk(step)
+    store = Store(tmp_path, files=disk)
+    store.put("a", "old")
+    store.put("gone", 1)
+    store.commit()
+    store.put("a", "new")
+    store.put("gone", None)
+    store.put("b", 2)
+    assert (store.get("a"), store.get("gone"), dict(store.items("b"))) == ("new", None, {"": 2})
+    disk.due = True
+    with pytest.raises(OSError, match="Input/output"):
+        store.commit()
+    assert disk.failed == 1, "the fault did not fire"
+    disk.due = False
+    after_a_crash = dict(Store(tmp_path).items(""))
+    assert {key: after_a_crash.get(key) for key in ("a", "gone", "b")} == {"a": "old", "gone": 1, "b": None}
+    store = Store(tmp_path, files=disk)
+    store.put("a", "new")
+    disk.due = True
+    with pytest.raises(OSError, match="Input/output"):
+        store.commit()
+    disk.due = False
+    if goes_on == "forget":
+        store.forget_changes()
+        assert store.get("a") == "old"
+    store.put("b", 2)
+    store.commit()
+    expected = {"a": "old" if goes_on == "forget" else "new", "gone": 1, "b": 2}
+    for found in (store, Store(tmp_path)):
+        assert {key: found.get(key) for key in expected} == expected
