@@ -244,8 +244,11 @@ class PartitionLog:
         return self.error
 
     def close(self, *, sync: bool = True) -> None:
-        """Clean shutdown of this log: snapshot, flush, file handles closed. Without `sync` the caller syncs."""
-        opened = self._opened
+        """Clean shutdown of this log: snapshot, flush, file handles closed. Without `sync` the caller syncs.
+
+        The next start trusts the files: a log that waits for its recovery is recovered now. StorageError: it cannot be.
+        """
+        opened = self._open() if self.state in (LogState.UNCLEAN, LogState.FAILED) else self._opened
         if opened is not None and opened.unsaved:
             opened.seal()
             if sync:

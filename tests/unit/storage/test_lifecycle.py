@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from semel.protocol.errors import ErrorCode
@@ -44,7 +46,7 @@ def test_a_log_is_read_on_first_use_or_recovered_at_the_start(folder: Folder, cl
     assert (log.state, log.error) == (OPEN, None)
 
 
-def test_a_failed_sync_keeps_what_is_below_the_high_watermark_and_no_more(tmp_path) -> None:
+def test_a_failed_sync_keeps_what_is_below_the_high_watermark_and_no_more(tmp_path: Path) -> None:
     folder = Folder(tmp_path, fsync="commit")
     log = folder.log()
     append(log)
@@ -58,7 +60,7 @@ def test_a_failed_sync_keeps_what_is_below_the_high_watermark_and_no_more(tmp_pa
     assert (log.state, log.error) == (OPEN, None)
 
 
-def test_a_sync_that_ends_after_its_log_was_opened_anew_makes_nothing_durable(tmp_path) -> None:
+def test_a_sync_that_ends_after_its_log_was_opened_anew_makes_nothing_durable(tmp_path: Path) -> None:
     folder = Folder(tmp_path, fsync="commit")
     log = folder.log()
     append(log)
@@ -84,7 +86,7 @@ def test_a_sync_that_ends_after_its_log_was_deleted_leaves_it_deleted(folder: Fo
         _ = log.end_offset
 
 
-def test_the_folder_of_a_new_log_is_synced_again_after_a_failed_sync(tmp_path) -> None:
+def test_the_folder_of_a_new_log_is_synced_again_after_a_failed_sync(tmp_path: Path) -> None:
     folder = Folder(tmp_path, fsync="commit")
     log = folder.log()
     append(log)
@@ -99,3 +101,34 @@ def test_the_folder_of_a_new_log_is_synced_again_after_a_failed_sync(tmp_path) -
     third = log.begin_sync()
     assert third.folders == []
     assert log.end_sync(third, None) is None
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_clean_stop_recovers_a_failed_log_or_is_not_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    """The next start would trust what the disk may not have."""
+    folder = Folder(tmp_path, fsync="commit")
+    log = folder.log()
+    append(log)
+    log.flush()
+    append(log)
+    log.end_sync(log.begin_sync(), OSError("lost"))
+    assert log.state is FAILED
+    fired = []
+    if not mended:
+        truncate = folder.data_dir.files.truncate
+
+        def broken(fd: int, path: str, size: int) -> None:
+            if path.endswith(".log"):
+                fired.append(1)
+                raise OSError("still broken")
+            truncate(fd, path, size)
+
+        monkeypatch.setattr(folder.data_dir.files, "truncate", broken)
+    folder.data_dir.close()
+    assert bool(fired) is not mended
+    monkeypatch.undo()
+    folder.data_dir = folder._open()
+    assert folder.data_dir.was_clean is mended
+    assert folder.log().end_offset == (1 if mended else 2)  # the second was written, and never acknowledged
