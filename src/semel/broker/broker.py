@@ -145,7 +145,7 @@ class Broker:
         try:
             self.store.commit()
         except OSError as error:
-            self.store.forget_changes()
+            self.store.discard_changes()
             raise SettingError(f"the data folder cannot be written: {error}") from error
         self.settings.replace_altered(texts, for_cluster=for_cluster)
         self.topics.on_settings_altered()
@@ -163,7 +163,7 @@ class Broker:
         try:
             self.store.commit()
         except OSError as error:
-            self.store.forget_changes()
+            self.store.discard_changes()
             message = f"no producer ids can be reserved, the data folder cannot be written: {error}"
             raise StorageError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message) from error
         return range(first, first + count)

@@ -100,7 +100,7 @@ class InternalTopic:
 
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         """Calls back, now or later, when everything before an offset is durable or failed. Call it after `append`."""
-        self._sync.tell(self._log(partition), end_offset, on_outcome)
+        self._sync.notify(self._log(partition), end_offset, on_outcome)
 
     def read(self, partition: int) -> Iterator[DecodedBatch]:
         """(header, records) of every durable batch, control ones too. Nothing if the topic does not exist."""

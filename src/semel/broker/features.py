@@ -32,6 +32,6 @@ def finalize(broker: Broker, levels: Mapping[str, int]) -> None:
     try:
         broker.store.commit()
     except OSError:
-        broker.store.forget_changes()
+        broker.store.discard_changes()
         raise
     broker.settings.finalize(known)

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 IDLE_CHECKS_PER_LIMIT = 10
 SHORTEST_PAUSE_S = 0.05
 LONGEST_SLEEP_S = 60.0  # an altered setting counts after this at the latest
-LOGS_PER_STEP = 20  # between two steps requests get their turn
-LOGS_WOKEN_PER_ROUND = 20  # logs that nobody used since the start are read a few at a time
+LOGS_PER_STEP = 20  # between two steps requests are handled
+LOGS_OPENED_PER_ROUND = 20  # logs that were not used since the start are read a few at a time
 
 
 class Maintenance:
@@ -64,9 +64,9 @@ class Maintenance:
     async def keep_up_storage(self) -> None:
         """Retention, expiry of producers, removal of deleted files, checkpoints."""
         data_dir, clock = self._broker.data_dir, self._broker.clock
-        awake = [log for log in data_dir.logs.values() if log.is_open]
-        asleep = [log for log in data_dir.logs.values() if not log.is_open][:LOGS_WOKEN_PER_ROUND]
-        for number, log in enumerate(awake + asleep, 1):
+        opened = [log for log in data_dir.logs.values() if log.is_open]
+        unread = [log for log in data_dir.logs.values() if not log.is_open][:LOGS_OPENED_PER_ROUND]
+        for number, log in enumerate(opened + unread, 1):
             if data_dir.get(log.topic, log.partition) is log:
                 data_dir.maintain_log(log, clock.now_ms())
             if number % LOGS_PER_STEP == 0:

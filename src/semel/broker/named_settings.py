@@ -68,7 +68,7 @@ def replace(store: Store, kind: int, name: str, texts: Mapping[str, str]) -> Non
     try:
         store.commit()
     except OSError:
-        store.forget_changes()
+        store.discard_changes()
         raise
 
 

@@ -52,7 +52,7 @@ class Quotas:
         try:
             self._store.commit()
         except OSError:
-            self._store.forget_changes()
+            self._store.discard_changes()
             raise
         self._entries.pop(entity, None)
         if kept:

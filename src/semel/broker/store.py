@@ -19,12 +19,12 @@ from crc32c import crc32c
 from semel.storage import Files, write_fully
 
 FILE_NAME = "broker.journal"
-NEXT_PRODUCER_ID = "next-producer-id"  # key: ids from here on were never given out
+NEXT_PRODUCER_ID = "next-producer-id"  # key: ids from here on were never used
 _STARTS = "starts"
 
 
 class StoreCorruptError(Exception):
-    """A damaged line that is not the last one: somebody else wrote to the file, or the disk lost data."""
+    """A damaged line that is not the last one: another program wrote to the file, or the disk lost data."""
 
 
 class Store:
@@ -58,7 +58,7 @@ class Store:
 
     def put(self, key: str, value: Any) -> None:
         """Changes a value; None takes the key away. Durable with the next `commit`, which may fail: try it again, or
-        `forget_changes`."""
+        `discard_changes`."""
         self._pending[key] = value
 
     def commit(self) -> None:
@@ -78,8 +78,8 @@ class Store:
             _replay(self._values, key, value)
         self._pending.clear()
 
-    def forget_changes(self) -> None:
-        """Gives up what could not be committed; the values are as the file has them."""
+    def discard_changes(self) -> None:
+        """Drops what could not be committed; the values are those of the file."""
         self._pending.clear()
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class TopicError(Exception):
 
 
 class Waiter(Protocol):
-    """Somebody who waits for records of a partition."""
+    """A fetch that waits for records of a partition."""
 
     def wake(self, partition: Partition) -> None: ...
 
@@ -248,7 +248,7 @@ class Topics:
 
     def _take_back(self, created: list[Topic]) -> None:
         """After a failure, as with a full disk: none of the topics of the request exists."""
-        self._store.forget_changes()
+        self._store.discard_changes()
         for topic in created:
             del self._by_name[topic.name], self._by_id[topic.id]
             for partition in topic.partitions:
@@ -258,11 +258,11 @@ class Topics:
         try:
             self._store.commit()
         except OSError:
-            self._store.forget_changes()
+            self._store.discard_changes()
             raise
 
     def draft(self, name: str, configs: dict[str, str]) -> Topic:
-        """A topic as it would be, for a request that only asks whether it could be."""
+        """A topic as it would be, for a request with validate_only."""
         return Topic(name, bytes(16), configs)
 
     def check_new(self, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
@@ -294,7 +294,7 @@ class Topics:
         return topic
 
     def delete(self, topics: list[Topic]) -> None:
-        """Takes topics away; what waits for them is told."""
+        """Deletes topics; fetches that wait for them return."""
         for topic in topics:
             self._store.put(TOPIC_KEY + topic.name, None)
             self._store.put(DELETED_KEY + topic.id.hex(), 1)

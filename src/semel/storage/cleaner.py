@@ -33,12 +33,12 @@ from semel.protocol.errors import CorruptBatchError, DecodeError
 from semel.protocol.varints import read_varint
 from semel.storage.files import FileCache, Files
 from semel.storage.log import PartitionLog
-from semel.storage.segment import CLEANED, LOG, SEGMENT_FILES, AbortedTransaction, Segment, file_name
+from semel.storage.segment import CLEANED, LOG, SEGMENT_FILES, AbortedTxn, Segment, file_name
 
 _log = logging.getLogger("semel.storage")
 
 KEYS_MAX = 500_000  # of one pass; a longer dirty part is cleaned in several
-RETRY_MS = 600_000  # a log whose compaction failed is left out so long: reading it again and again helps nobody
+RETRY_MS = 600_000  # a log whose compaction failed is left out for this time
 _SHORT_KEY_BYTES = 24  # longer keys are kept as a digest, which is longer than this: the two never meet
 
 
@@ -153,15 +153,15 @@ class _Sources:
             for position, header in segment.batches(verify=True):
                 yield segment, position, header
                 end = position + header.size
-                time.sleep(0)  # lets the broker's thread run: this one is in no hurry
+                time.sleep(0)  # releases Python's lock for the broker's thread
         finally:
             segment.close()
         if end != source.size:
             raise CorruptBatchError(f"{segment.log.path} is damaged at {end}: no whole batch with a sound CRC is there")
 
-    def aborted(self) -> list[AbortedTransaction]:
+    def aborted(self) -> list[AbortedTxn]:
         first = self._plan.sources[0].base_offset
-        found: list[AbortedTransaction] = []
+        found: list[AbortedTxn] = []
         for base_offset, count in self._plan.txn_indexes:
             segment = Segment(self._cache, self._plan.folder, base_offset, {}, 0)
             segment.txn_index.count = count
@@ -175,15 +175,17 @@ def clean(plan: CleaningPlan) -> CleanedLog:
     cache = FileCache(plan.files, limit=16)
     sources = _Sources(plan, FileCache(plan.files, limit=16, create=False))
     aborted = sources.aborted()
-    keys, mapped_end = _latest_offsets(plan, sources, Transactions(aborted))
-    transactions = Transactions(aborted)
+    keys, mapped_end = _latest_offsets(plan, sources, TransactionTracker(aborted))
+    transactions = TransactionTracker(aborted)
     groups = [
         _clean_group(plan, group, sources, cache, keys, mapped_end, transactions) for group in _groups(plan, mapped_end)
     ]
     return CleanedLog(groups, mapped_end)
 
 
-def _latest_offsets(plan: CleaningPlan, sources: _Sources, transactions: Transactions) -> tuple[dict[bytes, int], int]:
+def _latest_offsets(
+    plan: CleaningPlan, sources: _Sources, transactions: TransactionTracker
+) -> tuple[dict[bytes, int], int]:
     """Key -> latest offset in the dirty part, and the offset up to which this is known."""
     keys: dict[bytes, int] = {}
     for source, after in zip(plan.sources, [*plan.sources[1:], None], strict=True):
@@ -226,10 +228,10 @@ def _clean_group(
     cache: FileCache,
     keys: dict[bytes, int],
     mapped_end: int,
-    transactions: Transactions,
+    transactions: TransactionTracker,
 ) -> CleanedGroup:
     target = Segment(cache, plan.folder, group[0].base_offset, {}, group[-1].modified_ms, CLEANED)
-    for path in target.paths():  # of a cleaning that was given up
+    for path in target.paths():  # of a cleaning that did not end
         if os.path.exists(path):
             plan.files.remove(path)
     rules = CompactionRules(keys, mapped_end, plan.last_of_producers, plan.now_ms, plan.delete_retention_ms)
@@ -261,7 +263,7 @@ def swap(log: PartitionLog, cleaned: CleanedLog, now_ms: int) -> bool:
     for group in cleaned.groups:
         replacement = os.path.join(log.folder, file_name(group.replaced[0], LOG + CLEANED))
         if not bases.issuperset(group.replaced) or not os.path.exists(replacement):
-            _log.info("compaction of %s given up: its segments changed meanwhile", log)
+            _log.info("compaction of %s ends: its segments changed meanwhile", log)
             return False
     for group in cleaned.groups:
         log.opened.replace_segments(group.replaced, group.sizes, group.modified_ms, now_ms)
@@ -389,17 +391,17 @@ def records_of(segment: Segment, position: int, header: BatchHeader) -> list[Fou
         return []
 
 
-class Transactions:
-    """Which batches belong to aborted transactions, and which markers nobody needs any more.
+class TransactionTracker:
+    """Which batches belong to aborted transactions, and which markers are not needed any more.
 
     A pass may start behind the marker of an abort, or find it compacted away: an abort counts only for batches between
     its first offset and its marker, whether the marker is met or not.
     """
 
-    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._coming = [(entry.first_offset, entry) for entry in aborted]
         heapq.heapify(self._coming)
-        self._aborted: dict[int, AbortedTransaction] = {}
+        self._aborted: dict[int, AbortedTxn] = {}
         self._seen: set[int] = set()  # producers of aborted transactions of which data was met
         self._committed: set[int] = set()
 
@@ -413,7 +415,7 @@ class Transactions:
         self._committed.add(header.producer_id)
         return False
 
-    def end(self, header: BatchHeader, commit: bool | None) -> tuple[bool, AbortedTransaction | None]:
+    def end(self, header: BatchHeader, commit: bool | None) -> tuple[bool, AbortedTxn | None]:
         """For a control batch: whether its marker is not needed, and the abort that has to stay in the index."""
         aborted = self._aborted_at(header)
         producer_id = header.producer_id
@@ -428,7 +430,7 @@ class Transactions:
         self._seen.discard(producer_id)
         return not needed, aborted if needed else None
 
-    def _aborted_at(self, header: BatchHeader) -> AbortedTransaction | None:
+    def _aborted_at(self, header: BatchHeader) -> AbortedTxn | None:
         """The abort of the batch's producer that the batch lies in."""
         while self._coming and self._coming[0][0] <= header.last_offset:
             _, entry = heapq.heappop(self._coming)
@@ -469,7 +471,7 @@ class BatchFilter:
     """Decides batch by batch, then record by record, what goes into the replacement."""
 
     def __init__(
-        self, rules: CompactionRules, transactions: Transactions, target: Segment, index_interval_bytes: int
+        self, rules: CompactionRules, transactions: TransactionTracker, target: Segment, index_interval_bytes: int
     ) -> None:
         self._rules = rules
         self._transactions = transactions
@@ -491,7 +493,7 @@ class BatchFilter:
     def _add_marker(
         self, segment: Segment, position: int, header: BatchHeader, horizon_ms: int | None, keep_empty: bool
     ) -> None:
-        """A marker that nobody needs any more gets a horizon first, and goes when that has passed."""
+        """A marker that is not needed any more gets a delete horizon first, and goes when that has passed."""
         commit = marker_of(segment, position, header)
         unneeded, aborted = self._transactions.end(header, commit)
         if aborted is not None:
@@ -508,7 +510,7 @@ class BatchFilter:
     def _filter(self, data: bytes, header: BatchHeader, horizon_ms: int | None, keep_empty: bool) -> None:
         try:
             body, records = scan_batch(data, header)
-        except DecodeError as error:  # taken while the topic was not compacted; nobody else's business
+        except DecodeError as error:  # appended while the topic was not compacted
             _log.warning("a batch at offset %d is kept as it is, it can't be read: %s", header.base_offset, error)
             self._write(data, header, header.max_timestamp)
             return
@@ -569,7 +571,7 @@ def smaller_batch(header: BatchHeader, kept: list[FoundRecord], body: bytes) -> 
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
-    """A batch without records that still says who wrote it, with which sequence, over which offsets."""
+    """A batch without records that still has its producer, sequence and offsets."""
     from semel.protocol.rows import seal_batch
 
     attributes = header.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT)

@@ -71,7 +71,7 @@ class LogConfig:
         return {name: _as_text(getattr(self, _field(name))) for name in SETTINGS}
 
 
-class Setting(NamedTuple):
+class LogSetting(NamedTuple):
     """How one setting is read: its type, and its range or its choices."""
 
     kind: str  # "int", "long", "double", "string", "list"
@@ -80,30 +80,30 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
 
 
-SETTINGS: dict[str, Setting] = {
-    "cleanup.policy": Setting("list", choices=("compact", "delete")),
-    "compression.type": Setting("string", choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
-    "compression.gzip.level": Setting("int", -1, 9),
-    "compression.lz4.level": Setting("int", 1, 17),
-    "compression.zstd.level": Setting("int", -131_072, 22),
-    "delete.retention.ms": Setting("long", 0, INT64_MAX),
-    "file.delete.delay.ms": Setting("long", 0, INT64_MAX),
-    "flush.messages": Setting("long", 1, INT64_MAX),
-    "flush.ms": Setting("long", 0, INT64_MAX),
-    "index.interval.bytes": Setting("int", 0, INT32_MAX),
-    "max.compaction.lag.ms": Setting("long", 1, INT64_MAX),
-    "max.message.bytes": Setting("int", 0, INT32_MAX),
-    "message.timestamp.after.max.ms": Setting("long", 0, INT64_MAX),
-    "message.timestamp.before.max.ms": Setting("long", 0, INT64_MAX),
-    "message.timestamp.type": Setting("string", choices=("CreateTime", "LogAppendTime")),
-    "min.cleanable.dirty.ratio": Setting("double", 0, 1),
-    "min.compaction.lag.ms": Setting("long", 0, INT64_MAX),
-    "retention.bytes": Setting("long", -(2**63), INT64_MAX),
-    "retention.ms": Setting("long", -1, INT64_MAX),
-    "segment.bytes": Setting("int", 1_048_576, INT32_MAX),
-    "segment.index.bytes": Setting("int", 4, INT32_MAX),
-    "segment.jitter.ms": Setting("long", 0, INT64_MAX),
-    "segment.ms": Setting("long", 1, INT64_MAX),
+SETTINGS: dict[str, LogSetting] = {
+    "cleanup.policy": LogSetting("list", choices=("compact", "delete")),
+    "compression.type": LogSetting("string", choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")),
+    "compression.gzip.level": LogSetting("int", -1, 9),
+    "compression.lz4.level": LogSetting("int", 1, 17),
+    "compression.zstd.level": LogSetting("int", -131_072, 22),
+    "delete.retention.ms": LogSetting("long", 0, INT64_MAX),
+    "file.delete.delay.ms": LogSetting("long", 0, INT64_MAX),
+    "flush.messages": LogSetting("long", 1, INT64_MAX),
+    "flush.ms": LogSetting("long", 0, INT64_MAX),
+    "index.interval.bytes": LogSetting("int", 0, INT32_MAX),
+    "max.compaction.lag.ms": LogSetting("long", 1, INT64_MAX),
+    "max.message.bytes": LogSetting("int", 0, INT32_MAX),
+    "message.timestamp.after.max.ms": LogSetting("long", 0, INT64_MAX),
+    "message.timestamp.before.max.ms": LogSetting("long", 0, INT64_MAX),
+    "message.timestamp.type": LogSetting("string", choices=("CreateTime", "LogAppendTime")),
+    "min.cleanable.dirty.ratio": LogSetting("double", 0, 1),
+    "min.compaction.lag.ms": LogSetting("long", 0, INT64_MAX),
+    "retention.bytes": LogSetting("long", -(2**63), INT64_MAX),
+    "retention.ms": LogSetting("long", -1, INT64_MAX),
+    "segment.bytes": LogSetting("int", 1_048_576, INT32_MAX),
+    "segment.index.bytes": LogSetting("int", 4, INT32_MAX),
+    "segment.jitter.ms": LogSetting("long", 0, INT64_MAX),
+    "segment.ms": LogSetting("long", 1, INT64_MAX),
 }
 
 
@@ -124,7 +124,7 @@ def parse_setting(name: str, text: str) -> int | float | str | frozenset[str]:
     return _parse_number(name, text, setting)
 
 
-def _parse_number(name: str, text: str, setting: Setting) -> int | float:
+def _parse_number(name: str, text: str, setting: LogSetting) -> int | float:
     try:
         value = float(text) if setting.kind == "double" else int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The data folder: who may use it, which partitions are in it, and the checkpoints that all of them share."""
+"""The data folder: its lock, its partitions, and the checkpoints that they share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from semel.storage.sync import SyncGroup
 _log = logging.getLogger("semel.storage")
 _DELETE_SUFFIX = "-delete"
 _STRAY_SUFFIX = "-stray"  # Kafka's word for a partition that belongs to no topic: kept, and never opened
-_DELETED_HERE = re.compile(r".+-\d+\.[0-9a-f]{32}-delete\Z", re.ASCII)  # anything else was put there by somebody
+_DELETED_HERE = re.compile(r".+-\d+\.[0-9a-f]{32}-delete\Z", re.ASCII)  # other names were not made here
 _FILES_OF_A_CREATION = frozenset({checkpoints.PARTITION_METADATA, checkpoints.PARTITION_METADATA + ".tmp"})
 _LOCK = ".lock"
 _CHECKPOINTS = (checkpoints.RECOVERY_POINTS, checkpoints.START_OFFSETS, checkpoints.CLEANER_OFFSETS)
 _SYNC_ONE_BY_ONE_MAX = 8  # logs; more are synced together
-_WAKE_AT_ONCE = 200
 
 TopicPartition = tuple[str, int]
 
@@ -51,8 +50,8 @@ class DataDir:
         self._shared = shared
         shared.on_start_raised = self._checkpoint_starts
         self._sync = sync
-        self._fresh: dict[PartitionLog, None] = {}  # created, their folders not yet synced
-        self._namespace_dirty = True  # folders were created, renamed or removed, by the last run perhaps
+        self._new_logs: dict[PartitionLog, None] = {}  # created, their folders not yet synced
+        self._names_unsynced = True  # folders were created, renamed or removed, by the last run perhaps
         self._checkpointed: dict[str, dict[TopicPartition, int]] = {}  # by file name: what the file has
         self._checkpoints_stale = False  # a file has offsets of a partition that was deleted
 
@@ -96,7 +95,9 @@ class DataDir:
             elif _DELETED_HERE.match(name):
                 self._shared.garbage.append((0, self._file(name)))
             elif name.endswith(_STRAY_SUFFIX):
-                _log.warning("%s was moved aside earlier; it is not used. Remove it if nobody needs its records", name)
+                _log.warning(
+                    "%s was moved aside earlier; it is not used. Remove it if its records are not needed", name
+                )
             else:
                 _log.warning("%s is not a partition folder, left alone", name)
         if not self.was_clean:
@@ -166,7 +167,7 @@ class DataDir:
         folder = self._folder(key)
         try:
             if os.path.isdir(folder):
-                self._clear_the_way(key)
+                self._free_name_of(key)
             self.files.make_dir(folder)
             checkpoints.write_topic_id(self.files, os.path.join(folder, checkpoints.PARTITION_METADATA), topic_id)
         except OSError as error:
@@ -175,17 +176,17 @@ class DataDir:
         log = self.logs[key] = PartitionLog(
             folder, topic, partition, topic_id, config, self._shared, clean=True, new_in=str(self.path)
         )
-        self._fresh[log] = None
-        self._namespace_dirty = True
+        self._new_logs[log] = None
+        self._names_unsynced = True
         self._checkpoints_stale |= any(offsets.get(key) for offsets in self._checkpointed.values())
         return log
 
-    def _clear_the_way(self, key: TopicPartition) -> None:
-        """A folder that no log knows is where a new partition goes: only one that never held anything is removed."""
+    def _free_name_of(self, key: TopicPartition) -> None:
+        """A folder without a log has the name of a new partition: it is moved aside unless it never held anything."""
         if self._is_unfinished_creation(key):
             self.files.remove_tree(self._folder(key))
         else:
-            self._rename_aside(key, "it is in the way of a new partition of that name")
+            self._rename_aside(key, "a new partition of that name is created")
 
     def identify(self, topic: str, partition: int, topic_id: UUID, config: LogConfig) -> PartitionLog:
         """Opens a folder whose topic id cannot be read, with the id that its topic is known to have."""
@@ -211,31 +212,31 @@ class DataDir:
         self.unidentified.discard(key)
         aside = self._name_aside(key, _STRAY_SUFFIX)
         self.files.rename(self._folder(key), aside)
-        self._namespace_dirty = True
+        self._names_unsynced = True
         _log.error("%s-%d was moved aside to %s: %s. No record was deleted", *key, aside, why)
 
     def _name_aside(self, key: TopicPartition, suffix: str) -> str:
         return self._file(f"{key[0][:200]}-{key[1]}.{uuid4().hex}{suffix}")
 
     def delete(self, topic: str, partition: int) -> None:
-        """Takes a partition away at once; its files go later (`maintain`)."""
+        """Takes a partition away at once; its files go later (`remove_garbage`)."""
         log = self._take_out(topic, partition)
-        doomed = self._name_aside((topic, partition), _DELETE_SUFFIX)
+        renamed = self._name_aside((topic, partition), _DELETE_SUFFIX)
         try:
-            self.files.rename(log.folder, doomed)
-        except OSError as error:  # the partition is gone all the same: whoever keeps topics knows that it is a leftover
+            self.files.rename(log.folder, renamed)
+        except OSError as error:  # the store has the deletion: the next start finishes it
             _log.error("the folder of the deleted partition %s-%d cannot be renamed: %s", topic, partition, error)
             return
-        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, doomed))
-        self._namespace_dirty = True
+        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, renamed))
+        self._names_unsynced = True
 
     def _take_out(self, topic: str, partition: int) -> PartitionLog:
         log = self.logs.pop((topic, partition), None)
         if log is None:
             raise StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{partition}")
-        self._sync.forget(log)
+        self._sync.remove(log)
         log.mark_deleted()
-        self._fresh.pop(log, None)
+        self._new_logs.pop(log, None)
         self._shared.garbage = [
             (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
         ]
@@ -244,17 +245,17 @@ class DataDir:
     def sync_namespace(self) -> None:
         """Makes created, deleted and renamed partition folders durable. It may take long: not while clients wait.
 
-        A created partition needs it for nothing that is acknowledged: the first sync of a log includes its folder.
+        No acknowledged record needs it: the first sync of a log includes its folder.
         """
-        if self._namespace_dirty and self._sync.waits_for_disk:
-            if len(self._fresh) > _SYNC_ONE_BY_ONE_MAX:
+        if self._names_unsynced and self._sync.waits_for_disk:
+            if len(self._new_logs) > _SYNC_ONE_BY_ONE_MAX:
                 self.files.sync_all(str(self.path))
             else:
-                for log in self._fresh:
+                for log in self._new_logs:
                     self._sync_metadata(log)
                 self.files.sync_dir(str(self.path))
-        self._fresh = {}
-        self._namespace_dirty = False
+        self._new_logs = {}
+        self._names_unsynced = False
 
     def drop_stale_checkpoints(self) -> None:
         """After `create`, before records come: a crash must not give a partition the offsets of a deleted one."""
@@ -273,19 +274,8 @@ class DataDir:
 
     # Upkeep
 
-    def maintain(self, now_ms: int) -> None:
-        """Retention, expiry of producers, removal of deleted files, checkpoints: call it every few seconds.
-
-        Logs that nobody touched since the start are read for it a few at a time.
-        """
-        sleeping = [log for log in self.logs.values() if not log.is_open]
-        for log in [log for log in self.logs.values() if log.is_open] + sleeping[:_WAKE_AT_ONCE]:
-            self.maintain_log(log, now_ms)
-        self.remove_garbage(now_ms)
-        self.checkpoint()
-
     def maintain_log(self, log: PartitionLog, now_ms: int) -> None:
-        """The part of `maintain` for one log, for a broker that spreads the work."""
+        """Retention and expiry of producers of one log, and the sync that flush.ms demands."""
         try:
             log.apply_retention(now_ms)
             log.expire_producers(now_ms)
@@ -306,7 +296,7 @@ class DataDir:
                     self.files.remove(path)
             except FileNotFoundError:
                 pass
-            except OSError as error:  # somebody's own folder inside, say; the next start tries it again
+            except OSError as error:  # as with a folder inside that is not ours; the next start tries again
                 _log.warning("%s cannot be removed: %s", path, error)
         return len(due)
 

@@ -1,8 +1,8 @@
-"""fdatasync without a thread: Linux does it (io_submit) and says through a file descriptor when it is done.
+"""fdatasync without a thread: io_submit starts it, an eventfd reports its end (Linux).
 
-A thread that comes back from fdatasync has to wait for Python's lock, which a busy event loop rarely gives away. Here
-nobody waits: one system call starts the syncs of many files, and the loop hears of their ends as it hears of sockets.
-Where the system has no such thing (`KernelSync.open` returns None), threads do the work.
+A thread that returns from fdatasync has to wait for Python's lock, which a busy event loop rarely releases. Here no
+thread waits: one system call starts the syncs of many files, and the loop reads their ends as it reads sockets. Where
+the system has no io_submit (`KernelSync.open` returns None), threads call fdatasync. Decision 82 has the figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLOTS = 64  # syncs under way at a time
 
 
 class _Numbers(NamedTuple):
-    """Of the system calls, which Python does not offer."""
+    """Of the system calls; Python has no functions for them."""
 
     setup: int
     destroy: int
@@ -34,9 +34,9 @@ class _Numbers(NamedTuple):
 _SYSTEM_CALLS = {"x86_64": _Numbers(206, 207, 209, 208), "aarch64": _Numbers(0, 1, 2, 4)}
 _FDSYNC = 3
 _RESULT_TO_FD = 1
-# data, key, flags, operation, priority, fd, buffer, bytes, offset, reserved, flags, fd of the result
-_ORDER = struct.Struct("<QIIHhIQQqQII")
-_EVENT = struct.Struct("<QQqq")  # data, order, result, second result
+# struct iocb: data, key, flags, operation, priority, fd, buffer, bytes, offset, reserved, flags, eventfd
+_CONTROL_BLOCK = struct.Struct("<QIIHhIQQqQII")
+_EVENT = struct.Struct("<QQqq")  # struct io_event: data, control block, result, second result
 
 
 class KernelSync:
@@ -48,15 +48,15 @@ class KernelSync:
         self._numbers = _SYSTEM_CALLS[platform.machine()]
         self._call = ctypes.CDLL(None, use_errno=True).syscall
         self._call.restype = ctypes.c_long
-        self._orders = ctypes.create_string_buffer(SLOTS * _ORDER.size)
+        self._control_blocks = ctypes.create_string_buffer(SLOTS * _CONTROL_BLOCK.size)
         self._pointers = (ctypes.c_void_p * SLOTS)()
         self._events = ctypes.create_string_buffer(SLOTS * _EVENT.size)
         self._free = list(range(SLOTS))
         self._keys: dict[int, Any] = {}  # slot: whose sync it is
         self._context = ctypes.c_ulong(0)
         self._system(self._numbers.setup, ctypes.c_long(SLOTS), ctypes.byref(self._context))
-        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
-        loop.add_reader(self._news, self._collect)
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
+        loop.add_reader(self._eventfd, self._collect)
 
     @classmethod
     def open(cls, loop: asyncio.AbstractEventLoop, on_done: Callable[[Any, OSError | None], None]) -> KernelSync | None:
@@ -71,14 +71,14 @@ class KernelSync:
             return None
 
     def submit(self, wanted: list[tuple[int, Any]]) -> int:
-        """Starts the syncs of (fd, key); how many of them, from the front: there may be no room for all."""
+        """Starts the syncs of (fd, key); returns how many of them, from the front: not all may fit."""
         count = min(len(wanted), len(self._free))
-        base = ctypes.addressof(self._orders)
+        base = ctypes.addressof(self._control_blocks)
         slots = self._free[:count]
         for number, slot in enumerate(slots):
-            order = (slot, 0, 0, _FDSYNC, 0, wanted[number][0], 0, 0, 0, 0, _RESULT_TO_FD, self._news)
-            _ORDER.pack_into(self._orders, slot * _ORDER.size, *order)
-            self._pointers[number] = base + slot * _ORDER.size
+            block = (slot, 0, 0, _FDSYNC, 0, wanted[number][0], 0, 0, 0, 0, _RESULT_TO_FD, self._eventfd)
+            _CONTROL_BLOCK.pack_into(self._control_blocks, slot * _CONTROL_BLOCK.size, *block)
+            self._pointers[number] = base + slot * _CONTROL_BLOCK.size
         try:
             taken = self._system(self._numbers.submit, self._context, ctypes.c_long(count), self._pointers)
         except OSError as error:
@@ -91,7 +91,7 @@ class KernelSync:
 
     def _collect(self) -> None:
         try:
-            os.eventfd_read(self._news)  # type: ignore[attr-defined,unused-ignore]
+            os.eventfd_read(self._eventfd)  # type: ignore[attr-defined,unused-ignore]
         except BlockingIOError:
             return
         count = self._system(
@@ -113,6 +113,6 @@ class KernelSync:
     def close(self) -> None:
         """Waits for what is under way."""
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._news)
+            self._loop.remove_reader(self._eventfd)
         self._system(self._numbers.destroy, self._context)
-        os.close(self._news)
+        os.close(self._eventfd)

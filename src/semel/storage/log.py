@@ -20,8 +20,8 @@ from semel.storage import checkpoints, recovery, validation
 from semel.storage.config import LogConfig
 from semel.storage.files import Files, Handle
 from semel.storage.open_log import LogShared, OpenLog, storage_error
-from semel.storage.producer_state import Marker, ProducerEntry, ProducerStates, Verification
-from semel.storage.results import AppendResult, Isolation, ProducerInfo, ReadResult, StorageError, TimestampOffset
+from semel.storage.producer_state import MarkerBatch, ProducerEntry, ProducerStates, Verification
+from semel.storage.results import AppendResult, Isolation, PartitionProducer, ReadResult, StorageError, TimestampOffset
 from semel.storage.segment import Segment
 from semel.storage.validation import Inspection
 
@@ -437,7 +437,7 @@ class PartitionLog:
         transaction_version: int = 1,
     ) -> AppendResult:
         """Ends a producer's transaction here. INVALID_PRODUCER_EPOCH or TRANSACTION_COORDINATOR_FENCED if too old."""
-        marker = Marker(producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
+        marker = MarkerBatch(producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
         return (self._opened or self._open()).append_marker(marker, transaction_version)
 
     def read(
@@ -483,7 +483,7 @@ class PartitionLog:
     def has_open_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
         return self.states.has_open_transaction(producer_id, producer_epoch)
 
-    def active_producers(self) -> list[ProducerInfo]:
+    def active_producers(self) -> list[PartitionProducer]:
         return [_info(entry) for entry in self.states.producers.values()]
 
     def all_producer_ids(self) -> set[int]:
@@ -505,8 +505,8 @@ class PartitionLog:
         return self.opened.apply_retention(now_ms)
 
 
-def _info(entry: ProducerEntry) -> ProducerInfo:
-    return ProducerInfo(
+def _info(entry: ProducerEntry) -> PartitionProducer:
+    return PartitionProducer(
         entry.producer_id,
         entry.epoch,
         entry.last_sequence,

@@ -24,10 +24,10 @@ from semel.protocol.errors import ErrorCode
 from semel.storage import checkpoints
 from semel.storage.config import LogConfig
 from semel.storage.files import FileCache, Handle
-from semel.storage.producer_state import BatchInfo, CompletedTransaction, DataBatch, Marker, encode_snapshot
+from semel.storage.producer_state import BatchInfo, CompletedTransaction, DataBatch, MarkerBatch, encode_snapshot
 from semel.storage.recovery import LogContents, add_earlier_batches
 from semel.storage.results import AppendResult, Isolation, ReadResult, StorageError
-from semel.storage.segment import SNAPSHOT, AbortedTransaction, Segment, file_name
+from semel.storage.segment import SNAPSHOT, AbortedTxn, Segment, file_name
 from semel.storage.segments import Limit, SegmentList
 from semel.storage.validation import Inspection, check_client_batch, check_coordinator_batches
 
@@ -156,7 +156,7 @@ class OpenLog:
         headers = check_coordinator_batches(data, self.config)
         return self._append(data, headers, now_ms, self.states.check_coordinator_batch, guard)
 
-    def append_marker(self, marker: Marker, transaction_version: int) -> AppendResult:
+    def append_marker(self, marker: MarkerBatch, transaction_version: int) -> AppendResult:
         from semel.protocol.rows import MarkerType, encode_marker
 
         self.states.check_marker(marker, transaction_version)
@@ -176,7 +176,7 @@ class OpenLog:
         now_ms: int,
         check: _Check | None = None,
         guard: object | None = None,
-        marker: Marker | None = None,
+        marker: MarkerBatch | None = None,
     ) -> AppendResult:
         """Appends whole batches as one write, all or none: producers are checked, offset, epoch and LogAppendTime are
         patched in place, the bytes are written, then indexes, producers and offsets follow."""
@@ -248,7 +248,7 @@ class OpenLog:
         if completed is None:
             self._write(segment, data)
             return
-        aborted = AbortedTransaction(
+        aborted = AbortedTxn(
             completed.producer_id, completed.first_offset, completed.marker_offset, completed.last_stable_offset
         )
         try:

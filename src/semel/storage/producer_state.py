@@ -50,7 +50,7 @@ class DataBatch(NamedTuple):
     timestamp_ms: int
 
 
-class Marker(NamedTuple):
+class MarkerBatch(NamedTuple):
     """The end of a producer's transaction."""
 
     producer_id: int
@@ -108,7 +108,7 @@ class ProducerEntry:
 
 
 class Verification:
-    """A transaction that is being checked with its coordinator. The object itself is the guard of the append."""
+    """A transaction that its coordinator has to confirm. The object itself is the guard of the append."""
 
     __slots__ = ("created_ms", "epoch", "lowest_sequence", "supports_epoch_bump")
 
@@ -142,7 +142,7 @@ class ProducerStates:
         self.producers: dict[int, ProducerEntry] = {}
         self.open_transactions: dict[int, int] = {}  # first offset -> producer id, in the order of offsets
         self.verifications: dict[int, Verification] = {}
-        self._undurable: dict[int, int] = {}  # first offset -> marker offset: decided, but a power cut can undo it
+        self._undurable: dict[int, int] = {}  # first offset -> marker offset: decided, but not durable yet
 
     # Data
 
@@ -188,7 +188,7 @@ class ProducerStates:
         if not batch.transactional:
             return
         if entry is not None and entry.txn_first_offset != NO_OFFSET and batch.epoch <= entry.epoch:
-            return  # a newer epoch is another owner, who needs a guard of its own; an older one is refused for that
+            return  # a newer epoch is a new owner and needs a guard of its own; an older one is refused below
         if guard is None or self.verifications.get(batch.producer_id) is not guard:
             raise StorageError(
                 ErrorCode.INVALID_TXN_STATE,
@@ -216,7 +216,7 @@ class ProducerStates:
 
     # Markers
 
-    def check_marker(self, marker: Marker, transaction_version: int) -> None:
+    def check_marker(self, marker: MarkerBatch, transaction_version: int) -> None:
         """TV2 markers carry the next epoch, so an equal one is stale, unless it repeats a marker that is here."""
         producer_id, epoch = marker.producer_id, marker.epoch
         entry = self.producers.get(producer_id)
@@ -236,7 +236,7 @@ class ProducerStates:
                 f"but epoch {entry.coordinator_epoch} was seen already",
             )
 
-    def apply_marker(self, marker: Marker, offset: int) -> CompletedTransaction | None:
+    def apply_marker(self, marker: MarkerBatch, offset: int) -> CompletedTransaction | None:
         """Ends the producer's transaction. None if it had none here: such a marker moves nothing but the epoch."""
         completed = self.completion(marker, offset)
         entry = self.producers.get(marker.producer_id)
@@ -253,7 +253,7 @@ class ProducerStates:
             self._undurable[completed.first_offset] = offset
         return completed
 
-    def completion(self, marker: Marker, offset: int) -> CompletedTransaction | None:
+    def completion(self, marker: MarkerBatch, offset: int) -> CompletedTransaction | None:
         """What a marker at `offset` would end. Changes nothing."""
         entry = self.producers.get(marker.producer_id)
         if entry is None or entry.txn_first_offset == NO_OFFSET:
@@ -273,7 +273,7 @@ class ProducerStates:
     # What readers may see
 
     def first_unstable_offset(self) -> int | None:
-        """The lowest offset of a transaction that is open, or whose marker a power cut can still take back."""
+        """The lowest offset of a transaction that is open, or whose marker is not durable yet."""
         first_open = next(iter(self.open_transactions), None)
         if not self._undurable:
             return first_open
@@ -291,7 +291,7 @@ class ProducerStates:
         self, producer_id: int, epoch: int, sequence: int, *, supports_epoch_bump: bool, now_ms: int
     ) -> Verification | None:
         _check_epoch(self.producers.get(producer_id), producer_id, epoch)
-        if self.has_open_transaction(producer_id, epoch):  # one of an older epoch is another owner's
+        if self.has_open_transaction(producer_id, epoch):  # one of an older epoch has another owner
             return None
         verification = self.verifications.get(producer_id)
         if verification is None:
@@ -314,7 +314,7 @@ class ProducerStates:
         ]
         for producer_id in idle:
             del self.producers[producer_id]
-        stale = [pid for pid, asked in self.verifications.items() if now_ms - asked.created_ms >= expiration_ms]
+        stale = [pid for pid, pending in self.verifications.items() if now_ms - pending.created_ms >= expiration_ms]
         for producer_id in stale:
             del self.verifications[producer_id]
         return len(idle)

@@ -29,7 +29,7 @@ from semel.storage.producer_state import (
     CompletedTransaction,
     CorruptSnapshotError,
     DataBatch,
-    Marker,
+    MarkerBatch,
     ProducerEntry,
     ProducerStates,
     decode_snapshot,
@@ -42,7 +42,7 @@ from semel.storage.segment import (
     SEGMENT_FILES,
     SNAPSHOT,
     SWAP,
-    AbortedTransaction,
+    AbortedTxn,
     Segment,
     file_name,
 )
@@ -376,8 +376,8 @@ def _keep_epochs_below(opened: LogContents) -> None:
     opened.epochs = [(epoch, start) for epoch, start in opened.epochs if start <= opened.end_offset]
 
 
-def _aborted(completed: CompletedTransaction) -> AbortedTransaction:
-    return AbortedTransaction(
+def _aborted(completed: CompletedTransaction) -> AbortedTxn:
+    return AbortedTxn(
         completed.producer_id, completed.first_offset, completed.marker_offset, completed.last_stable_offset
     )
 
@@ -413,7 +413,9 @@ def _apply_control(
     if marker is None:  # or compaction took it, with all of its transaction
         return None
     committed = marker.type is MarkerType.COMMIT
-    found = Marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch, committed, header.max_timestamp)
+    found = MarkerBatch(
+        header.producer_id, header.producer_epoch, marker.coordinator_epoch, committed, header.max_timestamp
+    )
     return states.apply_marker(found, header.base_offset)
 
 

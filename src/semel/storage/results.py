@@ -43,7 +43,7 @@ class ReadResult(NamedTuple):
     aborted: list[tuple[int, int]] | None  # (producer id, first offset); only for up_to="last_stable"
 
 
-class ProducerInfo(NamedTuple):
+class PartitionProducer(NamedTuple):
     """A producer in the response of DescribeProducers."""
 
     producer_id: int

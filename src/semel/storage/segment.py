@@ -143,7 +143,7 @@ _BLOCK_ENTRIES = 1024
 _last_offset = attrgetter("last_offset")
 
 
-class AbortedTransaction(NamedTuple):
+class AbortedTxn(NamedTuple):
     producer_id: int
     first_offset: int
     last_offset: int  # of the marker
@@ -166,24 +166,24 @@ class TransactionIndex:
         self._handle = Handle(path)
         self.count = size_bytes // TXN_ENTRY.size
         self._blocks: list[_Block] | None = None if self.count else []  # full blocks only; None: not read yet
-        self._open_block: list[AbortedTransaction] = []  # the entries after the last full block
+        self._open_block: list[AbortedTxn] = []  # the entries after the last full block
 
     @property
     def handle(self) -> Handle:
         return self._handle
 
-    def append(self, aborted: AbortedTransaction) -> None:
+    def append(self, aborted: AbortedTxn) -> None:
         self._load()
         data = TXN_ENTRY.pack(0, *aborted)
         write_fully(self._cache.files, self._cache.fd(self._handle), data, self.count * TXN_ENTRY.size)
         self.count += 1
         self._remember(aborted)
 
-    def overlapping(self, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTransaction], bool]:
+    def overlapping(self, fetch_offset: int, upper_offset: int) -> tuple[list[AbortedTxn], bool]:
         """Aborts that overlap [fetch_offset, upper_offset), and whether later segments need no look."""
         self._load()
         assert self._blocks is not None
-        found: list[AbortedTransaction] = []
+        found: list[AbortedTxn] = []
         first = bisect_left(self._blocks, fetch_offset, key=_last_offset)  # its last marker is not before the fetch
         for number in range(first, len(self._blocks)):
             block = self._blocks[number]
@@ -196,14 +196,14 @@ class TransactionIndex:
         complete = bool(self._open_block) and self._open_block[-1].last_stable_offset >= upper_offset
         return found, complete
 
-    def entries(self, start: int = 0, end: int | None = None) -> list[AbortedTransaction]:
+    def entries(self, start: int = 0, end: int | None = None) -> list[AbortedTxn]:
         end = self.count if end is None else min(end, self.count)
         if end <= start:
             return []
         fd = self._cache.fd(self._handle)
         data = self._cache.files.read_at(fd, (end - start) * TXN_ENTRY.size, start * TXN_ENTRY.size)
         whole = len(data) // TXN_ENTRY.size * TXN_ENTRY.size
-        return [AbortedTransaction._make(fields[1:]) for fields in TXN_ENTRY.iter_unpack(data[:whole])]
+        return [AbortedTxn._make(fields[1:]) for fields in TXN_ENTRY.iter_unpack(data[:whole])]
 
     def drop_last(self) -> None:
         """Takes the last entry back: its marker could not be written."""
@@ -231,7 +231,7 @@ class TransactionIndex:
             for entry in self.entries(start, start + _BLOCK_ENTRIES):
                 self._remember(entry)
 
-    def _remember(self, aborted: AbortedTransaction) -> None:
+    def _remember(self, aborted: AbortedTxn) -> None:
         assert self._blocks is not None
         self._open_block.append(aborted)
         if len(self._open_block) == _BLOCK_ENTRIES:
@@ -240,7 +240,7 @@ class TransactionIndex:
             self._open_block = []
 
 
-def _matching(entries: list[AbortedTransaction], fetch_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+def _matching(entries: list[AbortedTxn], fetch_offset: int, upper_offset: int) -> list[AbortedTxn]:
     return [entry for entry in entries if entry.last_offset >= fetch_offset and entry.first_offset < upper_offset]
 
 
@@ -359,9 +359,9 @@ class Segment:
         self.time_index.reset()
         self.txn_index.reset()
         self.suspect = False
-        self._forget_times()
+        self._reset_times()
 
-    def _forget_times(self) -> None:
+    def _reset_times(self) -> None:
         """They come back with the batches that are counted from now on."""
         self.bytes_since_index = 0
         self.rolling_timestamp_ms = None
@@ -380,7 +380,7 @@ class Segment:
         return scan(self.files, self.fd, start, end, verify=verify)
 
     def position_hint(self, offset: int) -> int:
-        """The position of a batch at or before the one with an offset. An index that lies is rebuilt."""
+        """The position of a batch at or before the one with an offset. A wrong index is rebuilt."""
         entry = self.offset_index.floor(offset - self.base_offset)
         if entry is not None and not self._is_batch(entry.second, entry.first + self.base_offset):
             self.rebuild_indexes()
@@ -399,7 +399,7 @@ class Segment:
         size, self.size = self.size, 0
         self.offset_index.reset()
         self.time_index.reset()
-        self._forget_times()
+        self._reset_times()
         for _, header in self.batches(0, size):
             self.note_found(header, index_interval_bytes)
         self.seal()

@@ -1,8 +1,8 @@
 """Group commit: many waiting appends share one fsync.
 
-A log that was written to is synced as soon as the loop is done with what it is doing; what is appended to it meanwhile
-shares the next sync. Logs do not wait for each other: each has its own sync under way. Back on the loop, its high
-watermark moves and who waits is woken.
+A log that was written to is synced at the end of the loop's iteration; what is appended to it during the sync shares
+the next one. Logs do not wait for each other: each has its own sync under way. Back on the loop, its high watermark
+moves and the waiting appends are completed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("semel.storage")
 FsyncMode = Literal["commit", "os"]
 _ANSWERS_EARLY = "answer_before_fsync" in mutants.ACTIVE
 Outcome = Callable[[StorageError | None], None]
-_JOBS_MAX = 64  # under way at a time; their files stay open so long
+_JOBS_MAX = 64  # under way at a time; their files stay open until they end
 _THREADS = 4
 
 
@@ -71,11 +71,11 @@ class SyncGroup:
             else:
                 future.set_exception(error)
 
-        self.tell(log, offset, on_outcome)
+        self.notify(log, offset, on_outcome)
         return future
 
-    def tell(self, log: PartitionLog, offset: int, on_outcome: Outcome) -> None:
-        """As `wait`, for who has no use for a future: calls with None or the error, at once or when it is known."""
+    def notify(self, log: PartitionLog, offset: int, on_outcome: Outcome) -> None:
+        """As `wait`, without a future: calls `on_outcome` with None or the error, at once or when it is known."""
         try:
             if log.error is not None:
                 on_outcome(log.error)
@@ -89,7 +89,7 @@ class SyncGroup:
             on_outcome(error)
 
     def mark_unsynced(self, log: PartitionLog) -> None:
-        """A log was written to. Its sync starts when the loop is done with what it is doing, so that others join."""
+        """A log was written to. Its sync starts at the end of the loop's iteration, so that others join."""
         if log in self._under_way:
             self._under_way[log] = True
             return
@@ -101,21 +101,21 @@ class SyncGroup:
             return
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # no loop: whoever uses logs this way calls flush()
+        except RuntimeError:  # no loop: the caller uses flush()
             return
         self._scheduled = True
         self._loop = loop
         loop.call_soon(self._start)
 
-    def forget(self, log: PartitionLog) -> None:
-        """The log was deleted: who waits for it gets an error."""
+    def remove(self, log: PartitionLog) -> None:
+        """The log was deleted: its waiting appends fail."""
         self._unsynced.pop(log, None)
         message = f"{log.topic}-{log.partition} was deleted"
         for _, on_outcome in self._waiting.pop(log, []):
             on_outcome(StorageError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message))
 
     def _start(self) -> None:
-        """Starts the syncs of the logs whose turn it is."""
+        """Starts the syncs of the next logs, as many as may be under way."""
         self._scheduled = False
         logs = list(islice(self._unsynced, _JOBS_MAX - len(self._under_way)))
         for log in logs:
@@ -128,13 +128,13 @@ class SyncGroup:
             for job in jobs:
                 self._under_way[job.log] = False
             self._workers.submit(jobs)
-        self._go_on()
+        self._start_next()
 
     def _begin(self, log: PartitionLog) -> SyncJob | None:
         try:
             return log.begin_sync()
         except StorageError as failure:  # no file handles left, or the file is gone
-            self._wake(log, failure)
+            self._complete(log, failure)
             return None
 
     def _ended(self, job: SyncJob, error: OSError | None) -> None:
@@ -143,12 +143,12 @@ class SyncGroup:
         if self._under_way.pop(job.log):
             self._unsynced[job.log] = None
         try:
-            self._wake(job.log, job.log.end_sync(job, error))
-        except Exception:  # somebody's callback: it must not stop the syncing of all other logs
+            self._complete(job.log, job.log.end_sync(job, error))
+        except Exception:  # of a callback: it must not stop the syncing of all other logs
             _log.exception("after the sync of %s", job.log)
-        self._go_on()
+        self._start_next()
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         if self._unsynced and len(self._under_way) < _JOBS_MAX:
             self._schedule()
         elif self._idle is not None and self._is_idle:
@@ -158,7 +158,7 @@ class SyncGroup:
     def _is_idle(self) -> bool:
         return not (self._unsynced or self._under_way or self._scheduled)
 
-    def _wake(self, log: PartitionLog, failure: StorageError | None) -> None:
+    def _complete(self, log: PartitionLog, failure: StorageError | None) -> None:
         waiting = self._waiting.pop(log, None)
         if not waiting:
             return
@@ -173,7 +173,7 @@ class SyncGroup:
         for on_outcome, error in outcomes:
             try:
                 on_outcome(error)
-            except Exception:  # it must not keep the others waiting
+            except Exception:  # the other callbacks must run
                 _log.exception("after the sync of %s", log)
 
     async def close(self) -> None:
@@ -191,15 +191,15 @@ class SyncGroup:
 
 
 def _lost(log: PartitionLog, offset: int) -> StorageError:
-    """The log was cut back after a failed sync, while somebody still held an offset of the part that is gone."""
+    """The log was cut back after a failed sync: an append beyond its end is lost."""
     return StorageError(
         ErrorCode.KAFKA_STORAGE_ERROR,
-        f"{log.topic}-{log.partition} ends at {log.end_offset}, what reached to {offset} was not kept; send it again",
+        f"{log.topic}-{log.partition} ends at {log.end_offset}, the batch up to {offset} is lost; send it again",
     )
 
 
 class _Workers:
-    """Who syncs: the kernel, where it can and the job is one plain file; otherwise threads."""
+    """Run the syncs: the kernel, where it can and the job is one plain file; otherwise threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_done: Callable[[SyncJob, OSError | None], None]) -> None:
         self._loop = loop
@@ -208,7 +208,7 @@ class _Workers:
         self._jobs: SimpleQueue[SyncJob | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._outcomes: deque[tuple[SyncJob, OSError | None]] = deque()
-        self._told = False  # the loop is about to look at the outcomes
+        self._is_scheduled = False  # `_report` is about to run on the loop
 
     def submit(self, jobs: list[SyncJob]) -> None:
         if self._kernel is not None:
@@ -227,13 +227,13 @@ class _Workers:
         """On a thread of its own."""
         while (job := self._jobs.get()) is not None:
             self._outcomes.append((job, job.log.run_sync(job)))
-            if not self._told:
-                self._told = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the outcome
                     self._loop.call_soon_threadsafe(self._report)
 
     def _report(self) -> None:
-        self._told = False  # before looking: what comes from here on is told again
+        self._is_scheduled = False  # before reading: a later outcome schedules again
         while self._outcomes:
             self._on_done(*self._outcomes.popleft())
 
@@ -249,5 +249,5 @@ class _Workers:
 
 
 def _is_plain(job: SyncJob) -> bool:
-    """Nothing to sync but one file, and nobody who wants to know of it (the journal of a simulated power cut)."""
+    """Nothing to sync but one file, and no journal of a simulated power cut that has to know of it."""
     return len(job.handles) == 1 and not job.folders and type(job.log.files).sync_file is Files.sync_file

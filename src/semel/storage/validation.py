@@ -141,7 +141,7 @@ def check_timestamp(timestamp_ms: int, config: LogConfig, now_ms: int) -> None:
 
 
 class HeavyBatch(Exception):
-    """Looking at the records of this batch would hold the event loop for long: a thread should `inspect` it."""
+    """Checking the records of this batch would block the event loop for long: a thread should `inspect` it."""
 
 
 class Inspection(NamedTuple):
@@ -238,7 +238,7 @@ def _refuse_keyless(numbers: Sequence[int]) -> NoReturn:
     raise StorageError(
         ErrorCode.INVALID_RECORD,
         f"One or more records have been rejected due to {len(numbers)} record errors in total: "
-        "a compacted topic does not take records without key",
+        "a compacted topic does not accept records without key",
         tuple((number, message) for number in numbers[:MOST_RECORD_ERRORS]),
     )
 

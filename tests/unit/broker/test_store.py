@@ -173,7 +173,7 @@ def test_a_failed_commit_changes_nothing_and_can_be_tried_again_or_forgotten(
         store.commit()
     disk.due = False
     if goes_on == "forget":
-        store.forget_changes()
+        store.discard_changes()
         assert store.get("a") == "old"
     store.put("b", 2)
     store.commit()

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.rows import Record, decode_batches, encode_batch
-from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, ProducerInfo, SyncGroup
+from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, PartitionProducer, SyncGroup
 from semel.storage.files import Files
 
 START_MS = 1_700_000_000_000
@@ -63,6 +63,13 @@ class Folder:
         assert self.data_dir.was_clean is clean
         return self.log()
 
+    def maintain(self, now_ms: int) -> None:
+        """The background work of a broker."""
+        for log in self.data_dir.logs.values():
+            self.data_dir.maintain_log(log, now_ms)
+        self.data_dir.remove_garbage(now_ms)
+        self.data_dir.checkpoint()
+
     @property
     def partition_path(self) -> Path:
         return self.path / "t-0"
@@ -110,7 +117,7 @@ def append_in_transaction(
     return log.append(memoryview(data), now_ms=START_MS, guard=guard)
 
 
-def find_producer(log: PartitionLog, producer_id: int) -> ProducerInfo | None:
+def find_producer(log: PartitionLog, producer_id: int) -> PartitionProducer | None:
     return next((info for info in log.active_producers() if info.producer_id == producer_id), None)
 
 

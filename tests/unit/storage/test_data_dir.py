@@ -87,7 +87,7 @@ def test_only_what_was_deleted_here_goes_with_the_deletions(folder: Folder) -> N
         (folder.path / name / "00000000000000000000.log").write_bytes(b"precious")
     folder.data_dir.crash()
     folder.data_dir = folder._open()
-    folder.data_dir.maintain(START_MS)
+    folder.maintain(START_MS)
     assert all((folder.path / name).is_dir() for name in names)
 
 
@@ -106,7 +106,7 @@ def test_deleted_partition_is_gone_at_once_and_its_files_later(folder: Folder) -
     assert [path.name.endswith("-delete") for path in folder.path.iterdir() if path.is_dir()] == [True]
     fresh = folder.log()
     assert fresh.end_offset == 0
-    folder.data_dir.maintain(START_MS + 60_000)
+    folder.maintain(START_MS + 60_000)
     assert [path.name for path in folder.path.iterdir() if path.is_dir()] == ["t-0"]
     with pytest.raises(StorageError) as refused:
         folder.data_dir.delete("nope", 0)
@@ -118,7 +118,7 @@ def test_leftovers_of_a_deletion_go_after_a_restart(folder: Folder) -> None:
     folder.data_dir.delete("t", 0)
     folder.data_dir.crash()
     folder.data_dir = folder._open()
-    folder.data_dir.maintain(START_MS)
+    folder.maintain(START_MS)
     assert [path.name for path in folder.path.iterdir() if path.is_dir()] == []
 
 

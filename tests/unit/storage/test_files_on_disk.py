@@ -20,7 +20,7 @@ from semel.storage.producer_state import (
     decode_snapshot,
     encode_snapshot,
 )
-from semel.storage.segment import OFFSET_ENTRY, AbortedTransaction, SparseIndex, TransactionIndex
+from semel.storage.segment import OFFSET_ENTRY, AbortedTxn, SparseIndex, TransactionIndex
 
 
 def producer(producer_id: int = 5, *, batches: list[BatchInfo] | None = None, txn: int = -1) -> ProducerEntry:
@@ -94,7 +94,7 @@ def test_index_lookups_match_a_plain_list(
 def test_transaction_index_layout_is_kafkas(tmp_path: Path) -> None:
     index = TransactionIndex(FileCache(Files()), str(tmp_path / "x.txnindex"), 0)
     assert not (tmp_path / "x.txnindex").exists()
-    index.append(AbortedTransaction(7, 100, 200, 150))
+    index.append(AbortedTxn(7, 100, 200, 150))
     assert (tmp_path / "x.txnindex").read_bytes() == struct.pack(">hqqqq", 0, 7, 100, 200, 150)
     index.close()
 
@@ -108,7 +108,7 @@ def test_aborts_that_overlap_are_found_wherever_they_stand(
     offset = 0
     for number in range(data.draw(st.integers(0, 60))):
         offset += data.draw(st.integers(1, 9))
-        entry = AbortedTransaction(number, data.draw(st.integers(max(0, offset - 60), offset)), offset, 0)
+        entry = AbortedTxn(number, data.draw(st.integers(max(0, offset - 60), offset)), offset, 0)
         index.append(entry)
         entries.append(entry)
     low = data.draw(st.integers(0, 300))
@@ -133,11 +133,11 @@ def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
     for number in range(100):
         row = number * 9_973 % count
         found, _ = index.overlapping(row * 3 + 1, row * 3 + 5)
-        assert found == [AbortedTransaction(r % 1000, r * 3, r * 3 + 2, 5) for r in (row, row + 1) if r < count]
+        assert found == [AbortedTxn(r % 1000, r * 3, r * 3 + 2, 5) for r in (row, row + 1) if r < count]
     per_lookup_ms = (time.perf_counter() - started) * 10
     assert per_lookup_ms < 20, "a scan of a million entries takes 500 ms"
-    index.append(AbortedTransaction(1, 7, 3 * count + 5, 8))
-    assert index.overlapping(3 * count, 3 * count + 10)[0] == [AbortedTransaction(1, 7, 3 * count + 5, 8)]
+    index.append(AbortedTxn(1, 7, 3 * count + 5, 8))
+    assert index.overlapping(3 * count, 3 * count + 10)[0] == [AbortedTxn(1, 7, 3 * count + 5, 8)]
     index.close()
 
 

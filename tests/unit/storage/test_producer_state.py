@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.protocol.errors import ErrorCode
-from semel.storage.producer_state import EPOCH_MAX, NO_OFFSET, BatchInfo, DataBatch, Marker, ProducerStates
+from semel.storage.producer_state import EPOCH_MAX, NO_OFFSET, BatchInfo, DataBatch, MarkerBatch, ProducerStates
 from semel.storage.results import StorageError
 
 SEQUENCE_MAX = 2**31 - 1
@@ -36,7 +36,7 @@ class Partition:
         return self.send(first, epoch=epoch, txn=True, guard=guard)
 
     def mark(self, *, epoch: int = 0, coordinator_epoch: int = 0, commit: bool = True, version: int = 1) -> bool:
-        marker = Marker(PID, epoch, coordinator_epoch, commit, 2000)
+        marker = MarkerBatch(PID, epoch, coordinator_epoch, commit, 2000)
         self.states.check_marker(marker, version)
         completed = self.states.apply_marker(marker, self.end)
         self.end += 1
@@ -317,10 +317,10 @@ def test_first_unstable_offset_is_the_earliest_open_transaction() -> None:
         states.start_verification(producer_id, 0, 0, supports_epoch_bump=False, now_ms=0)
         states.apply_data(DataBatch(producer_id, 0, 0, 0, True, 0), offset, offset, now_ms=0)
     assert states.first_unstable_offset() == 10
-    states.apply_marker(Marker(2, 0, 0, True, 0), 40)
+    states.apply_marker(MarkerBatch(2, 0, 0, True, 0), 40)
     states.settle(41)
     assert states.first_unstable_offset() == 10
-    completed = states.apply_marker(Marker(1, 0, 0, False, 0), 41)
+    completed = states.apply_marker(MarkerBatch(1, 0, 0, False, 0), 41)
     assert completed is not None
     assert completed.last_stable_offset == 30
     states.settle(42)
@@ -330,7 +330,7 @@ def test_first_unstable_offset_is_the_earliest_open_transaction() -> None:
 def test_a_decided_transaction_stays_unstable_until_its_marker_is_durable() -> None:
     states = ProducerStates()
     states.apply_data(DataBatch(1, 0, 0, 0, True, 0), 10, 10, now_ms=0)
-    states.apply_marker(Marker(1, 0, 0, True, 0), 20)
+    states.apply_marker(MarkerBatch(1, 0, 0, True, 0), 20)
     assert states.first_unstable_offset() == 10
     states.settle(20)
     assert states.first_unstable_offset() == 10

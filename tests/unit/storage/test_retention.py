@@ -131,10 +131,10 @@ def test_producers_and_transactions_survive_the_deletion_of_their_segments(folde
 def test_upkeep_covers_every_log_and_writes_the_checkpoints(folder: Folder) -> None:
     log = fill(folder, retention_ms=10_000, producer_id_expiration_ms=1000)
     append(log, producer_id=1, epoch=0, sequence=0, timestamp_ms=START_MS + 10**7, now_ms=START_MS + 10**7)
-    folder.data_dir.maintain(START_MS + 10**7)
+    folder.maintain(START_MS + 10**7)
     assert log.start_offset > 0
     assert find_producer(log, 1) is not None
-    folder.data_dir.maintain(START_MS + 10**7 + 1000)
+    folder.maintain(START_MS + 10**7 + 1000)
     assert find_producer(log, 1) is None
     lines = (folder.path / "log-start-offset-checkpoint").read_text().splitlines()
     assert lines == ["0", "1", f"t 0 {log.start_offset}"]

@@ -205,7 +205,7 @@ def _when_durable(broker: Broker, response: ProduceResponse, waiting: Waiting) -
         return done
 
     for partition, end_offset, result in waiting:
-        broker.sync.tell(partition.log, end_offset, one_done(result))
+        broker.sync.notify(partition.log, end_offset, one_done(result))
     return answer
 
 

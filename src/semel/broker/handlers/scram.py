@@ -68,7 +68,7 @@ def alter_user_scram_credentials(
     try:
         _apply(broker, accepted)
     except OSError as error:
-        broker.store.forget_changes()
+        broker.store.discard_changes()
         message = f"the data folder cannot be written: {error}"
         refused |= {change.name: (ErrorCode.KAFKA_STORAGE_ERROR, message) for change in accepted}
     names = dict.fromkeys(change.name for change in changes)
