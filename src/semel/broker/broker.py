@@ -54,7 +54,7 @@ class Broker:
         self.topics = Topics(self.store, self.data_dir, settings)
         self.topics.on_deleted = self._on_topic_deleted
         self.cluster_id = self._cluster_id()
-        self.advertised: tuple[str, int] | None = None  # what clients are told; None: the address that they reached
+        self.advertised: tuple[str, int] | None = None  # for clients; None: the address that they reached
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
         self.inspectors = ThreadPoolExecutor(INSPECTORS, "inspect")  # look at large batches, off the event loop
         self.codec = ThreadPoolExecutor(1, "codec")  # large requests and responses; one: it needs the GIL
@@ -133,7 +133,7 @@ class Broker:
         return results
 
     def address_for(self, context: RequestContext) -> tuple[str, int]:
-        """Host and port that a client is told to use."""
+        """Host and port that a client shall connect to."""
         if self.advertised is not None:
             return self.advertised
         return context.connection.local_address if context.connection is not None else ("localhost", 9092)
@@ -154,7 +154,7 @@ class Broker:
         return dict(self.store.get(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED) or {})
 
     def reserve_producer_ids(self, count: int) -> range:
-        """Producer ids that nobody was or will be given: durable on return, so that no restart hands them out again.
+        """Producer ids that were never given out: durable on return, so that no restart hands them out again.
 
         StorageError if the store cannot be written, with the code that Kafka has for it.
         """

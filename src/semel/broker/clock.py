@@ -15,7 +15,7 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
-        """Time that only goes forward, for time-outs."""
+        """Time that only goes forward, for timeouts."""
         return time.monotonic()
 
 
@@ -36,7 +36,7 @@ class ManualClock(Clock):
 
 
 class SteppedClock(Clock):
-    """Wall time that somebody else can step, forward and backward. What only goes forward still does."""
+    """Wall time that `semel prove` can step, forward and backward. Monotonic time is not affected."""
 
     def __init__(self, steps: control.Control) -> None:
         self._steps = steps

@@ -1,4 +1,4 @@
-"""Who asks: what a handler knows about the request besides its body."""
+"""What a handler knows about a request besides its body."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class RequestContext(NamedTuple):
     version: int
     client_id: str | None
     client_host: str  # as Kafka shows it: "/127.0.0.1"
-    connection: Connection | None  # None where the broker asks itself (tests)
+    connection: Connection | None  # None in tests
     principal: str = "User:ANONYMOUS"

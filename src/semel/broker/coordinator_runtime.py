@@ -141,7 +141,7 @@ class CoordinatorState(Protocol[R]):
     def end_transaction(self, partition: int, producer_id: int, commit: bool, /) -> None: ...
 
     def clear(self, partition: int, has: Callable[[str], bool], /) -> None:
-        """Forgets what the partition's records said: they are replayed again. `has` says which keys are in it."""
+        """Forgets the values of the partition's keys (those that it `has`): its records are replayed again."""
 
 
 class _Write:
@@ -155,7 +155,7 @@ class _Write:
         self.error: StorageError | None = None
         self.has_ended = False  # durable or failed
         self.is_over = False  # and replayed
-        self._done: asyncio.Future[StorageError | None] | None = None  # only if somebody waits
+        self._done: asyncio.Future[StorageError | None] | None = None  # only if a caller waits
 
     def done(self) -> asyncio.Future[StorageError | None]:
         if self._done is None:

@@ -1,8 +1,8 @@
 """Work that starts at once and becomes a task only if it has to wait.
 
-With fsync=os, or when a group commit just passed, a journal write does not wait at all. Then a task, and a round of the
-event loop for it, would be most of what a small transaction costs. Until it first waits, the work has no task: it must
-not ask for the current one, as asyncio.timeout() does.
+With fsync=os, or when a group commit just passed, a write to the log of a coordinator does not wait at all. Then a
+task, and a round of the event loop for it, would be most of what a small transaction costs. Until it first waits, the
+work has no task: it must not use the current one, as asyncio.timeout() does.
 """
 
 from __future__ import annotations

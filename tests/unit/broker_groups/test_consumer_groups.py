@@ -357,3 +357,62 @@ async def test_stop_leaves_no_timer(world: World) -> None:
     assert second.count == 0
     await world.groups.stop()
     assert world.timers.waiting == 0
+
+
+@pytest.mark.parametrize("moment", ["refuse", "lose"])
+@in_world()
+async def test_a_consumer_group_stays_where_a_classic_one_cannot_take_its_place(world: World, moment: str) -> None:
+    world.topics.create("t", 2)
+    member = await Member(world, "a").join()
+    await member.send(member_epoch=-1)
+    assert state(world) is S.EMPTY
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
+    joining = await world.join()
+    assert (await joining).error_code == E.NOT_COORDINATOR
+    setattr(world.log, moment, None)
+    await world.settle()
+    assert state(world) is S.EMPTY
+    assert world.groups.find("g") is None
+    assert (await Member(world, "b").join()).count == 2
+    await world.crash_and_restart()
+    assert state(world) is not None
+    assert world.groups.find("g") is None
+
+
+@in_world()
+async def test_a_consumer_group_without_members_is_gone_once_a_classic_one_took_its_place(world: World) -> None:
+    world.topics.create("t", 2)
+    member = await Member(world, "a").join()
+    await member.send(member_epoch=-1)
+    world.log.held = []
+    joining = await world.join()
+    assert state(world) is S.EMPTY  # until the record is durable
+    while world.log.held:
+        world.log.held.pop(0).set_result(None)
+        await world.settle()
+    world.log.held = None
+    await world.pass_time(0)
+    assert (await joining).error_code == 0
+    assert state(world) is None
+    await world.crash_and_restart()
+    assert state(world) is None
+    assert world.groups.find("g") is not None
+
+
+@in_world()
+async def test_after_a_failed_fsync_a_consumer_group_is_as_its_log_says(world: World) -> None:
+    world.topics.create("t", 2)
+    member = await Member(world, "a").join()
+    before = world.groups.find_consumer_group("g")
+    world.log.lose = E.KAFKA_STORAGE_ERROR
+    assert await refused(Member(world, "b").join()) is E.NOT_COORDINATOR
+    world.log.lose = None
+    await world.settle()
+    after = world.groups.find_consumer_group("g")
+    assert after is not None
+    assert after is not before  # it was rebuilt
+    assert list(after.subscriptions) == ["a"]
+    assert (await member.beat()).count == 2
+    assert (await Member(world, "b").join()).epoch > member.epoch
+    await world.pass_time(SESSION_MS + 1)  # sessions go on: both are out
+    assert state(world) is S.EMPTY

@@ -1,9 +1,9 @@
 """A classic group: the table of its life, its members, votes, leader and generation. No I/O and no clock.
 
     Empty                no members; may have offsets
-    PreparingRebalance   members are being collected; everybody has to join again
+    PreparingRebalance   members are being collected; all have to join again
     CompletingRebalance  a generation is formed; its leader's assignment is awaited
-    Stable               everybody has an assignment
+    Stable               all members have an assignment
     Dead                 deleted; an object that a request still refers to
 
 A cell of the table says which state comes next and what the coordinator has to do. Guards that look at members,
@@ -52,7 +52,7 @@ class GroupEvent(Enum):
     JOIN_DONE_NOBODY_WAITS = auto()  # the same; only static members are left and none of them came back
     SYNC_LEADER = auto()
     SYNC_FOLLOWER = auto()
-    SYNC_OVERDUE = auto()  # some members of this generation never asked for their assignment
+    SYNC_OVERDUE = auto()  # some members of this generation never sent SyncGroup
     ASSIGNMENT_STORED = auto()  # the leader's assignment is durable
     ASSIGNMENT_LOST = auto()  # it could not be written
     HEARTBEAT = auto()
@@ -60,13 +60,13 @@ class GroupEvent(Enum):
     MEMBER_EXPIRED = auto()  # by session timeout
     PENDING_EXPIRED = auto()  # a member id was handed out and never used
     COMMIT = auto()  # offsets from a valid member of this generation
-    COMMIT_SIMPLE = auto()  # offsets from somebody who does not use group management
+    COMMIT_SIMPLE = auto()  # offsets from a client without group management
     TXN_COMMIT = auto()
     TXN_COMMIT_SIMPLE = auto()
     DELETE_OFFSETS = auto()  # of a group whose subscriptions the coordinator can read
     DELETE_OFFSETS_OPAQUE = auto()  # of a group with a protocol type of its own
     DELETE = auto()
-    EXPIRE = auto()  # no offsets left and nobody there
+    EXPIRE = auto()  # no offsets and no members left
 
 
 class Act(Enum):
@@ -76,17 +76,17 @@ class Act(Enum):
     REFUSE = auto()  # answer with the cell's error
     ACCEPT = auto()  # go on, nothing about the group changes
     ACCEPT_ALIVE = auto()  # the same, and the member's session starts anew; the cell's error is the answer
-    PREPARE = auto()  # begin a rebalance: waiting SyncGroups are told, the join phase starts
-    TRY_COMPLETE = auto()  # end the join phase if everybody is here and it is not the initial delay
-    COMPLETE_IF_ALL = auto()  # end the join phase if everybody is here
+    PREPARE = auto()  # begin a rebalance: waiting SyncGroups get an error, the join phase starts
+    TRY_COMPLETE = auto()  # end the join phase if all members are here and it is not the initial delay
+    COMPLETE_IF_ALL = auto()  # end the join phase if all members are here
     START_GENERATION = auto()  # answer all JoinGroups, await the SyncGroups
-    BECOME_EMPTY = auto()  # journal a generation without members
+    BECOME_EMPTY = auto()  # write a generation without members
     WAIT_LONGER = auto()  # another round of the rebalance timeout
     ANSWER_GENERATION = auto()  # answer this JoinGroup with the current generation
-    STORE_MEMBER = auto()  # journal the new member id, then answer: no rebalance
+    STORE_MEMBER = auto()  # write the new member id, then respond: no rebalance
     AWAIT_LEADER = auto()  # the answer to this SyncGroup comes with the leader's
-    STORE_ASSIGNMENT = auto()  # journal the assignment
-    HAND_OUT = auto()  # give everybody their assignment
+    STORE_ASSIGNMENT = auto()  # write the assignment
+    HAND_OUT = auto()  # respond to all SyncGroups
     ANSWER_ASSIGNMENT = auto()
     WRITE_TOMBSTONES = auto()  # for the group and its offsets
 
@@ -197,7 +197,7 @@ class ClassicMember:
 
     @property
     def needs_no_heartbeat(self) -> bool:
-        """Somebody whose request waits here is alive; but a new member may be gone without our noticing."""
+        """A member whose request waits here is alive; but a new member may be gone unnoticed."""
         return not self.is_new and (self.joining is not None or self.syncing is not None)
 
     def has_protocols(self, protocols: Protocols) -> bool:
@@ -248,7 +248,7 @@ class Group:
         self.static_ids: dict[str, str] = {}  # group.instance.id: member id
         self.pending: dict[str, Alarm] = {}  # member ids that were handed out and did not come back yet
         self.not_synced: set[str] = set()  # members of this generation whose SyncGroup is still to come
-        self.grew = False  # somebody joined during the initial delay, so it may be extended
+        self.grew = False  # a member joined during the initial delay, so it may be extended
         self.topics: frozenset[str] | None = None  # what its consumers subscribe to; None: not known
         self.join_alarm: Alarm | None = None
         self.sync_alarm: Alarm | None = None
@@ -290,7 +290,7 @@ class Group:
             )
 
     def supports(self, protocol_type: str, protocols: Collection[str]) -> bool:
-        """Whether a member with these protocols can be in the group: one of them must be everybody's."""
+        """Whether a member with these protocols can be in the group: all members must support one of them."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
         return protocol_type == self.protocol_type and any(
@@ -375,7 +375,7 @@ class Group:
 
     # -- generations ---------------------------------------------------------------------------------------------------
     def elect_leader(self) -> bool:
-        """Makes sure that the leader is somebody who waits for the next generation. False: nobody does."""
+        """Makes sure that the leader waits for the next generation. False: no member does."""
         if self.leader is None:
             return False
         if self.members[self.leader].joining is not None:

@@ -18,7 +18,7 @@ GROUP_ID_NOT_FOUND_FROM = 9  # OffsetCommit: older clients expect ILLEGAL_GENERA
 
 
 class Committer(NamedTuple):
-    """Who commits. Without generation, member and instance: somebody who does not use group management."""
+    """The client that commits. Without generation, member and instance it does not use group management."""
 
     generation: int = NO_GENERATION
     member_id: str = ""
@@ -41,7 +41,7 @@ class OffsetToCommit(NamedTuple):
 
 
 class Commits:
-    """Decides on offsets, journals them, and keeps them."""
+    """The requests about offsets."""
 
     def __init__(self, core: Core, rebalance: Rebalance) -> None:
         self._core = core
@@ -194,7 +194,7 @@ def _is_other_topic(stored: bytes, asked: bytes) -> bool:
 
 
 def _check_consumer(group: ConsumerGroup, who: Committer, version: int | None) -> None:
-    """Whether somebody may commit to a group of the consumer protocol; no version: inside a transaction."""
+    """Whether a client may commit to a group of the consumer protocol; no version: inside a transaction."""
     if who.generation < 0 and group.state is ConsumerGroupState.EMPTY:
         return
     if version is not None and who.member_id in group.current and version < GROUP_ID_NOT_FOUND_FROM:

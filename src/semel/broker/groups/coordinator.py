@@ -180,7 +180,7 @@ class GroupCoordinator:
         self._run(self.expire_now())
 
     async def expire_now(self) -> ErrorCode:
-        """Forgets offsets that were unused for the retention time, and groups that have nobody and nothing left."""
+        """Deletes offsets that were unused for the retention time, and groups without members and offsets."""
         now_ms = self._core.clock.now_ms()
         for group in self.groups():
             slots = expired_slots(group, self._core.offsets, now_ms, self.config.retention_ms)

@@ -305,7 +305,7 @@ def _join_event(group: Group, member: ClassicMember, protocols: Protocols) -> Gr
 
 
 def _await_join(member: ClassicMember) -> asyncio.Future[JoinGroupResponse]:
-    """The future answer of a member's JoinGroup. A request that this one repeats is told to try again."""
+    """The future response to a member's JoinGroup. A request that this one repeats gets REBALANCE_IN_PROGRESS."""
     member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
     member.joining = asyncio.get_running_loop().create_future()
     return member.joining

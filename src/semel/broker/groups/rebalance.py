@@ -1,6 +1,6 @@
 """How a group gets from one generation to the next: the acts of the table, and what happens when time passes.
 
-Everything here runs to its end without an await: nobody sees a group half changed. What must survive a crash is
+Everything here runs to its end without an await: no request sees a group half changed. What must survive a crash is
 written to the log, and what follows from it happens when it is durable.
 """
 
@@ -24,7 +24,7 @@ def join_error(code: ErrorCode, member_id: str) -> JoinGroupResponse:
 
 
 def current_generation(group: Group, member_id: str, *, skip_assignment: bool = False) -> JoinGroupResponse:
-    """The generation as a member sees it: the leader gets everybody's metadata."""
+    """The generation as a member sees it: the leader gets the metadata of all members."""
     return JoinGroupResponse(
         generation_id=group.generation,
         protocol_type=group.protocol_type,
@@ -45,9 +45,9 @@ def _metadata_of_all(group: Group) -> list[JoinGroupResponseMember]:
 
 
 def same_generation(group: Group, member_id: str, old_leader: str | None, *, may_skip: bool) -> JoinGroupResponse:
-    """What a static member hears that came back and changed nothing: the generation goes on.
+    """The response to a static member that came back and changed nothing: the generation goes on.
 
-    A leader must not assign anew. From version 9 on it can be told so; before that it is told that somebody else leads:
+    A leader must not assign anew. From version 9 on the response can say so; before that it names another leader:
     the member id that it had.
     """
     answer = current_generation(group, member_id, skip_assignment=may_skip and member_id == group.leader)
@@ -182,7 +182,7 @@ class Rebalance:
 
     # -- the assignment ------------------------------------------------------------------------------------------------
     def store_assignment(self, group: Group, given: dict[str, bytes]) -> None:
-        """Journals what the leader handed in, then hands it out. Members that it forgot get an empty assignment."""
+        """Writes what the leader handed in, then responds with it. Members that it forgot get an empty assignment."""
         generation = group.generation
         assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
 
@@ -226,7 +226,7 @@ class Rebalance:
             member.session.set(member.session_timeout_ms)
 
     def hand_out_id(self, group: Group, member_id: str, timeout_ms: int) -> None:
-        """Remembers for a while that somebody will come with this id; a rebalance waits for it."""
+        """A member will join with this id; a rebalance waits for it for a while."""
         group.pending[member_id] = Alarm(self._core.timers, lambda: self._pending_over(group, member_id))
         group.pending[member_id].set(timeout_ms)
 
@@ -254,7 +254,7 @@ class Rebalance:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
     def drop(self, group: Group, member_id: str) -> None:
-        """Takes a member out. A request of it that waits is told to start over."""
+        """Takes a member out. A request of it that waits gets UNKNOWN_MEMBER_ID."""
         member = group.remove(member_id)
         if member is None:
             return
@@ -297,7 +297,7 @@ class Rebalance:
             failed(client_error(error))
 
     def stop(self) -> None:
-        """Ends timers; whoever waits is told to find the coordinator again."""
+        """Ends timers; requests that wait get NOT_COORDINATOR."""
         for group in self._core.groups.values():
             for alarm in (group.join_alarm, group.sync_alarm, *group.pending.values()):
                 if alarm is not None:

@@ -283,7 +283,7 @@ class Core:
 
 
 def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
-    """Offsets that nobody needs: not subscribed to, not in a transaction, and unused for the retention time."""
+    """Offsets that are not needed: not subscribed to, not in a transaction, and unused for the retention time."""
     since_ms = _unused_since(group)
     if since_ms is None:
         return []
@@ -306,7 +306,7 @@ def expired_consumer_slots(group: ConsumerGroup, offsets: GroupOffsets, now_ms: 
 def _unread(
     group_id: str, subscribes: Callable[[str], bool], offsets: GroupOffsets
 ) -> Iterator[tuple[Slot, CommittedOffset]]:
-    """Offsets of topics that nobody in the group reads, without those that a transaction may change."""
+    """Offsets of topics that no member subscribes to, without those that a transaction may change."""
     for topic, partitions in offsets.of_group(group_id).items():
         if not subscribes(topic):
             for partition, committed in partitions.items():
@@ -317,7 +317,7 @@ def _unread(
 
 def _unused_since(group: Group) -> Callable[[CommittedOffset], int] | None:
     """From when a group's offsets count as unused; None: all of them are in use."""
-    if group.protocol_type is None:  # somebody who does not use group management
+    if group.protocol_type is None:  # a client without group management
         return lambda committed: committed.commit_time_ms
     if group.state is GroupState.EMPTY:
         emptied_ms = group.emptied_ms

@@ -58,7 +58,7 @@ _END_EVENTS = {
 
 
 class Owner(NamedTuple):
-    """An answer that says who owns an id now."""
+    """A response with the producer id and epoch of an id's owner."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
@@ -181,7 +181,7 @@ class TransactionCoordinator:
         return decide(active.txn, TransactionEvent.VERIFY, ask, is_pending=active.is_pending).error
 
     async def end(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool, is_v2: bool) -> Owner:
-        """EndTxn. Answered when the decision is durable; the markers follow."""
+        """EndTxn. Returns when the decision is durable; the markers follow."""
         if not transactional_id:
             return Owner(ErrorCode.INVALID_REQUEST)
         active = self.ids.get(transactional_id)

@@ -59,7 +59,7 @@ _STATE_NAMES = {state.label: state for state in TxnState}
 async def init_producer_id(
     broker: Broker, ctx: RequestContext, request: InitProducerIdRequest
 ) -> InitProducerIdResponse:
-    """A producer id; with a transactional id, one that fences everybody who had it before."""
+    """A producer id; with a transactional id, one that fences its former owners."""
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
     if has_id != has_epoch:
         return InitProducerIdResponse(
@@ -246,7 +246,7 @@ async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitR
 
 
 async def end_txn(broker: Broker, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
-    """Commit or abort. Answered when the decision is durable."""
+    """Commit or abort. The response follows the durable decision."""
     owner = await broker.transactions.end(
         request.transactional_id,
         request.producer_id,

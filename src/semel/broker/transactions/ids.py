@@ -32,7 +32,7 @@ class ProducerIds:
     """Hands out ids. After a crash the rest of the block is lost, as on Kafka; there are 2^63 ids."""
 
     def __init__(self, reserve: Callable[[int], range]) -> None:
-        """`reserve(count)` gives ids that nobody was or will be given, durably (Broker.reserve_producer_ids)."""
+        """`reserve(count)` gives ids that were never given out, durably (Broker.reserve_producer_ids)."""
         self._reserve = reserve
         self._block = range(0)
         self._floor = 0

@@ -93,7 +93,7 @@ class Ask(NamedTuple):
     timeout_ms: int = 0
     client_version: int = 0
     broker_version: int = 2  # the finalised feature level: how the broker itself ends transactions
-    fresh_producer_id: int = NO_PRODUCER_ID  # the next one that nobody has
+    fresh_producer_id: int = NO_PRODUCER_ID  # the next one that was never given out
     expiration_ms: int = 0
 
     @property
@@ -103,7 +103,7 @@ class Ask(NamedTuple):
 
 
 def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
-    """An id that nobody used yet, before its first InitProducerId is written."""
+    """An id that was never used, before its first InitProducerId is written."""
     return Transaction(
         producer_id,
         NO_PRODUCER_ID,
@@ -340,7 +340,7 @@ CELLS: dict[tuple[TxnState, TransactionEvent], tuple[TxnRule, ...]] = {
     (TxnState.EMPTY, TransactionEvent.EXPIRE): _EXPIRE,
     # Ongoing: partitions were added
     (TxnState.ONGOING, TransactionEvent.INIT): (
-        TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort its successor's transaction
+        TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort the new owner's transaction
         TxnRule(v2_broker, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, end_v2),
         TxnRule(always, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, fence_v1),
     ),

@@ -55,7 +55,7 @@ Shares = dict[str, set[tuple[bytes, int]]]
 
 
 def _share_alike(counts: Counts, kept: Shares) -> Shares:
-    """Everybody wants the same: who has most already gets the odd ones, so that the least has to move."""
+    """All members want the same: those with most partitions keep the odd ones, so that the least has to move."""
     everything = [(topic, index) for topic in sorted(counts) for index in range(counts[topic])]
     fair, odd = divmod(len(everything), len(kept))
     order = sorted(kept, key=lambda member: (-len(kept[member]), member))
@@ -69,7 +69,7 @@ def _share_alike(counts: Counts, kept: Shares) -> Shares:
 
 
 def _share_among_readers(wishes: AssignableMembers, counts: Counts, kept: Shares) -> Shares:
-    """Everybody wants something else: each partition goes to the reader with the least, then loads are evened out."""
+    """Members want different topics: each partition goes to the reader with the least, then loads are evened out."""
     shares = {member: set(share) for member, share in kept.items()}
     taken = {part for share in shares.values() for part in share}
     readers = {topic: [member for member, wish in wishes.items() if topic in wish.topics] for topic in counts}

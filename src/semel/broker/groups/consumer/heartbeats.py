@@ -1,8 +1,8 @@
 """ConsumerGroupHeartbeat: the one request by which members of a consumer group join, follow and leave.
 
-A heartbeat is worked out on a draft of the group. The draft's changes are journaled, and when they are durable the
-draft takes the group's place and the member gets its answer. One heartbeat of a group at a time: those that change
-nothing, and that is nearly all, do not wait for anything.
+A heartbeat is worked out on a draft of the group. The draft's changes are written to the log, and when they are
+durable they are replayed and the response is sent. One heartbeat of a group at a time: those that change nothing, and
+that is nearly all, do not wait for anything.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConsumerGroups:
             await asyncio.wait(self._running)
 
     def is_busy(self, group_id: str) -> bool:
-        """Whether a heartbeat of this group is on its way to the journal."""
+        """Whether a heartbeat of this group is being written."""
         lock = self._locks.get(group_id)
         return lock is not None and lock.locked()
 

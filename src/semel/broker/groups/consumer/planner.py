@@ -149,7 +149,7 @@ class ConsumerConfig(NamedTuple):
 
 
 class HeartbeatResult(NamedTuple):
-    """What a member is told. `assigned` is None where there is nothing new."""
+    """The response to a member. `assigned` is None where there is nothing new."""
 
     member_id: str
     epoch: int
@@ -276,7 +276,7 @@ class Planner:
         return new, None if old is None else (old.topics, old.regex)
 
     def _assign(self, draft: Draft, topics: Mapping[str, Topic]) -> None:
-        """A new target for everybody, for the group's epoch."""
+        """A new target for all members, for the group's epoch."""
         group = draft.group
         wishes = {
             member_id: AssignableMember(
@@ -293,7 +293,7 @@ class Planner:
         draft.change(TargetEpochSet(group.group_id, group.epoch, self._clock.now_ms()))
 
     def assignor_of(self, group: ConsumerGroup) -> str:
-        """The one that most members ask for; the first of the broker's if nobody does."""
+        """The one that most members ask for; the first of the broker's if none does."""
         votes = Counter(each.assignor for each in group.subscriptions.values() if each.assignor is not None)
         return votes.most_common(1)[0][0] if votes else self._config.assignors[0]
 
@@ -303,7 +303,7 @@ class Planner:
         )
 
     def _topics_of(self, group: ConsumerGroup) -> dict[str, Topic]:
-        """The topics that exist and that somebody in the group wants."""
+        """The topics that exist and that a member of the group subscribes to."""
         found = {name: topic for name in group.subscribed_names() if (topic := self._topics.get(name)) is not None}
         patterns = [compile_pattern(pattern) for pattern in _patterns_of(group)]
         for topic in self._topics if patterns else ():
