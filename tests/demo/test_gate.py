@@ -9,7 +9,7 @@ import pytest
 
 from semel.demo.gate import Gate
 from semel.demo.plan import EXACTLY_ONCE, FAULTS, GUARANTEES
-from semel.spark.faults import POINTS
+from semel.prove.injection import SINK_POINTS
 from tests.support.waiting import PATIENCE_S
 
 
@@ -31,7 +31,7 @@ class Told:
 def walk(gate: Gate, guarantee: str, point: str, passed: list[str]) -> threading.Thread:
     def run() -> None:
         gate.work_for(guarantee)
-        gate.reach(point)
+        gate.hit(point)
         passed.append(guarantee)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -58,11 +58,11 @@ def test_other_points_other_threads_and_early_batches_pass() -> None:
     told = Told()
     gate = Gate(GUARANTEES, told)
     gate.arm("half-way", 1)
-    gate.reach("sink.after_positions")  # a thread that works for nobody
+    gate.hit("sink.after_positions")  # a thread that works for nobody
     gate.work_for(EXACTLY_ONCE)
-    gate.reach("sink.after_positions")  # its first batch is not finished yet
+    gate.hit("sink.after_positions")  # its first batch is not finished yet
     gate.count(EXACTLY_ONCE)
-    gate.reach("sink.after_write")
+    gate.hit("sink.after_write")
     assert told.events == []
     thread = walk(gate, EXACTLY_ONCE, "sink.after_positions", [])
     told.await_event("held")
@@ -85,4 +85,4 @@ def test_arming_again_lets_those_go_that_are_held() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_name_points_that_exist(fault: Any) -> None:
     assert set(fault.points) == set(GUARANTEES)
-    assert set(fault.points.values()) <= {*POINTS, "returned"}
+    assert set(fault.points.values()) <= {*SINK_POINTS, "returned"}

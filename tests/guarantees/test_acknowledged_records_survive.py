@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from semel.storage.powercut import cut_power
-from tests.support.broker import SemelBroker
+from semel.prove.powercut import cut_power
+from tests.support.broker import SemelBroker, faulty_semel
 from tests.support.direct import DirectClient
 from tests.support.load import Load, violations
 
 PARTITIONS = 3
-POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
 
 
 def crash_again_and_again(broker: SemelBroker, rounds: int, seed: int, *, power: bool) -> Load:
@@ -60,17 +59,17 @@ def test_kill_9_two_hundred_times_loses_and_doubles_nothing(tmp_path: Path, fsyn
 
 
 def test_power_cut_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    with SemelBroker(tmp_path / "data", "--fsync", "commit", env=POWER_CUT) as broker:
+    with SemelBroker(tmp_path / "data", "--fsync", "commit", semel=faulty_semel(power_cut=True)) as broker:
         load = crash_again_and_again(broker, rounds=50, seed=2, power=True)
         check(broker, load, 50)
 
 
 def test_power_cut_catches_a_broker_that_answers_before_the_fsync(tmp_path: Path) -> None:
     """The campaign above can fail: with this bug switched on, it finds a loss."""
-    env = {**POWER_CUT, "SEMEL_MUTANTS": "answer_before_fsync"}
+    semel = faulty_semel(power_cut=True, mutant="answer_before_fsync")
     rng = random.Random(3)
     for attempt in range(10):
-        with SemelBroker(tmp_path / f"data{attempt}", "--fsync", "commit", env=env) as broker:
+        with SemelBroker(tmp_path / f"data{attempt}", "--fsync", "commit", semel=semel) as broker:
             with DirectClient(broker.bootstrap) as client:
                 client.create_topic("load", PARTITIONS)
             load = Load(broker.bootstrap, "load", PARTITIONS)

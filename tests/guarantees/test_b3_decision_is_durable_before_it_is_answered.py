@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker
+from tests.support.broker import SemelBroker, faulty_semel
 from tests.support.crashes import MortalBroker
 from tests.support.kafka import java_tool
 from tests.support.raw import RawClient
@@ -40,7 +40,7 @@ def test_answered_end_survives_a_power_cut_in_the_same_moment(tmp_path: Path, is
 
 def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path: Path):
     point = "prepare_commit.before_journal"
-    with SemelBroker(tmp_path / "broker", env={"SEMEL_FAULTS": f"{point}:delay=1500"}) as broker:
+    with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"{point}:delay=1500")) as broker:
         create_topic(broker.bootstrap, "t")
         producer = transactional(broker.bootstrap, "id")
         producer.begin_transaction()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from semel.broker.faults import POINTS
+from semel.prove.injection import BROKER_POINTS
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
 from tests.support.transactional import read_settled
 
@@ -60,7 +60,7 @@ def test_no_boundary_is_left_out():
     crashed = {point.partition(":")[0] for v2 in (True, False) for c in (True, False) for point in boundaries(v2, c)}
     apis = ("InitProducerId.", "AddPartitionsToTxn.", "AddOffsetsToTxn.", "TxnOffsetCommit.", "EndTxn.", "Produce.")
     own = ("init.", "add.", "prepare_", "complete_", "marker")
-    assert crashed == {point for point in POINTS if point.startswith((*apis, *own))}
+    assert crashed == {point for point in BROKER_POINTS if point.startswith((*apis, *own))}
 
 
 CASES = [

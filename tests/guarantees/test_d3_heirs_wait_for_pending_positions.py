@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.broker import Cluster, SemelBroker
+from tests.support.broker import SEMEL, Cluster, SemelBroker, faulty_semel
 from tests.support.waiting import PATIENCE_S, until
 
 OLD, NEW = 3, 8
@@ -125,7 +125,7 @@ BEFORE_THE_DECISION = "prepare_commit.before_journal"
     ],
 )
 def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:
-    with SemelBroker(tmp_path / "broker", env={"SEMEL_FAULTS": f"{point}:kill"}) as broker:
+    with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"{point}:kill")) as broker:
         create_topic(broker.bootstrap, "t")
         owner = owner_commits_old(broker.bootstrap, "g", "t")
         producer = open_transaction(broker.bootstrap, "g", "t", owner)
@@ -135,7 +135,7 @@ def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, po
         assert broker.process is not None
         broker.process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
         broker.process.wait(PATIENCE_S)
-        broker.env = {}
+        broker.semel = SEMEL
         broker.start()
         if point == BEFORE_THE_DECISION:
             end(30)  # nothing was decided: the transaction is open and its producer ends it

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from semel.protocol.messages.transactions import END_TXN
-from semel.spark.faults import POINTS
+from semel.prove.injection import SINK_POINTS
 from tests.support.broker import Cluster
 from tests.support.proxy import Fault, Proxy, cut_after_answer, cut_before, silence
 from tests.support.spark_driver import Pipeline, SparkSite
@@ -40,7 +40,7 @@ def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
     [
         pytest.param(name, point, marks=_marks(name, point), id=f"{name}-{point}")
         for name in ("semel", "apache_kafka")
-        for point in POINTS
+        for point in SINK_POINTS
     ],
     indirect=["cluster"],
 )

@@ -1,6 +1,6 @@
 """G3: with a deliberate bug switched on, the campaign finds it within its default length: no check without teeth.
 
-Faults: those that bring the bug out, see `semel.prove.plan.HUNTS`.
+Faults: those that bring the bug out, see `tests.mutants.HUNTS`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.mutants import MUTANTS
+from tests.mutants import MUTANTS
 from tests.support.prove import prove
 
 CHEAP = {"answer_before_fsync", "answer_before_journal", "no_require_stable"}  # those without Spark

@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from pyspark.sql import SparkSession
 

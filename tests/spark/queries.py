@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
 import semel
+from semel.prove.injection import Injection, command, spark_python
 from semel.spark.compat import HAS_ADMISSION_CONTROL
 from tests.support.broker import Cluster
 from tests.support.load import read_all
@@ -18,6 +19,7 @@ from tests.support.processes import Process
 
 DRIVER = Path(__file__).with_name("query_driver.py")
 PARTITIONS = 2
+_numbers = count(1)
 
 
 class Query:
@@ -67,7 +69,9 @@ class Query:
             job["writer"] = {"applicationId": self.application_id, "topic": self.output, **job["writer"]}
         else:
             job["sink"] = sink
-        return Process([sys.executable, str(DRIVER), json.dumps(job)], env={"SEMEL_SINK_FAULTS": fault})
+        injection = Injection(fault)
+        env = spark_python(injection, self.checkpoint.with_name(f"python-{next(_numbers)}"))
+        return Process(command(injection, DRIVER, json.dumps(job)), env=env)
 
     def run(self, **changes: Any) -> str:
         process = self.start(**changes)

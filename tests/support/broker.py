@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 from benchmarks.peers.apache_kafka import ApacheKafka
-from semel.local.semel_broker import SemelBroker, semel_command
+from semel.local.semel_broker import SEMEL, SemelBroker, semel_command
+from semel.prove.injection import Injection, Patch, command
 
-__all__ = ["Cluster", "SemelBroker", "semel_command"]
+__all__ = ["SEMEL", "Cluster", "SemelBroker", "faulty_semel", "semel_command"]
 
 _numbers = count(1)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def faulty_semel(faults: str = "", *, control: Path | str = "", power_cut: bool = False, mutant: str = "") -> list[str]:
+    """The command `semel` with faults (see `semel.prove.injection`), for `SemelBroker(..., semel=...)`."""
+    patch = Patch(str(ROOT), "tests.mutants", mutant) if mutant else None
+    return command(Injection(faults, str(control), power_cut, patch), "-m", "semel")
 
 
 @dataclass(frozen=True, slots=True)

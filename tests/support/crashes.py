@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from semel.protocol.errors import ErrorCode
-from semel.storage.powercut import cut_power
-from tests.support.broker import SemelBroker
+from semel.prove.powercut import cut_power
+from tests.support.broker import SemelBroker, faulty_semel
 from tests.support.raw import Owner, RawClient, patiently
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
-POWER_CUT = {"SEMEL_SIMULATE_POWER_CUT": "1"}
 COME_AGAIN = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -39,7 +38,8 @@ class MortalBroker:
 
     def __init__(self, folder: Path, *options: str, power: bool = False, seed: int = 1) -> None:
         self._luck = random.Random(seed) if power else None
-        self.broker = SemelBroker(folder, *options, env=dict(POWER_CUT) if power else {})
+        self._power = power
+        self.broker = SemelBroker(folder, *options, semel=faulty_semel(power_cut=power))
         self.deaths = 0
 
     def __enter__(self) -> MortalBroker:
@@ -56,7 +56,7 @@ class MortalBroker:
     def arm(self, fault: str) -> None:
         """Starts the broker anew with a fault, such as `marker.before:kill:2`."""
         self.broker.kill()
-        self.broker.env = {**self.broker.env, "SEMEL_FAULTS": fault}
+        self.broker.semel = faulty_semel(fault, power_cut=self._power)
         self.broker.start()
 
     def freeze_and_return(self, point: str) -> None:
@@ -80,7 +80,7 @@ class MortalBroker:
         self.deaths += 1
         if self._luck is not None:
             cut_power(self.broker.directory, self._luck)
-        self.broker.env = {name: value for name, value in self.broker.env.items() if name != "SEMEL_FAULTS"}
+        self.broker.semel = faulty_semel(power_cut=self._power)
         self.broker.start()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyspark
 
+from semel.prove.injection import Injection, spark_python
 from tests.support.kafka import QUICK_JVM, free_ports
 from tests.support.processes import Process
 from tests.support.waiting import until
@@ -116,7 +117,7 @@ class SparkCluster:
 
 
 class Faults:
-    """Arms named points by files, for programs with SEMEL_SINK_FAULTS=@folder."""
+    """Arms named points by files, for programs that are started with `injection` and `spark_python`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,8 +125,11 @@ class Faults:
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
-    def setting(self) -> str:
-        return f"@{self.folder}"
+    def injection(self) -> Injection:
+        return Injection(f"@{self.folder}")
+
+    def spark_python(self) -> dict[str, str]:
+        return spark_python(self.injection, self.folder.with_name(f"{self.folder.name}-python"))
 
     def arm(self, name: str, action: str, times: int = 1) -> None:
         """The next `times` processes that reach the point are killed or stopped, or (`pass`) tell that they were."""

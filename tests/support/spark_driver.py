@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from semel.prove.injection import command
 from tests.support.broker import Cluster
 from tests.support.load import read_all
 from tests.support.processes import Process
@@ -50,12 +50,11 @@ class SparkDriver:
     """One driver process."""
 
     def __init__(self, master: str, faults: Faults, conf: dict[str, str], env: dict[str, str] | None = None) -> None:
-        setup = {"master": master, "conf": {**_CONF, **conf, "spark.executorEnv.SEMEL_SINK_FAULTS": faults.setting}}
+        setup = {"master": master, "conf": {**_CONF, **conf}}
         self.faults = faults
-        environment = {"SEMEL_SINK_FAULTS": faults.setting, "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})}
-        self.process = Process(
-            [sys.executable, "-m", "tests.spark.driver", json.dumps(setup)], env=environment, stdin=True
-        )
+        environment = {**faults.spark_python(), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})}
+        program = command(faults.injection, "-m", "tests.spark.driver", json.dumps(setup))
+        self.process = Process(program, env=environment, stdin=True)
         self._numbers = count(1)
         self._is_ready = False
         self._unanswered = 0

@@ -111,7 +111,7 @@ def test_an_unknown_benchmark_is_refused_with_the_names_that_exist(capsys: pytes
 def test_without_a_checkout_one_line_says_where_benchmarks_are(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("semel.cli.bench.CHECKOUT", tmp_path)
+    monkeypatch.setattr("semel.local.checkout.ROOT", tmp_path)
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

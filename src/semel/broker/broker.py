@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from semel.broker import faults, features
-from semel.broker.clock import Clock, clock_of_the_environment
+from semel import faults
+from semel.broker import features
+from semel.broker.clock import Clock, system_clock
 from semel.broker.coordinator_runtime import InternalTopic
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
 from semel.broker.fetches import Fetches
@@ -41,7 +42,7 @@ class Broker:
 
     def __init__(self, settings: Settings, data: Path, clock: Clock | None = None) -> None:
         self.settings = settings
-        self.clock = clock or clock_of_the_environment()
+        self.clock = clock or system_clock()
         self.node_id = settings.node_id
         self.sync = SyncGroup(settings["fsync"])
         data.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from semel import control
+from semel import faults
 
 
 class Clock:
@@ -36,16 +36,12 @@ class ManualClock(Clock):
 
 
 class SteppedClock(Clock):
-    """Wall time that `semel prove` can step, forward and backward. Monotonic time is not affected."""
-
-    def __init__(self, steps: control.Control) -> None:
-        self._steps = steps
+    """Wall time that an injector can step, forward and backward. Monotonic time is not affected."""
 
     def now_ms(self) -> int:
-        return super().now_ms() + self._steps.clock_offset_ms
+        return super().now_ms() + faults.clock_offset_ms()
 
 
-def clock_of_the_environment() -> Clock:
-    """The system's clock, or the one that `semel prove` steps."""
-    steps = control.from_environment()
-    return Clock() if steps is None else SteppedClock(steps)
+def system_clock() -> Clock:
+    """The system's clock, or one that an injector can step."""
+    return SteppedClock() if faults.armed else Clock()

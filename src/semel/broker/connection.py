@@ -19,7 +19,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from semel.broker import faults
+from semel import faults
 from semel.broker.context import RequestContext
 from semel.broker.eager import Done, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE

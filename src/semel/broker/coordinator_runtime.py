@@ -178,11 +178,9 @@ class _Write:
 class CoordinatorRuntime(Generic[R]):
     """Writes the records of one coordinator and keeps its state equal to what is durable."""
 
-    def __init__(self, topic: InternalTopic, state: CoordinatorState[R], *, applies_early: bool = False) -> None:
-        """`applies_early` is a deliberate bug: nothing waits for the disk."""
+    def __init__(self, topic: InternalTopic, state: CoordinatorState[R]) -> None:
         self.topic = topic
         self._state = state
-        self._applies_early = applies_early
         self._queues: dict[int, deque[_Write]] = {}  # of each partition, in the order of the log
         self._rebuilds: dict[int, asyncio.Future[None]] = {}  # partitions whose state is being rebuilt
         self._tasks: set[asyncio.Task[None]] = set()
@@ -235,11 +233,6 @@ class CoordinatorRuntime(Generic[R]):
         encode = self._state.encode
         base_offset = self.topic.append(partition, [encode(record) for record in records], producer)
         apply = partial(self._replay_written, partition, base_offset, records, producer[0] if producer else None)
-        if self._applies_early:
-            apply()
-            if on_end is not None:
-                on_end(None)
-            return None
         write = _Write(apply, on_end)
         self._queue(partition).append(write)
         self.topic.when_durable(partition, base_offset + len(records), partial(self._ended, partition, write))

@@ -6,10 +6,8 @@ The benchmarks are not installed with semel: they are the folder `benchmarks` of
 from __future__ import annotations
 
 import argparse
-import sys
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
+
+from semel.local import checkout
 
 HELP = (
     "Runs a benchmark, semel and its peers in turns, and prints medians. A ratio above 1 means that semel is better.\n"
@@ -21,7 +19,7 @@ EXAMPLE = """
 semel bench codec
 semel bench all --quick --json
 """
-CHECKOUT = Path(__file__).resolve().parents[3]
+HARNESS = "benchmarks.harness"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from semel.cli.errors import UsageError
 
-    harness = _harness()
+    harness = checkout.module(HARNESS)
     if harness is None:
         raise UsageError("benchmarks are not installed with semel: `make bench` runs them in a checkout (benchmarks/)")
     names = harness.available()
@@ -45,14 +43,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _names() -> list[str]:
-    harness = _harness()
+    harness = checkout.module(HARNESS)
     return [] if harness is None else list(harness.available())
-
-
-def _harness() -> ModuleType | None:
-    """The benchmarks of the checkout that this semel is imported from; None where semel is installed without one."""
-    if not (CHECKOUT / "benchmarks" / "harness.py").is_file():
-        return None
-    if str(CHECKOUT) not in sys.path:
-        sys.path.append(str(CHECKOUT))
-    return import_module("benchmarks.harness")

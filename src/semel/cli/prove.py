@@ -15,8 +15,7 @@ EXAMPLE = """semel prove
 semel prove --workload loop --rounds 20 --seed 7
 semel prove --workload spark --brokers localhost:9092
 semel prove --app mypipeline:run --expected mypipeline:expected
-semel prove --replay semel-prove-7.json
-semel prove --mutant answer_before_fsync"""
+semel prove --replay semel-prove-7.json"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a setting of its own broker, such as transaction.version=1; may be repeated",
     )
     what.add_argument("--prefix", metavar="NAME", help="its topics, groups and ids begin so (default: one of its own)")
-    what.add_argument("--mutant", metavar="NAME", help="switch a deliberate bug on; the campaign must find it")
+    what.add_argument(
+        "--mutant", metavar="NAME", help="switch a deliberate bug on (in a checkout); the campaign must find it"
+    )
     how = parser.add_argument_group("which faults")
     how.add_argument(
         "--seed", type=int, metavar="N", help="the same seed gives the same faults (default: a random one)"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from semel import mutants
 from semel.client.cluster import Cluster, CoordinatorTarget, Leader, group_coordinator
 from semel.client.connection import BrokerConnection
 from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata, TopicPartition
@@ -43,7 +42,6 @@ Response = TypeVar("Response", bound=Struct)
 LAST_VERSION_WITH_NAMES = 9  # of OffsetCommit and OffsetFetch; later ones say topic ids, which a deleted topic lacks
 CONSUMER_REPLICA = -1
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
-_TAKES_UNSTABLE = "no_require_stable" in mutants.ACTIVE
 
 
 class FoundOffset(NamedTuple):
@@ -147,7 +145,6 @@ def fetch_committed(
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's committed positions (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
     `require_stable` brings while a transaction with newer positions is open, is raised like any other error."""
-    require_stable = require_stable and not _TAKES_UNSTABLE
     coordinator = group_coordinator(group_id)
     with _forgetting(cluster, coordinator):
         connection = cluster.connect(coordinator, deadline, lane)

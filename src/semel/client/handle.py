@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from semel import mutants
 from semel.client.accumulator import Place
 from semel.client.batches import Identity, ProducerBatch
 from semel.client.cluster import Cluster
@@ -37,8 +36,6 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.protocol.batch import next_sequence
 from semel.protocol.errors import ErrorCode
-
-_TAKES_BACK = "init_without_expected_epoch" in mutants.ACTIVE
 
 
 @dataclass(frozen=True)
@@ -308,8 +305,7 @@ class TransactionOwner:
 
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
-        expected = None if _TAKES_BACK else self._owned()
-        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), expected)
+        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), self._owned())
         self._epoch_used = False
         return self.identity
 

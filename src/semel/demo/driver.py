@@ -42,11 +42,11 @@ class Program:
 
     def __init__(self, job: dict[str, Any]) -> None:
         import semel
-        from semel.spark import faults
+        from semel import faults
 
         self._job = job
         self.gate = Gate(GUARANTEES, tell)
-        faults.listener = self.gate.reach
+        faults.install(self.gate)
         self._spark = semel.spark_session("semel demo", master="local[2]", **SETTINGS)
         self._spark.sparkContext.setLogLevel("OFF")
         self._pipeline = WORKLOADS[job["workload"]].example().pipeline
@@ -101,7 +101,7 @@ class Program:
             except Exception as error:
                 tell("batch_failed", guarantee=guarantee, error=str(error)[:ERROR_CHARS])
                 raise RuntimeError(str(error)[:ERROR_CHARS]) from None
-            self.gate.reach(RETURNED)
+            self.gate.hit(RETURNED)
             self.gate.count(guarantee)
             self.gate.work_for(None)
 

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 
 from semel.demo.plan import FAULTS
+from semel.faults import Injector
 
 Tell = Callable[..., None]
 
 
-class Gate:
+class Gate(Injector):
     """One fault at a time: `arm` it, and let it `open` if the program is to live on.
 
     A pipeline says in whose thread it works (`work_for`), when it has finished a batch (`count`) and which points it
@@ -49,7 +50,7 @@ class Gate:
         with self._changed:
             self._batches[guarantee] = self._batches.get(guarantee, 0) + 1
 
-    def reach(self, point: str) -> None:
+    def hit(self, point: str) -> None:
         """A point has been reached by whoever this thread works for."""
         guarantee = getattr(self._local, "guarantee", None)
         with self._changed:

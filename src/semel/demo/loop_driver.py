@@ -56,7 +56,7 @@ class Loop:
         if self._began_s is None:
             self._began_s = now_s
         if self._guarantee == AT_MOST_ONCE or now_s - self._began_s > HALF_WAY_S:
-            self._gate.reach(self._half_way)
+            self._gate.hit(self._half_way)
         value = record.value or b""
         made = self._workload.step(value)
         if made is None:
@@ -67,7 +67,7 @@ class Loop:
         self._began_s = None
         rows, self._settled = stats.records_in - self._settled, stats.records_in
         tell("batch", guarantee=self._guarantee, batch_id=stats.commits, rows=rows, verdict="write")
-        self._gate.reach(self._committed)
+        self._gate.hit(self._committed)
         self._gate.count(self._guarantee)
 
     def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -12,18 +13,24 @@ from semel.local.processes import Process
 READY = r"^semel broker ready on (?P<host>\S+):(?P<port>\d+)"
 
 
-def semel_command(*arguments: str | Path) -> list[str]:
-    """The command line of `semel ...` with the Python that runs now."""
-    return [sys.executable, "-m", "semel", *(str(argument) for argument in arguments)]
+SEMEL = (sys.executable, "-m", "semel")  # `semel` with the Python that runs now
+
+
+def semel_command(*arguments: str | Path, semel: Sequence[str] = SEMEL) -> list[str]:
+    """The command line of `semel ...`."""
+    return [*semel, *(str(argument) for argument in arguments)]
 
 
 class SemelBroker(Node):
-    """One broker process. Data and port stay over restarts; `options` go to `semel broker` as they are."""
+    """One broker process. Data and port stay over restarts; `options` go to `semel broker` as they are.
 
-    def __init__(self, directory: Path | None = None, *options: str, env: dict[str, str] | None = None) -> None:
+    `semel`: the command that is started, such as one with faults (`semel.prove.injection`). It counts from the next
+    start on."""
+
+    def __init__(self, directory: Path | None = None, *options: str, semel: Sequence[str] = SEMEL) -> None:
         super().__init__(directory, "semel-broker-")
         self.options = options
-        self.env = env or {}
+        self.semel = semel
         self.port = 0  # the first start takes any free port
 
     @property
@@ -34,6 +41,6 @@ class SemelBroker(Node):
     def start(self, timeout_s: float | None = None) -> Self:
         """Returns when the broker takes requests."""
         address = f"127.0.0.1:{self.port}"
-        command = semel_command("broker", "--data", self.directory, "--listen", address, *self.options)
-        self.port = int(self._begin(Process(command, env=self.env), READY, timeout_s)["port"])
+        words: tuple[str | Path, ...] = ("broker", "--data", self.directory, "--listen", address, *self.options)
+        self.port = int(self._begin(Process(semel_command(*words, semel=self.semel)), READY, timeout_s)["port"])
         return self

@@ -8,23 +8,26 @@ import sys
 import uuid
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
 
-from semel import mutants
+from semel.local import checkout
 from semel.prove.app import AppError, expectation_name, load
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
 from semel.prove.checker import CheckerError, delete_topics, topics_like
+from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
-from semel.prove.plan import HUNTS, plan, plan_hunt
+from semel.prove.plan import plan
 from semel.prove.schedule import BROKER, Schedule, ScheduleError
 from semel.prove.schedule import load as load_schedule
 from semel.prove.stage import Stage, StageError
 from semel.prove.workloads import WORKLOADS
 
 KEPT, VIOLATED, NOTHING_FIRED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 3, 4, 130
+MUTANTS = "tests.mutants"  # of a checkout
 SHOWN_VIOLATIONS = 10
 SHOWN_FAULTS = 3
 
@@ -79,7 +82,7 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     stage, others = None, None
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        stage = Stage(wish.brokers, schedule.mutant, tuple(schedule.settings))
+        stage = Stage(wish.brokers, _patch(schedule.mutant), tuple(schedule.settings))
         others = _topics(stage.direct, prefix)
         stops = bool(schedule.mutant)
         play(stage, schedule, prefix, told.round, say=told.say, into=result, stop_at_violation=stops)
@@ -141,6 +144,8 @@ def schedule_of(wish: Wish) -> Schedule:
 
 
 def _check_replay(schedule: Schedule, wish: Wish) -> None:
+    if schedule.mutant:
+        _mutants()
     unknown = sorted({scene.workload for scene in schedule.scenes} - set(WORKLOADS))
     if unknown:
         raise WishError(f"{wish.replay} has workloads that are not there: {', '.join(unknown)}")
@@ -150,11 +155,25 @@ def _check_replay(schedule: Schedule, wish: Wish) -> None:
 
 
 def _hunt(wish: Wish, seed: int) -> Schedule:
+    mutants = _mutants()
     if wish.mutant not in mutants.MUTANTS:
         raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.MUTANTS))}")
     if wish.brokers is not None:
         raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out")
-    return plan_hunt(seed, wish.mutant, wish.rounds)
+    schedule: Schedule = mutants.plan_hunt(seed, wish.mutant, wish.rounds)
+    return schedule
+
+
+def _mutants() -> ModuleType:
+    """The deliberate bugs: only a checkout has them."""
+    module = checkout.module(MUTANTS)
+    if module is None:
+        raise WishError("deliberate bugs are not installed with semel: --mutant works in a checkout only")
+    return module
+
+
+def _patch(mutant: str) -> Patch | None:
+    return Patch(str(checkout.ROOT), MUTANTS, mutant) if mutant else None
 
 
 def _workloads(wish: Wish) -> list[str]:
@@ -209,7 +228,7 @@ class Teller:
         self.say(f"{names}: {self._rounds} rounds, {schedule.fault_count} faults, seed {schedule.seed}")
         self.say(f"the schedule is in {path}; `semel prove --replay {path}` plays it again")
         if schedule.mutant:
-            self.say(f"deliberate bug: {mutants.MUTANTS[schedule.mutant]}")
+            self.say(f"deliberate bug: {_mutants().MUTANTS[schedule.mutant].__doc__}")
 
     def round(self, result: RoundResult) -> None:
         self._told += 1
@@ -275,8 +294,10 @@ def summary(result: CampaignResult, schedule: Schedule, code: int) -> dict[str, 
 def _list() -> None:
     for name, workload in WORKLOADS.items():
         print(f"workload {name:<30}{workload.help}")
-    for name, what in mutants.MUTANTS.items():
-        print(f"mutant   {name:<30}{what} (looked for with {HUNTS[name].workload})")
+    mutants = checkout.module(MUTANTS)
+    if mutants is not None:
+        for name, mutant in mutants.MUTANTS.items():
+            print(f"mutant   {name:<30}{mutant.__doc__} (looked for with {mutants.HUNTS[name].workload})")
 
 
 # --- cleaning up ---

@@ -206,7 +206,7 @@ class AtASinksPoint(Running):
 
     def arm(self) -> None:
         super().arm()
-        self._file = self.stage.folder / "sink-faults" / f"{self.fault.point}@{next(_numbers)}"
+        self._file = self.stage.sink_faults / f"{self.fault.point}@{next(_numbers)}"
         written = self._file.with_name(f"{self._file.name}.new")  # read by others as soon as it has its name
         written.write_text(f"{'kill' if self.fault.what == 'kill' else 'stop'}:{self.fault.nth}")
         written.rename(self._file)

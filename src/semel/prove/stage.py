@@ -10,15 +10,14 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from semel import control, mutants
-from semel.broker import faults as broker_faults
 from semel.local.processes import Process, ProcessFailed
 from semel.local.semel_broker import SemelBroker
+from semel.prove.injection import Control, Injection, Patch, command, spark_python
+from semel.prove.powercut import cut_power
 from semel.prove.proxy import Proxy
-from semel.storage.powercut import cut_power
 
 RESTARTS_BORNE = 60  # of one process in one scene, beyond those that faults ask for
 QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
@@ -151,18 +150,15 @@ def _family(root: int) -> list[tuple[int, int, str]]:
 class OwnBroker:
     """The embedded broker as a process that may be killed, frozen, unplugged, and lied to about time and space."""
 
-    def __init__(self, folder: Path, mutant: str = "", settings: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, patch: Patch | None = None, settings: tuple[str, ...] = ()) -> None:
         self.faults = folder / "broker-faults"
         self.faults.mkdir()
-        self.control = control.Control.create(folder / "control")
-        env = {
-            broker_faults.VARIABLE: f"@{self.faults}",
-            control.VARIABLE: str(folder / "control"),
-            "SEMEL_SIMULATE_POWER_CUT": "1",
-            mutants.VARIABLE: mutant,
-        }
+        self.control = Control.create(folder / "control")
+        injection = Injection(f"@{self.faults}", str(folder / "control"), power_cut=True, patch=patch)
         options = [word for setting in (*BROKER_SETTINGS, *settings) for word in ("--set", setting)]
-        self.broker = SemelBroker(folder / "broker", *options, "--log-level", "warning", env=env)
+        self.broker = SemelBroker(
+            folder / "broker", *options, "--log-level", "warning", semel=command(injection, "-m", "semel")
+        )
         self.broker.start()
         self.power_cut_seed: int | None = None  # its next death takes what was not synced
         self.cuts_at: dict[str, int] = {}  # the same at a point: its name and the seed
@@ -204,24 +200,27 @@ class OwnBroker:
 class Stage:
     """Everything that runs. `brokers`: an existing cluster, which is not touched but by requests through the proxy."""
 
-    def __init__(self, brokers: str | None = None, mutant: str = "", settings: tuple[str, ...] = ()) -> None:
+    def __init__(self, brokers: str | None = None, patch: Patch | None = None, settings: tuple[str, ...] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="semel-prove-"))
-        self.mutant = mutant
+        self.patch = patch  # changes semel in every process, to show that the checker finds a bug
+        self.sink_faults = self.folder / "sink-faults"
+        self.sink_faults.mkdir()
         self.own: OwnBroker | None = None
         self.actors: dict[str, Actor] = {}
         try:
             if brokers is None:
-                self.own = OwnBroker(self.folder, mutant, settings)
+                self.own = OwnBroker(self.folder, patch, settings)
             self.direct = self.own.bootstrap if self.own else first_reachable(brokers or "")
             self.proxy = Proxy(self.direct)
         except BaseException:
             self.close()
             raise
 
-    def actor(self, name: str, command: list[str], env: Mapping[str, str] | None = None) -> Actor:
-        """A process of this campaign, with the mutant switched on if there is one."""
-        full = {mutants.VARIABLE: self.mutant, **(env or {})}
-        actor = self.actors[name] = Actor(name, lambda: Process(command, env=full))
+    def actor(self, name: str, *program: str, spark: bool = False) -> Actor:
+        """A Python process of this campaign. A Spark driver, and what Spark starts, has the faults of the sink."""
+        injection = Injection(f"@{self.sink_faults}" if spark else "", patch=self.patch)
+        env = spark_python(injection, self.folder / "python") if spark else {}
+        actor = self.actors[name] = Actor(name, lambda: Process(command(injection, *program), env=env))
         return actor
 
     def supervise(self) -> None:

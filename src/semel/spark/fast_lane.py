@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semel import faults
 from semel.client.handle import TransactionHandle
 from semel.client.settings import ClientSettings
-from semel.spark import faults
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
 from semel.spark.ledger import Batch
 from semel.spark.offsets import Edge, parse_edge
@@ -192,7 +192,7 @@ def _copy_ranges(
                             out.write(blob)
             with stage(PRODUCE):
                 reports = list(out.report())
-            faults.reach("task.after_rows")
+            faults.hit("task.after_rows")
         yield from reports
 
     def run(numbers: Iterator[int]) -> Iterator[Any]:

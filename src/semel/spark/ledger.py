@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from semel import mutants
 from semel.spark.offsets import parse, parse_edge, recreated, to_json
 from semel.spark.planning import ranges
 
 KEPT_BATCHES = 1_000
 FORMAT = 1
-_BY_BATCH_ID = "ledger_by_batch_id" in mutants.ACTIVE
 _WAYS_OUT = (
     "Restore the right checkpoint, or start with a new one and startingOffsets=committed, which continues where the "
     "ledger ends"
@@ -121,8 +119,6 @@ def decide(last: Entry | None, batch: Batch, *, adopt: bool = False) -> Decision
     """May this batch be written? `adopt` is the word that an existing checkpoint may go on with an empty ledger."""
     if last is None:
         return _first(batch, adopt)
-    if _BY_BATCH_ID:
-        return Decision(Verdict.WRITE if batch.batch_id > last.batch_id else Verdict.ALREADY_WRITTEN)
     if last.query_id == batch.query_id:
         return _same_query(last, batch)
     return _other_query(last, batch)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from semel import faults
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.handle import PlainHandle
-from semel.spark import faults
 from semel.spark.base_sink import BaseSink, BatchReport
 from semel.spark.lag import group_positions, is_here
 from semel.spark.ledger import Batch
@@ -56,7 +56,7 @@ class PlainSink(BaseSink):
         started_s = time.monotonic()
         rows, dead = self._write(df, batch)
         written_s = time.monotonic()
-        faults.reach("sink.after_write")
+        faults.hit("sink.after_write")
         self._commit(positions)
         self._report(batch, "write", rows, dead, started_s, written_s)
 
@@ -73,7 +73,7 @@ class PlainSink(BaseSink):
             return
         with settled(df) as frame:
             self._commit(positions)
-            faults.reach("sink.after_positions")
+            faults.hit("sink.after_positions")
             rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, started_s, time.monotonic())
 

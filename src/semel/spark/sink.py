@@ -15,11 +15,11 @@ import time
 from itertools import count
 from typing import Any
 
+from semel import faults
 from semel.client.coordinator import EndUnknownError
 from semel.client.errors import ConnectionFailedError, FencedError, KafkaError, TimedOutError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
-from semel.spark import faults
 from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
 from semel.spark.checksums import Observed, why_state_differs
 from semel.spark.committing import audit, write_entry, written_places
@@ -185,27 +185,27 @@ class Sink(BaseSink):
 
     def _attempt(self, df: Any, batch: Batch, attempt: int) -> None:
         started_s = self._began_s = time.monotonic()
-        faults.reach("sink.before_begin")
+        faults.hit("sink.before_begin")
         ledger = (topic_of(self.options.application_id), 0)
         self._targets = Targets.of(self._owner.cluster, self.options.topics())  # partitions may have been added
         handle = self._owner.begin([*self._targets.places(), ledger])
-        faults.reach("sink.after_begin")
+        faults.hit("sink.after_begin")
         assert self._run is not None
         observed = Observed(df, self.options) if self._run.is_stateful() else None
         reports = self._write(df if observed is None else observed.frame, batch, handle)
-        faults.reach("sink.after_write")
+        faults.hit("sink.after_write")
         written_s = time.monotonic()
         if self.options.precautions.count_audit:
             audit(self._owner, self._targets, reports)
         check_single_runs(reports)
-        faults.reach("sink.after_audit")
+        faults.hit("sink.after_audit")
         entry = self._entry(batch, reports, attempt, "" if observed is None else observed.checksum())
         if entry.rows == 0 and batch.starts == batch.ends and self._knows(batch):
             self._abort()  # nothing to say and nothing moved
         else:
             self._commit(handle, batch, entry)
         committed_s = time.monotonic()
-        faults.reach("sink.after_commit")
+        faults.hit("sink.after_commit")
         self._tell(
             BatchReport(
                 batch.batch_id,
@@ -251,9 +251,9 @@ class Sink(BaseSink):
     def _commit(self, handle: TransactionHandle, batch: Batch, entry: Entry) -> None:
         """The ledger entry, the positions and the end: one transaction with the data."""
         write_entry(handle, self.options.application_id, entry, cluster=self._owner.cluster)
-        faults.reach("sink.after_ledger")
+        faults.hit("sink.after_ledger")
         send_positions(self._owner, self.options, batch)
-        faults.reach("sink.after_positions")
+        faults.hit("sink.after_positions")
         try:
             self._owner.end(commit=True)
         except EndUnknownError:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel import mutants
 from semel.client.errors import ConfigError
 from semel.client.settings import COMPRESSIONS, ProducerSettings
 from semel.spark.encoding import MURMUR2, SPREAD
@@ -18,13 +17,6 @@ from semel.spark.writing import Precautions
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
 HASH = "hash"
 AUTO, ALWAYS = "auto", "always"
-
-
-def _precautions() -> Precautions:
-    """All of them, but for what a mutant leaves out."""
-    return Precautions()._replace(
-        handshake="no_opening_handshake" not in mutants.ACTIVE, count_audit="no_count_audit" not in mutants.ACTIVE
-    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class SinkOptions:
     source_cluster_is_other: bool = False
     on_batch: Callable[[Any], None] | None = None
     client: Mapping[str, Any] = field(default_factory=dict)
-    precautions: Precautions = field(default_factory=_precautions)
+    precautions: Precautions = field(default_factory=Precautions)
 
     def __post_init__(self) -> None:
         _check_name(self.application_id)

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from semel import faults
 from semel.client.coordinator import EndUnknownError
 from semel.client.errors import FencedError, KafkaError
 from semel.client.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
-from semel.spark import faults
 from semel.spark.checksums import Summed, why_state_differs
 from semel.spark.columns import check_columns
 from semel.spark.committing import audit, write_entry, written_places
@@ -155,7 +155,7 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
             if not is_written:
                 handle = owner.begin([*targets.places(), (topic_of(options.application_id), 0)])
             _remember(owner)
-        faults.reach("sink.after_begin")
+        faults.hit("sink.after_begin")
         sequence = 0 if last is None else last.sequence + 1
         checksum = last.checksum if is_written and last is not None else ""
         return Plan(batch, sequence, targets, handle, int(time.time() * 1000), is_stateful, checksum)
@@ -271,9 +271,9 @@ def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: li
         else:
             write_entry(handle, options.application_id, entry)
             send_positions(owner, options, plan.batch)
-            faults.reach("sink.after_positions")
+            faults.hit("sink.after_positions")
             _end(owner, options, entry)
-        faults.reach("sink.after_commit")
+        faults.hit("sink.after_commit")
         _remember(owner)
     log.info(
         "batch %d write: %d rows, %d dead letters, write %.0f ms, commit %.0f ms",

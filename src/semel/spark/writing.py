@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from semel import faults
 from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
-from semel.spark import faults
 from semel.spark.encoding import Encoder, Routing
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.targets import Targets
@@ -98,7 +98,7 @@ class BlobWriter:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
                 raise WrongTaskError(topic, partition)
             self._wait_to_be_killed(topic, partition)
-        faults.reach("task.after_opening")
+        faults.hit("task.after_opening")
 
     def _wait_to_be_killed(self, topic: str, partition: int) -> None:
         """Spark kills the attempt that it does not need. Raises only if the one that it needs makes no progress."""
@@ -198,7 +198,7 @@ def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: It
                 out.write(blob)
         with stage(PRODUCE):
             reports = list(out.report())
-        faults.reach("task.after_rows")
+        faults.hit("task.after_rows")
     yield from report_batches(reports)
 
 

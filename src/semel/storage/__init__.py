@@ -5,7 +5,6 @@ from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
 from semel.storage.files import Files, write_fully
 from semel.storage.log import PartitionLog
-from semel.storage.powercut import cut_power
 from semel.storage.results import (
     AppendResult,
     DataDirLockedError,
@@ -34,6 +33,5 @@ __all__ = [
     "StorageError",
     "SyncGroup",
     "TimestampOffset",
-    "cut_power",
     "write_fully",
 ]

@@ -1,22 +1,18 @@
-"""The only place that touches files: plain system calls, or the same calls with a journal of what was synced.
+"""The only place that touches files: plain system calls.
 
-The journal makes a power cut testable. kill -9 leaves the page cache alive, so it can't show a missing fsync; with the
-journal switched on (`SEMEL_SIMULATE_POWER_CUT=1`) `powercut.cut_power` puts the folder back to what was fsynced.
-Switched off it costs nothing: writes and reads are `os.pwrite` and `os.pread` themselves, in both.
+`semel.prove.powercut` has the same calls with a journal of what was synced: kill -9 leaves the page cache alive, so it
+cannot show a missing fsync; `cut_power` puts a folder back to what was fsynced.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from semel import control
-from semel.storage.powercut import Journal
+from semel import faults
 
-POWER_CUT_VARIABLE = "SEMEL_SIMULATE_POWER_CUT"
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 
 
@@ -88,94 +84,10 @@ class Files:
         self.remove_dir(path)
 
 
-class JournaledFiles(Files):
-    """The same files, with a journal beside the data folder of everything that a power cut would take back."""
-
-    def __init__(self, data_dir: str | Path, *, real_sync: bool = True) -> None:
-        self._journal = Journal.open(data_dir)
-        self._real_sync = real_sync  # False: the journal alone stands for the disk, for fast tests
-
-    def open(self, path: str, *, create: bool = True) -> int:
-        exists = os.path.exists(path)
-        if exists or create:
-            self._journal.note("touch" if exists else "create", path)
-        return super().open(path, create=create)
-
-    def sync_file(self, fd: int, path: str) -> None:
-        size = os.fstat(fd).st_size  # before the sync: what is written while it runs may not be covered
-        if self._real_sync:
-            super().sync_file(fd, path)
-        self._journal.note("sync", path, str(size))
-
-    def sync_dir(self, path: str) -> None:
-        mark = self._journal.mark()
-        if self._real_sync:
-            super().sync_dir(path)
-        self._journal.note("sync_dir", path, str(mark))
-
-    def sync_all(self, folder: str) -> None:
-        sizes = [(path, os.path.getsize(path)) for path in _files_below(folder)]
-        if self._real_sync:
-            super().sync_all(folder)
-        for path, size in sizes:
-            self._journal.note("sync", path, str(size))
-        for place, _, _ in os.walk(folder):
-            self._journal.note("sync_dir", place, str(self._journal.mark()))
-
-    def truncate(self, fd: int, path: str, size: int) -> None:
-        if size < os.fstat(fd).st_size:
-            self._journal.note("truncate", path, str(size))
-        super().truncate(fd, path, size)
-
-    def make_dir(self, path: str) -> None:
-        self._journal.note("make_dir", path)
-        super().make_dir(path)
-
-    def rename(self, old: str, new: str) -> None:
-        kept = self._journal.keep(new) if os.path.isfile(new) else ""
-        self._journal.note("rename", old, new, kept)
-        super().rename(old, new)
-
-    def remove(self, path: str) -> None:
-        self._journal.note("remove", path, self._journal.keep(path))
-        super().remove(path)
-
-    def remove_dir(self, path: str) -> None:
-        self._journal.note("remove_dir", path)
-        super().remove_dir(path)
-
-
 def files_for(data_dir: str | Path) -> Files:
-    """What the environment asks for: real files, with the journal of a simulated power cut, on a disk that can fill."""
-    files = JournaledFiles(data_dir) if os.environ.get(POWER_CUT_VARIABLE) == "1" else Files()
-    switch = control.from_environment()
-    if switch is not None:
-        _make_fillable(files, switch)
-    return files
-
-
-def _make_fillable(files: Files, switch: control.Control) -> None:
-    """Writes and new files find no room while the switch says so."""
-    write_at, open_file = files.write_at, files.open
-
-    def check() -> None:
-        if switch.disk_is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def guarded_write(fd: int, content: bytes | bytearray | memoryview, position: int) -> int:
-        check()
-        return write_at(fd, content, position)
-
-    def guarded_open(path: str, *, create: bool = True) -> int:
-        if create and not os.path.exists(path):
-            check()
-        return open_file(path, create=create)
-
-    files.write_at, files.open = guarded_write, guarded_open  # type: ignore[method-assign]
-
-
-def _files_below(folder: str) -> list[str]:
-    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    """Files on a real disk, unless a test or `semel prove` has injected others."""
+    files: Files | None = faults.files(data_dir) if faults.armed else None
+    return files or Files()
 
 
 def _sync_file_system(fd: int) -> None:

@@ -17,7 +17,6 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Literal
 
-from semel import mutants
 from semel.protocol.errors import ErrorCode
 from semel.storage.files import Files
 from semel.storage.kernel_sync import KernelSync
@@ -27,7 +26,6 @@ from semel.storage.results import StorageError
 _log = logging.getLogger("semel.storage")
 
 FsyncMode = Literal["commit", "os"]
-_ANSWERS_EARLY = "answer_before_fsync" in mutants.ACTIVE
 Outcome = Callable[[StorageError | None], None]
 _JOBS_MAX = 64  # under way at a time; their files stay open until they end
 _THREADS = 4
@@ -79,7 +77,7 @@ class SyncGroup:
         try:
             if log.error is not None:
                 on_outcome(log.error)
-            elif log.high_watermark >= offset or _ANSWERS_EARLY:
+            elif log.high_watermark >= offset:
                 on_outcome(None)
             elif offset > log.end_offset:
                 on_outcome(_lost(log, offset))

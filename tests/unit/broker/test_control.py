@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from semel.control import VARIABLE, Control
 from semel.prove.checker import create_topics
-from tests.support.broker import SemelBroker
+from semel.prove.injection import Control
+from tests.support.broker import SemelBroker, faulty_semel
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -23,7 +23,7 @@ def produce(bootstrap: str, topic: str, value: bytes, timeout_s: float = PATIENC
 def test_fault_is_armed_by_a_file_while_the_broker_runs(tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.mkdir()
-    with SemelBroker(tmp_path / "broker", env={"SEMEL_FAULTS": f"@{faults}"}) as broker:
+    with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"@{faults}")) as broker:
         create_topics(broker.bootstrap, {"t": 1})
         assert produce(broker.bootstrap, "t", b"1") == 0
         (faults / "Produce.before_answer").write_text("kill:2")
@@ -40,7 +40,7 @@ def test_fault_is_armed_by_a_file_while_the_broker_runs(tmp_path: Path) -> None:
 
 def test_full_disk_refuses_writes_and_lets_them_pass_when_there_is_room_again(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "control")
-    with SemelBroker(tmp_path / "broker", env={VARIABLE: str(tmp_path / "control")}) as broker:
+    with SemelBroker(tmp_path / "broker", semel=faulty_semel(control=tmp_path / "control")) as broker:
         create_topics(broker.bootstrap, {"t": 1})
         assert produce(broker.bootstrap, "t", b"1") == 0
         control.set(disk_is_full=True)
@@ -57,7 +57,7 @@ def test_full_disk_refuses_writes_and_lets_them_pass_when_there_is_room_again(tm
 
 def test_clock_steps_forward_past_a_transactions_time_out(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "control")
-    with SemelBroker(tmp_path / "broker", env={VARIABLE: str(tmp_path / "control")}) as broker:
+    with SemelBroker(tmp_path / "broker", semel=faulty_semel(control=tmp_path / "control")) as broker:
         create_topics(broker.bootstrap, {"t": 1})
         producer = Producer(
             {"bootstrap.servers": broker.bootstrap, "transactional.id": "p", "transaction.timeout.ms": 60_000}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from semel.broker.store import FILE_NAME, Store, StoreCorruptError
-from semel.storage import Files, cut_power
-from semel.storage.files import JournaledFiles
+from semel.prove.powercut import JournaledFiles, cut_power
+from semel.storage import Files
 
 
 def test_committed_changes_survive(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from semel.broker.store import FILE_NAME, NEXT_PRODUCER_ID, Store
 from semel.broker.topics import TopicError, Topics, name_problem
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
-from semel.storage import DataDir, Files, FsyncMode, LogConfig, SyncGroup, cut_power
-from semel.storage.files import JournaledFiles
+from semel.prove.powercut import JournaledFiles, cut_power
+from semel.storage import DataDir, Files, FsyncMode, LogConfig, SyncGroup
 from semel.storage.producer_state import encode_snapshot
 
 

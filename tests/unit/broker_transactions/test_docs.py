@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from semel.broker.faults import POINTS
 from semel.broker.transactions.diagram import diagram, grid
+from semel.prove.injection import BROKER_POINTS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "transactions.md").read_text()
 
@@ -17,6 +17,6 @@ def test_the_diagram_and_the_table_are_generated_from_the_code():
 
 
 def test_every_fault_point_is_listed():
-    for name in POINTS:
+    for name in BROKER_POINTS:
         listed = f"<API>.{name.partition('.')[2]}" if name.endswith("_answer") else name
         assert f"`{listed}`" in PAGE

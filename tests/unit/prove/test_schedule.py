@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from semel import mutants
 from semel.prove.command import Wish, WishError, schedule_of
 from semel.prove.decks import boundaries
-from semel.prove.plan import HUNTS, plan
+from semel.prove.plan import plan
 from semel.prove.schedule import BROKER, ScheduleError, load
 from semel.prove.workloads import WORKLOADS
+from tests.mutants import HUNTS, MUTANTS
 
 BUILT_IN = [name for name in WORKLOADS if name != "app"]
 
@@ -64,7 +64,7 @@ def test_foreign_cluster_is_never_killed(workload: str) -> None:
 
 
 def test_every_mutant_has_a_hunt() -> None:
-    assert set(HUNTS) == set(mutants.MUTANTS)
+    assert set(HUNTS) == set(MUTANTS)
 
 
 @pytest.mark.parametrize(

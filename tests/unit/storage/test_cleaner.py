@@ -13,11 +13,10 @@ import pytest
 
 from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.protocol.rows import Record
-from semel.storage import Compactor, PartitionLog, StorageError, cut_power
+from semel.prove.powercut import JournaledFiles, cut_power, side_folder
+from semel.storage import Compactor, PartitionLog, StorageError
 from semel.storage import cleaner as cleaner_module
 from semel.storage.cleaner import clean, plan, swap
-from semel.storage.files import JournaledFiles
-from semel.storage.powercut import side_folder
 from semel.storage.segment import CLEANED, SWAP
 from tests.unit.storage.helpers import (
     START_MS,

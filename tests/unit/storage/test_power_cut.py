@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from semel.storage import LogConfig, PartitionLog, cut_power
-from semel.storage.files import POWER_CUT_VARIABLE, Files, JournaledFiles
-from semel.storage.powercut import side_folder
+from semel import faults
+from semel.prove.injection import Injection, ProcessInjector
+from semel.prove.powercut import JournaledFiles, cut_power, side_folder
+from semel.storage import LogConfig, PartitionLog
+from semel.storage.files import Files, files_for
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, committed_values
 
 
@@ -200,6 +200,7 @@ def test_renamed_folder_goes_back_if_its_parent_was_not_synced(tmp_path: Path) -
 CHILD = """
 import asyncio, sys
 from uuid import UUID
+from semel.prove.injection import Injection
 from semel.storage import DataDir, LogConfig, SyncGroup
 from semel.protocol.rows import Record, encode_batch
 
@@ -217,6 +218,7 @@ async def main(path):
         print(log.high_watermark, flush=True)  # safe, while the three batches above are not
         await sync.wait(log, log.end_offset)
 
+Injection(power_cut=True).install()
 asyncio.run(main(sys.argv[1]))
 """
 
@@ -224,13 +226,10 @@ asyncio.run(main(sys.argv[1]))
 def test_a_killed_process_and_a_power_cut_lose_nothing_acknowledged(tmp_path: Path) -> None:
     """A real process, kill -9, then its unsynced bytes are taken back."""
     path = tmp_path / "data"
-    environment = {**os.environ, POWER_CUT_VARIABLE: "1"}
     luck = random.Random(3)
     acknowledged = taken_bytes = 0
     for _ in range(5):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True, env=environment
-        )
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         for _ in range(luck.randint(5, 60)):
             acknowledged = int(child.stdout.readline())
@@ -249,14 +248,14 @@ def test_a_killed_process_and_a_power_cut_lose_nothing_acknowledged(tmp_path: Pa
     assert taken_bytes > 0
 
 
-def test_the_journal_is_off_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from semel.storage.files import files_for
-
-    monkeypatch.delenv(POWER_CUT_VARIABLE, raising=False)
+def test_the_journal_is_off_unless_it_is_injected(tmp_path: Path) -> None:
     assert type(files_for(tmp_path)) is Files
     assert Files.write_at is os.pwrite
     assert Files.read_at is os.pread
     assert not side_folder(tmp_path).exists()
-    monkeypatch.setenv(POWER_CUT_VARIABLE, "1")
-    assert type(files_for(tmp_path)) is JournaledFiles
+    faults.install(ProcessInjector(Injection(power_cut=True)))
+    try:
+        assert type(files_for(tmp_path)) is JournaledFiles
+    finally:
+        faults.install(None)
     shutil.rmtree(side_folder(tmp_path))

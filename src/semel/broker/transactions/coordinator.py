@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from semel import mutants
-from semel.broker import faults
+from semel import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic, client_error
 from semel.broker.eager import Done, start_now
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 SETTLE_LIMIT_S = 0.1  # how long a request waits for the id's pending transition before it gets CONCURRENT_TRANSACTIONS
 RETRY_S = 1.0  # between two attempts to write a marker
 EXPIRY_CHUNK = 2000  # ids that one batch of tombstones forgets
-_ANSWERS_EARLY = "answer_before_journal" in mutants.ACTIVE
 
 _FAULT_POINTS = {
     TxnState.EMPTY: "init",
@@ -84,7 +82,7 @@ class TransactionCoordinator:
         self._write_markers = write_markers
         self._producer_ids = ProducerIds(reserve_producer_ids)
         self.ids = TransactionalIds(self._producer_ids)
-        self._runtime = CoordinatorRuntime(topic, self.ids, applies_early=_ANSWERS_EARLY)
+        self._runtime = CoordinatorRuntime(topic, self.ids)
         self._partition_of = lru_cache(maxsize=4096)(self._runtime.partition_for)
         self._tasks: set[asyncio.Task[Any]] = set()
 

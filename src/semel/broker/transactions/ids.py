@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from semel.broker import faults
+from semel import faults
 from semel.broker.coordinator_runtime import KeyValue
 from semel.broker.transactions.records import (
     decode_key,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -101,10 +100,9 @@ class Workload(ABC):
     def session_timeout_ms(self) -> int:
         return SESSION_TIMEOUT_MS[self.stage.own is not None]
 
-    def run(self, actor: str, module: str, options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Actor:
+    def run(self, actor: str, module: str, options: Mapping[str, Any], *, spark: bool = False) -> Actor:
         """Starts a module of `semel.prove.workers` with options as JSON."""
-        command = [sys.executable, "-m", f"semel.prove.workers.{module}", json.dumps(options)]
-        started = self.stage.actor(actor, command, env)
+        started = self.stage.actor(actor, "-m", f"semel.prove.workers.{module}", json.dumps(options), spark=spark)
         started.start()
         return started
 

@@ -83,8 +83,6 @@ class SparkWorkload(Workload):
 
     def start(self) -> None:
         self.checkpoint = self.stage.folder / self.prefix / "checkpoint"
-        faults = self.stage.folder / "sink-faults"
-        faults.mkdir(exist_ok=True)
         exactly = self.guarantee == "exactly_once"
         job = {
             "query": self.query,
@@ -109,7 +107,7 @@ class SparkWorkload(Workload):
                 **self.sink_options(),
             },
         }
-        self.run("driver", "spark", job, env={"SEMEL_SINK_FAULTS": f"@{faults}"})
+        self.run("driver", "spark", job, spark=True)
 
     def _batch_size(self) -> dict[str, Any]:
         return {"batch.size": int(self.options["batch_bytes"])} if "batch_bytes" in self.options else {}

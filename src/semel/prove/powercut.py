@@ -14,6 +14,8 @@ import shutil
 import threading
 from pathlib import Path
 
+from semel.storage.files import Files
+
 _SUFFIX = ".powercut"
 _SEPARATOR = "\t"
 _DONE_IF_GONE = frozenset({"rename", "remove", "remove_dir"})
@@ -303,3 +305,67 @@ def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
         return b""
     part = unsynced[: luck.randint(0, len(unsynced))]
     return part if luck.random() < 0.7 else bytes(len(part))
+
+
+# --- the files that write the journal ---
+
+
+class JournaledFiles(Files):
+    """The same files, with a journal beside the data folder of everything that a power cut would take back."""
+
+    def __init__(self, data_dir: str | Path, *, real_sync: bool = True) -> None:
+        self._journal = Journal.open(data_dir)
+        self._real_sync = real_sync  # False: the journal alone stands for the disk, for fast tests
+
+    def open(self, path: str, *, create: bool = True) -> int:
+        exists = os.path.exists(path)
+        if exists or create:
+            self._journal.note("touch" if exists else "create", path)
+        return super().open(path, create=create)
+
+    def sync_file(self, fd: int, path: str) -> None:
+        size = os.fstat(fd).st_size  # before the sync: what is written while it runs may not be covered
+        if self._real_sync:
+            super().sync_file(fd, path)
+        self._journal.note("sync", path, str(size))
+
+    def sync_dir(self, path: str) -> None:
+        mark = self._journal.mark()
+        if self._real_sync:
+            super().sync_dir(path)
+        self._journal.note("sync_dir", path, str(mark))
+
+    def sync_all(self, folder: str) -> None:
+        sizes = [(path, os.path.getsize(path)) for path in _files_below(folder)]
+        if self._real_sync:
+            super().sync_all(folder)
+        for path, size in sizes:
+            self._journal.note("sync", path, str(size))
+        for place, _, _ in os.walk(folder):
+            self._journal.note("sync_dir", place, str(self._journal.mark()))
+
+    def truncate(self, fd: int, path: str, size: int) -> None:
+        if size < os.fstat(fd).st_size:
+            self._journal.note("truncate", path, str(size))
+        super().truncate(fd, path, size)
+
+    def make_dir(self, path: str) -> None:
+        self._journal.note("make_dir", path)
+        super().make_dir(path)
+
+    def rename(self, old: str, new: str) -> None:
+        kept = self._journal.keep(new) if os.path.isfile(new) else ""
+        self._journal.note("rename", old, new, kept)
+        super().rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self._journal.note("remove", path, self._journal.keep(path))
+        super().remove(path)
+
+    def remove_dir(self, path: str) -> None:
+        self._journal.note("remove_dir", path)
+        super().remove_dir(path)
+
+
+def _files_below(folder: str) -> list[str]:
+    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
