@@ -30,22 +30,22 @@ def answer_before_fsync() -> None:
     """the broker acknowledges an append before it is on the disk"""
     from semel.storage.sync import SyncGroup
 
-    _replace(SyncGroup, "tell", lambda self, log, offset, on_outcome: on_outcome(None))
+    _replace(SyncGroup, "notify", lambda self, log, offset, on_outcome: on_outcome(None))
 
 
 def answer_before_journal() -> None:
     """the transaction coordinator responds before its record in the internal topic is durable"""
     from semel.storage.sync import SyncGroup
 
-    tell = SyncGroup.tell
+    notify = SyncGroup.notify
 
     def early(self: SyncGroup, log: Any, offset: int, on_outcome: Callable[[Any], None]) -> None:
         if log.topic == "__transaction_state":
             on_outcome(None)
         else:
-            tell(self, log, offset, on_outcome)
+            notify(self, log, offset, on_outcome)
 
-    _replace(SyncGroup, "tell", early)
+    _replace(SyncGroup, "notify", early)
 
 
 def no_require_stable() -> None:
