@@ -1,4 +1,4 @@
-"""Runs a broker until it is told to stop: event loop, signals, background work, the line that says it is ready."""
+"""Runs a broker until it is stopped: event loop, signals, background work, memory, structured logs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semel.broker.allocator import keep_freed_memory
+import msgspec
+
 from semel.broker.broker import Broker
 from semel.broker.maintenance import Maintenance
 from semel.broker.server import Server
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARENT_CHECK_S = 1.0
+KEPT_BYTES = 32 << 20  # so much freed memory stays with the process
+LARGEST_KEPT_BYTES = 16 << 20  # larger blocks come from the system and go back to it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names in glibc's malloc.h
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class Options:
@@ -181,3 +187,44 @@ def _protocol_of(settings: Settings, listener: str) -> str:
     pairs = (pair.strip().partition(":") for pair in (settings["listener.security.protocol.map"] or "").split(","))
     protocols = {name.upper(): protocol.upper() for name, _, protocol in pairs}
     return protocols.get(listener.upper(), listener.upper())
+
+
+def keep_freed_memory() -> bool:
+    """Keeps freed memory for the next response. False where the C library is not glibc.
+
+    A fetch response is some megabytes, read into memory, sent and freed. By default glibc returns such blocks to the
+    system each time, and the next response pays for every page again: most of what a fetch costs in the kernel.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, object] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields.update((name, value) for name, value in vars(record).items() if name not in _STANDARD_FIELDS)
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+def set_up_logs(level: str = "INFO") -> None:
+    """Logs to stderr: our own from a level on, the warnings of other packages."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("semel").setLevel(level.upper())

@@ -35,11 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from semel.broker import logs
-    from semel.broker.runner import Options
+    from semel.broker.runner import Options, set_up_logs
     from semel.broker.runner import run as run_broker
 
-    logs.set_up(args.log_level)
+    set_up_logs(args.log_level)
     settings = _settings(args)
     data = settings["log.dirs"] or settings["log.dir"]
     metrics = _address(args.metrics, "--metrics") if args.metrics else None

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from semel.broker.allocator import KEPT_BYTES, keep_freed_memory
+from semel.broker.runner import KEPT_BYTES, keep_freed_memory
 
 def faults_of(blocks):
     def use():
