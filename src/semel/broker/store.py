@@ -1,4 +1,4 @@
-"""A small durable map: an append-only file of changes, each with its checksum, written anew when the broker starts.
+"""A small durable map: an append-only file of changes, each with its checksum, rewritten when the broker starts.
 
 It keeps what Kafka keeps in its metadata log: topics, altered settings, the next producer id. A change is on the disk
 before `commit` returns. A torn last line, as kill -9 or a power cut leaves, is a change that was never acknowledged.
@@ -39,11 +39,11 @@ class Store:
         _replay(self._values, _STARTS, self._values.get(_STARTS, 0) + 1)
         self.starts: int = self._values[_STARTS]
         self._pending: dict[str, Any] = {}  # put and not committed yet; None takes the key away
-        self._fd, self._end = self._write_anew()
+        self._fd, self._end = self._rewrite()
 
     @property
     def size_bytes(self) -> int:
-        """What was committed, as it lies in the file."""
+        """The size of the file."""
         return self._end
 
     def get(self, key: str) -> Any:
@@ -86,7 +86,7 @@ class Store:
         self.commit()
         os.close(self._fd)
 
-    def _write_anew(self) -> tuple[int, int]:
+    def _rewrite(self) -> tuple[int, int]:
         """One line for each key, in a new file that takes the old one's place at once. Returns (file, size)."""
         content = b"".join(_line(key, value) for key, value in self._values.items())
         self._files.write_whole(self._path, content)

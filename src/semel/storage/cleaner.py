@@ -55,7 +55,7 @@ class CleaningPlan(NamedTuple):
     folder: str
     files: Files
     sources: list[Source]
-    txn_indexes: list[tuple[int, int]]  # (base offset, entries) of every segment: an abort may stand in a later one
+    txn_indexes: list[tuple[int, int]]  # (base offset, entries) of every segment: an abort may be in a later one
     first_dirty_offset: int
     end_offset: int
     segment_bytes: int
@@ -309,7 +309,7 @@ class Compactor:
             cleaned = await asyncio.get_running_loop().run_in_executor(self._pool, clean, made)
             if log.is_open and swap(log, cleaned, now_ms):
                 return True
-            self._left_out[log] = now_ms + 1  # it changed meanwhile: the next round plans anew
+            self._left_out[log] = now_ms + 1  # it changed meanwhile: the next round makes a new plan
         except Exception as error:
             self._leave_out(log, now_ms, error)
         return False
@@ -431,7 +431,7 @@ class TransactionTracker:
         return not needed, aborted if needed else None
 
     def _aborted_at(self, header: BatchHeader) -> AbortedTxn | None:
-        """The abort of the batch's producer that the batch lies in."""
+        """The aborted transaction that the batch belongs to."""
         while self._coming and self._coming[0][0] <= header.last_offset:
             _, entry = heapq.heappop(self._coming)
             self._aborted[entry.producer_id] = entry
@@ -440,7 +440,7 @@ class TransactionTracker:
 
 
 class CompactionRules(NamedTuple):
-    """What a pass of compaction knows before it starts."""
+    """The input of a compaction pass."""
 
     keys: dict[bytes, int]  # key -> latest offset
     mapped_end: int  # what is at or after this offset stays as it is

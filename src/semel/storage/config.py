@@ -20,7 +20,7 @@ class LogConfig:
     """A topic's settings. A field is Kafka's name with underscores for dots; `parse` reads Kafka's names."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
-    compression_type: str = "producer"  # other values: batches in another compression are written anew
+    compression_type: str = "producer"  # other values: batches in another compression are compressed again
     compression_gzip_level: int = -1
     compression_lz4_level: int = 9  # shown only: lz4 is used without levels
     compression_zstd_level: int = 3

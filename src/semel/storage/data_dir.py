@@ -156,7 +156,7 @@ class DataDir:
         return self.logs.get((topic, partition))
 
     def last_known_end(self, topic: str, partition: int) -> int:
-        """Up to which offset the checkpoint knows a partition's records, whether its folder is there or not."""
+        """The end offset of a partition in the checkpoint, whether its folder exists or not."""
         return self._checkpointed[checkpoints.RECOVERY_POINTS].get((topic, partition), 0)
 
     def create(self, topic: str, partition: int, topic_id: UUID, config: LogConfig) -> PartitionLog:

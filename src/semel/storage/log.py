@@ -71,7 +71,7 @@ class SyncJob(NamedTuple):
     """One sync of one log: these files and folders, and then its end offset is durable."""
 
     log: PartitionLog
-    opened: OpenLog  # after a failure the log is opened anew: then the job says nothing about it
+    opened: OpenLog  # after a failure the log is opened again: then the job does not count for it
     handles: list[Handle]
     folders: list[str]
     end_offset: int
@@ -219,8 +219,8 @@ class PartitionLog:
                 end_limit=limit,
             )
         )
-        has_news = contents.cut_bytes or contents.end_offset > self._recovery_point or limit is not None
-        if contents.unsynced and has_news and (self._shared.waits_for_disk or limit is not None):
+        has_changed = contents.cut_bytes or contents.end_offset > self._recovery_point or limit is not None
+        if contents.unsynced and has_changed and (self._shared.waits_for_disk or limit is not None):
             for handle in contents.unsynced:
                 cache.files.sync_file(cache.fd(handle), handle.path)
             cache.files.sync_dir(self.folder)
@@ -231,7 +231,7 @@ class PartitionLog:
             self.on_advance(self)
 
     def _fail(self, error: Exception) -> StorageError:
-        """After a failed sync nobody knows what is on the disk beyond the high watermark: that part is discarded."""
+        """A failed sync: it is unknown what the disk has beyond the high watermark, that part is discarded."""
         if self._opened is not None:
             self._end_limit = self._opened.high_watermark
         self._release()

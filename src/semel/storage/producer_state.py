@@ -93,7 +93,7 @@ class ProducerEntry:
         return self.batches[-1].last_offset if self.batches else NO_OFFSET
 
     def take_epoch(self, epoch: int) -> None:
-        """An epoch change, by data or by a marker, clears the history: sequences start anew."""
+        """An epoch change, by data or by a marker, clears the history: sequences start at 0 again."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches = []

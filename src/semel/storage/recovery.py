@@ -66,7 +66,7 @@ _UNFINISHED_CHECKPOINTS = (checkpoints.LEADER_EPOCHS + _UNFINISHED, checkpoints.
 
 @dataclass(slots=True, kw_only=True)
 class LogFolder:
-    """Where a log lies and what is known of it before it is read."""
+    """A log's folder and its checkpoints."""
 
     path: str
     cache: FileCache
@@ -314,7 +314,7 @@ def _drop(folder: LogFolder, segments: list[Segment], start: int, *, keep: bool)
 
 
 def _is_damage(segment: Segment, found: int) -> bool:
-    """Whether more lies behind the last sound batch than a torn write leaves: a part of one batch, or zeros."""
+    """Whether there is more behind the last sound batch than a torn write leaves: a part of one batch, or zeros."""
     head = segment.files.read_at(segment.fd, HEADER_SIZE, segment.size)
     if len(head) < HEADER_SIZE:
         return False
@@ -328,7 +328,7 @@ def _is_damage(segment: Segment, found: int) -> bool:
 
 
 def _has_batch(rest: bytes, base_offset: int) -> bool:
-    """Whether a sound batch with an offset lies somewhere in these bytes."""
+    """Whether a sound batch with an offset is somewhere in these bytes."""
     wanted = struct.pack(">Q", base_offset % 2**64)
     at = rest.find(wanted)
     while at >= 0 and not _is_sound(rest, at):
@@ -470,7 +470,7 @@ def _batches_of(entry: ProducerEntry, segment: Segment, before_offset: int, byte
 
 
 def find_producer_ids(states: ProducerStates, folder: str, segments: list[Segment]) -> set[int]:
-    """Every producer id that a log knows of. Producers expire from the state, and retention takes batches."""
+    """Every producer id in state, snapshots and batches. Producers expire, and retention deletes batches."""
     found = set(states.producers)
     for name in os.listdir(folder):
         if name.endswith(SNAPSHOT):

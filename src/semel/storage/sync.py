@@ -55,7 +55,7 @@ class SyncGroup:
     def wait(self, log: PartitionLog, offset: int) -> asyncio.Future[None]:
         """Done once the log's high watermark reached `offset` (last offset + 1 of what is to be acknowledged).
 
-        Call it right after the append, before anything is awaited: after a failed sync offsets are given out anew.
+        Call it right after the append, before anything is awaited: after a failed sync offsets are assigned again.
         Fails with StorageError(KAFKA_STORAGE_ERROR) if the fsync failed: then nothing may be acknowledged.
         Needs a running loop. Cheap check before: `log.high_watermark >= offset`.
         """

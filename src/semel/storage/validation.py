@@ -38,7 +38,7 @@ from semel.storage.results import StorageError
 
 COMPRESSION_MAX = 4  # none, gzip, snappy, lz4, zstd
 PLAIN_ATTRIBUTES = 0x07 | 0x10  # a client may set the compression and the transactional bit
-LIGHT_COMPRESSED_BYTES = 64 << 10  # of a batch that is opened, and perhaps written anew, on the event loop
+LIGHT_COMPRESSED_BYTES = 64 << 10  # of a batch that is decompressed, and perhaps compressed again, on the event loop
 LIGHT_DECOMPRESSED_BYTES = 1 << 20
 LIGHT_PLAIN_BYTES = 4 << 20
 MOST_DECOMPRESSED_BYTES = 256 << 20  # more in one batch is a bomb
@@ -215,7 +215,7 @@ def _check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, con
     """What the topic's settings ask of records, and of the batch as it is stored."""
     if facts.keyless and config.compact:
         _refuse_keyless(facts.keyless)
-    if len(batch) > config.max_message_bytes:  # it grew when it was compressed anew
+    if len(batch) > config.max_message_bytes:  # it grew when it was compressed again
         refuse_size(len(batch), config)
     if config.log_append_time:
         return

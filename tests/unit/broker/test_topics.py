@@ -85,7 +85,7 @@ def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
     in_loop(go)
 
 
-def test_folders_of_a_creation_that_was_never_acknowledged_go(tmp_path: Path) -> None:
+def test_folders_of_a_creation_that_was_never_acknowledged_are_deleted(tmp_path: Path) -> None:
     def go() -> None:
         world = World(tmp_path)
         world.topics.create("kept", 1)
@@ -155,7 +155,7 @@ def next_producer_id(world: World) -> int:
 
 
 @pytest.mark.parametrize("where", ["state", "snapshot", "log"])
-def test_producer_ids_of_adopted_folders_are_not_given_out_again(tmp_path: Path, where: str) -> None:
+def test_producer_ids_of_folders_that_become_topics_are_not_used_again(tmp_path: Path, where: str) -> None:
     """A new producer's first batch was taken for a retry of one that is in the folder: acknowledged, not stored."""
 
     def go() -> None:
@@ -203,7 +203,7 @@ def test_a_reservation_of_producer_ids_that_a_power_cut_took_is_found_in_the_log
     in_loop(go)
 
 
-def test_a_producer_id_that_nobody_gave_out_does_not_use_up_the_ids(tmp_path: Path) -> None:
+def test_an_invented_producer_id_does_not_use_up_the_ids(tmp_path: Path) -> None:
     def go() -> None:
         world = World(tmp_path)
         world.topics.create("orders", 1)
@@ -599,7 +599,7 @@ def test_a_folder_that_cannot_be_renamed_does_not_keep_topics_half_deleted(
     in_loop(go)
 
 
-def test_a_folder_that_vanished_is_reported_and_leaves_no_offset_behind(
+def test_a_missing_folder_is_reported_and_its_checkpoints_are_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def go() -> None:

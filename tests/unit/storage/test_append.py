@@ -46,7 +46,7 @@ def test_batches_get_consecutive_offsets_and_the_leader_epoch(folder: Folder) ->
     assert [record.value for record in all_records(log)] == [b"a", b"b", b"c"]
 
 
-def test_create_time_keeps_timestamps_and_answers_no_append_time(folder: Folder) -> None:
+def test_create_time_keeps_timestamps_and_returns_no_append_time(folder: Folder) -> None:
     assert append(folder.log(), timestamp_ms=START_MS - 5).append_time_ms == -1
     assert all_records(folder.log())[0].timestamp == START_MS - 5
 
@@ -58,7 +58,7 @@ def test_log_append_time_stamps_every_record_and_stays_valid(folder: Folder) -> 
     assert [record.timestamp for record in all_records(log)] == [START_MS + 7] * 2
 
 
-def test_retry_after_log_append_time_is_answered_with_the_first_offset_and_time(folder: Folder) -> None:
+def test_retry_after_log_append_time_returns_the_first_offset_and_time(folder: Folder) -> None:
     log = folder.log(message_timestamp_type="LogAppendTime")
     append(log, producer_id=1, epoch=0, sequence=0, now_ms=START_MS)
     again = append(log, producer_id=1, epoch=0, sequence=0, now_ms=START_MS + 100)
@@ -206,7 +206,7 @@ def test_a_record_beyond_the_latest_timestamp_is_refused_though_the_header_hides
     assert code_of(log, hidden) is ErrorCode.INVALID_TIMESTAMP
 
 
-def test_a_bomb_is_left_to_a_thread(folder: Folder) -> None:
+def test_a_batch_that_decompresses_to_gigabytes_is_left_to_a_thread(folder: Folder) -> None:
     """A thousand times its size: on the event loop it is opened only up to a limit."""
     log = folder.log()
     bomb = memoryview(batch([bytes(5 << 20)], compression=4))
@@ -233,7 +233,7 @@ def test_a_batch_that_outgrows_its_limit_when_it_is_stored_uncompressed_is_refus
     assert code_of(log, batch([bytes(5000)], compression=4)) is ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_refused_sequences_leave_no_trace(folder: Folder) -> None:
+def test_refused_sequences_change_nothing(folder: Folder) -> None:
     log = folder.log()
     append(log, producer_id=1, epoch=0, sequence=0)
     assert code_of(log, batch(producer_id=1, epoch=0, sequence=5)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -309,7 +309,7 @@ def test_marker_is_a_control_batch_that_ends_the_transaction(folder: Folder) -> 
     assert (info.coordinator_epoch, info.current_txn_start_offset, info.last_sequence) == (2, -1, 0)
 
 
-def test_active_producers_tell_what_describe_producers_needs(folder: Folder) -> None:
+def test_active_producers_have_what_describe_producers_needs(folder: Folder) -> None:
     log = folder.log()
     append(log, producer_id=1, epoch=0, sequence=0, values=[b"a", b"b"])
     append_in_transaction(log, 2, 0, epoch=4)
@@ -318,7 +318,7 @@ def test_active_producers_tell_what_describe_producers_needs(folder: Folder) -> 
     assert infos[2] == (2, 4, 0, START_MS, -1, 2)
 
 
-def test_leader_epochs_answer_offset_for_leader_epoch(folder: Folder) -> None:
+def test_leader_epochs_give_the_offset_for_leader_epoch(folder: Folder) -> None:
     log = folder.log()
     append(log)
     append(log)

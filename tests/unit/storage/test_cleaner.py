@@ -414,7 +414,7 @@ def test_power_cut_during_compaction_loses_nothing(tmp_path: Path, garbage_remov
         victim.data_dir.crash()
 
 
-def test_swap_is_given_up_if_retention_was_faster(folder: Folder) -> None:
+def test_swap_changes_nothing_if_retention_was_faster(folder: Folder) -> None:
     log = folder.log(cleanup_policy=frozenset({"compact", "delete"}), segment_bytes=400)
     for number in range(40):
         put(log, b"k%d" % (number % 3), b"%d" % number)

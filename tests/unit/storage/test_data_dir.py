@@ -70,7 +70,7 @@ def test_other_folders_are_no_partitions(name: str) -> None:
     assert parse_folder_name(name) is None
 
 
-def test_strange_folders_are_left_alone(folder: Folder) -> None:
+def test_folders_that_are_no_partitions_are_left_alone(folder: Folder) -> None:
     for name in ("lost+found", "nometadata-0", "x-1"):
         (folder.path / name).mkdir()
     (folder.path / "x-1" / "partition.metadata").write_text("rubbish")
@@ -113,7 +113,7 @@ def test_deleted_partition_is_gone_at_once_and_its_files_later(folder: Folder) -
     assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_leftovers_of_a_deletion_go_after_a_restart(folder: Folder) -> None:
+def test_leftovers_of_a_deletion_are_removed_after_a_restart(folder: Folder) -> None:
     append(folder.log())
     folder.data_dir.delete("t", 0)
     folder.data_dir.crash()

@@ -28,7 +28,7 @@ TABLE = {
 
 @pytest.mark.parametrize("event", LogEvent)
 @pytest.mark.parametrize("state", LogState)
-def test_every_state_has_one_answer_to_every_event(state: LogState, event: LogEvent) -> None:
+def test_every_event_in_every_state_has_one_outcome(state: LogState, event: LogEvent) -> None:
     expected = TABLE[state][list(LogEvent).index(event)]
     if expected is NEVER:
         with pytest.raises(RuntimeError, match=f"cannot be {event.name} when it is {state.name}"):

@@ -267,7 +267,7 @@ def test_order_of_the_rules_epoch_before_sequence_before_mixing(partition: Parti
 # Markers
 
 
-def test_marker_ends_the_transaction_and_tells_where_it_began(partition: Partition) -> None:
+def test_marker_ends_the_transaction_and_returns_its_first_offset(partition: Partition) -> None:
     partition.send_verified(0)
     assert partition.entry.txn_first_offset == 0
     assert partition.mark()

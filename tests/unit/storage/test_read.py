@@ -39,7 +39,7 @@ def test_an_empty_log_reads_as_empty_and_makes_no_files(folder: Folder) -> None:
     assert [path.name for path in folder.partition_path.iterdir()] == ["partition.metadata"]
 
 
-def test_first_batch_comes_whole_even_if_it_is_larger_than_asked_for(folder: Folder) -> None:
+def test_first_batch_comes_whole_even_if_it_is_larger_than_requested(folder: Folder) -> None:
     log = folder.log()
     append(log, values=[b"x" * 5000])
     append(log)
@@ -198,7 +198,7 @@ def test_offsets_by_time_respect_deleted_records(folder: Folder) -> None:
     assert log.offset_for_time(START_MS) == (START_MS + 3, 3, 0)
 
 
-def test_an_index_that_lies_is_rebuilt_when_it_is_used(folder: Folder) -> None:
+def test_a_wrong_index_is_rebuilt_when_it_is_used(folder: Folder) -> None:
     log = folder.log(index_interval_bytes=0)
     for number in range(50):
         append(log, values=[b"%d" % number])

@@ -94,7 +94,7 @@ def test_files_are_renamed_at_once_and_removed_later(folder: Folder) -> None:
     assert not list(folder.partition_path.glob("*.deleted"))
 
 
-def test_leftover_deleted_files_go_at_the_next_start(folder: Folder) -> None:
+def test_leftover_deleted_files_are_removed_at_the_next_start(folder: Folder) -> None:
     log = fill(folder, retention_ms=10_000)
     log.apply_retention(START_MS + 10**9)
     assert list(folder.partition_path.glob("*.deleted"))

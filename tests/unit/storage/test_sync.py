@@ -151,7 +151,7 @@ def test_a_transaction_is_not_stable_before_its_marker_is_on_the_disk(slow: Fold
     asyncio.run(scenario())
 
 
-def test_a_failed_fsync_is_never_success_and_what_it_covered_is_given_up(slow: Folder, disk: FaultyFiles) -> None:
+def test_a_failed_fsync_is_never_success_and_what_it_covered_is_discarded(slow: Folder, disk: FaultyFiles) -> None:
     async def scenario() -> None:
         log = slow.log()
         await acknowledge(slow, log, append(log, values=[b"safe"], producer_id=1, epoch=0, sequence=0))
