@@ -167,7 +167,7 @@ class Accumulator:
         return at_s
 
     def release(self, batches: Iterable[ProducerBatch]) -> None:
-        """These are done: gives their memory back and tells those who wait."""
+        """These are done: gives their memory back and wakes the threads that wait."""
         for batch in batches:
             self.used_bytes -= batch.size_bytes
         self.changed.notify_all()
@@ -176,14 +176,14 @@ class Accumulator:
         """Fails everything, on its way or not, and refuses what comes later; returns what failed."""
         if self.ended is None:
             self.ended = error
-            self._memory_bytes = -1  # so that those who add need not look at `ended` for every record
+            self._memory_bytes = -1  # so that adding need not look at `ended` for every record
         for queue in self.queues.values():
             for batch in queue.unacked:
                 batch.sent = False
         return self.fail_waiting(error)
 
     def fail_waiting(self, error: KafkaError) -> list[ProducerBatch]:
-        """Fails everything that is not on its way right now; returns it. The gate knows of the error before."""
+        """Fails everything that is not on its way right now; returns it. The gate gets the error before."""
         failed = []
         for queue in self.queues.values():
             for batch in [each for each in queue.batches() if not each.sent]:
@@ -216,7 +216,7 @@ class Accumulator:
 
 
 def _all_done(batches: list[ProducerBatch]) -> bool:
-    """Also takes the done ones off the end, so that nobody looks at them again."""
+    """Also takes the done ones off the end, so that they are not looked at again."""
     while batches and batches[-1].done:
         batches.pop()
     return not batches

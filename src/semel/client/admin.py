@@ -120,7 +120,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
 class Admin:
     def __init__(self, options: Mapping[str, Any] | ClientSettings | None = None, /, **keywords: Any) -> None:
         """Options by Kafka's names: `{"bootstrap.servers": "..."}` or `bootstrap_servers="..."`."""
-        keywords = {"allow_auto_create_topics": False, **keywords}  # asking about a topic must not make it
+        keywords = {"allow_auto_create_topics": False, **keywords}  # looking a topic up must not create it
         if isinstance(options, ClientSettings):
             self.settings = options.common(**keywords)
         else:
@@ -146,15 +146,15 @@ class Admin:
             timeout_ms=self._broker_timeout_ms(deadline),
             validate_only=validate_only,
         )
-        answer = self._cluster.call(
+        response = self._cluster.call(
             Controller(),
             CREATE_TOPICS,
             request,
             timeout_s=deadline.remaining_s(),
-            errors=lambda answer: _moved(answer.topics),
+            errors=lambda response: _moved(response.topics),
             at_least=4,
         )
-        _raise_first(answer.topics, lambda result: f"creating topic {result.name!r}")
+        _raise_first(response.topics, lambda result: f"creating topic {result.name!r}")
         if not validate_only:
             for topic in wanted:
                 self._await_leaders(topic.name, deadline)
@@ -188,10 +188,12 @@ class Admin:
             request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in wanted], timeout_ms=limit_ms)
         else:
             request = DeleteTopicsRequest(topic_names=wanted, timeout_ms=limit_ms)
-        answer = self._cluster.call(Controller(), DELETE_TOPICS, request, timeout_s=deadline.remaining_s(), errors=None)
+        response = self._cluster.call(
+            Controller(), DELETE_TOPICS, request, timeout_s=deadline.remaining_s(), errors=None
+        )
         for name in wanted:
             self._cluster.forget(Leader(name, 0))
-        _raise_first(answer.responses, lambda result: f"deleting topic {result.name!r}")
+        _raise_first(response.responses, lambda result: f"deleting topic {result.name!r}")
 
     def list_topics(self, include_internal: bool = False, timeout_ms: float | None = None) -> list[str]:
         metadata = self._all_metadata(timeout_ms)
@@ -241,14 +243,14 @@ class Admin:
         request = CreatePartitionsRequest(
             [CreatePartitionsTopic(topic, total, None)], timeout_ms=self._broker_timeout_ms(deadline)
         )
-        answer = self._cluster.call(
+        response = self._cluster.call(
             Controller(),
             CREATE_PARTITIONS,
             request,
             timeout_s=deadline.remaining_s(),
-            errors=lambda answer: _moved(answer.results),
+            errors=lambda response: _moved(response.results),
         )
-        _raise_first(answer.results, lambda result: f"adding partitions to topic {result.name!r}")
+        _raise_first(response.results, lambda result: f"adding partitions to topic {result.name!r}")
         self._await_leaders(topic, deadline, at_least=total)
 
     def delete_records(
@@ -259,14 +261,14 @@ class Admin:
         starts: dict[TopicPartition, int] = {}
         for partition, offset in zip(checked_partitions(before), before.values(), strict=True):
             topic = DeleteRecordsTopic(partition.topic, [DeleteRecordsPartition(partition.partition, offset)])
-            answer = self._cluster.call(
+            response = self._cluster.call(
                 Leader(*partition),
                 DELETE_RECORDS,
                 DeleteRecordsRequest([topic], self._broker_timeout_ms(deadline)),
                 timeout_s=deadline.remaining_s(),
-                errors=lambda answer: (part.error_code for topic in answer.topics for part in topic.partitions),
+                errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
             )
-            starts[partition] = answer.topics[0].partitions[0].low_watermark
+            starts[partition] = response.topics[0].partitions[0].low_watermark
         return starts
 
     # -- configurations ------------------------------------------------------------------------------------------------
@@ -276,8 +278,10 @@ class Admin:
         """The configuration of a topic or of a broker."""
         kind, name, target = _resource(topic, broker)
         request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, None)])
-        answer = self._cluster.call(target, DESCRIBE_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None)
-        _raise_first(answer.results, lambda result: f"reading the configuration of {result.resource_name!r}")
+        response = self._cluster.call(
+            target, DESCRIBE_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None
+        )
+        _raise_first(response.results, lambda result: f"reading the configuration of {result.resource_name!r}")
         return {
             entry.name: ConfigEntry(
                 entry.name,
@@ -286,7 +290,7 @@ class Admin:
                 entry.read_only,
                 entry.is_sensitive,
             )
-            for entry in answer.results[0].configs
+            for entry in response.results[0].configs
         }
 
     def alter_configs(
@@ -304,10 +308,10 @@ class Admin:
             for option, value in changes.items()
         ]
         request = IncrementalAlterConfigsRequest([IncrementalConfigsResource(kind, name, entries)])
-        answer = self._cluster.call(
+        response = self._cluster.call(
             target, INCREMENTAL_ALTER_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None
         )
-        _raise_first(answer.responses, lambda result: f"changing the configuration of {result.resource_name!r}")
+        _raise_first(response.responses, lambda result: f"changing the configuration of {result.resource_name!r}")
 
     # -- offsets -------------------------------------------------------------------------------------------------------
     def list_offsets(
@@ -331,17 +335,17 @@ class Admin:
         return admin_groups.describe_group(self._cluster, group_id, self._deadline(timeout_ms))
 
     def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
-        """Where a group stands: committed position, end of the log, lag, and who reads the partition."""
+        """The committed offset of each partition, the end of its log, the lag, and the member that reads it."""
         deadline = self._deadline(timeout_ms)
         group = admin_groups.describe_group(self._cluster, group_id, deadline)
         return admin_groups.group_lag(self._cluster, group, deadline)
 
     def group_offsets(self, group_id: str, timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
-        """All committed positions of a group."""
+        """All committed offsets of a group."""
         return retried(
             self._cluster,
             lambda deadline: fetch_committed(self._cluster, group_id, None, False, deadline),
-            f"reading the positions of group {group_id!r}",
+            f"reading the committed offsets of group {group_id!r}",
             self._seconds(timeout_ms),
         )
 
@@ -418,7 +422,7 @@ class Admin:
         return Deadline(self._seconds(timeout_ms))
 
     def _broker_timeout_ms(self, deadline: Deadline) -> int:
-        """Less than the request may take, so that the broker's own word on a time-out arrives."""
+        """Less than the request may take, so that the broker's own timeout error arrives."""
         return max(1, int(0.8 * min(deadline.remaining_s() * 1000, self.settings.request_timeout_ms)))
 
     def _all_metadata(self, timeout_ms: float | None) -> dict[str, Any]:
@@ -457,7 +461,7 @@ def _resource(topic: str | None, broker: int | None) -> tuple[int, str, Target]:
 
 
 def _moved(results: Iterable[Any]) -> Iterable[int]:
-    """The one error of the controller's answers that is worth another try; others are told as they are."""
+    """The one error of the controller's responses that is retried; others are raised as they are."""
     return (result.error_code for result in results if result.error_code == ErrorCode.NOT_CONTROLLER)
 
 

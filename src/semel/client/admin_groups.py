@@ -1,4 +1,4 @@
-"""The admin's part for consumer groups: who is in them, where they stand, and moving them."""
+"""The admin's part for consumer groups: members, committed offsets and lag, and resetting offsets."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def list_groups(cluster: Cluster, deadline: Deadline) -> list[GroupListing]:
     cluster.retry(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
     found = {}
     for node_id in sorted(cluster.metadata.brokers):
-        answer = cluster.call(NodeTarget(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
-        for group in answer.groups:
+        response = cluster.call(NodeTarget(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
+        for group in response.groups:
             found[group.group_id] = GroupListing(
                 group.group_id, group.group_state, group.protocol_type, group.group_type
             )
@@ -86,18 +86,18 @@ def list_groups(cluster: Cluster, deadline: Deadline) -> list[GroupListing]:
 
 
 def describe_group(cluster: Cluster, group_id: str, deadline: Deadline) -> GroupInfo:
-    """A group's state and members. A group that nobody uses and that has no positions is `Dead`."""
+    """A group's state and members. A group without members and committed offsets is `Dead`."""
     coordinator = group_coordinator(group_id)
-    answer = cluster.call(
+    response = cluster.call(
         coordinator,
         DESCRIBE_GROUPS,
         DescribeGroupsRequest([group_id]),
         timeout_s=deadline.remaining_s(),
-        errors=lambda answer: (
-            group.error_code for group in answer.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
+        errors=lambda response: (
+            group.error_code for group in response.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
         ),
     )
-    group = answer.groups[0]
+    group = response.groups[0]
     node_id = cluster.locate(coordinator, deadline).node_id
     members = [_member(member) for member in group.members]
     return GroupInfo(group_id, group.group_state or "Dead", group.protocol_type, group.protocol_data, node_id, members)
@@ -114,11 +114,11 @@ def _member(member: DescribedGroupMember) -> MemberInfo:
 
 
 def group_lag(cluster: Cluster, group: GroupInfo, deadline: Deadline) -> list[GroupLag]:
-    """Every partition that the group has a position for or reads, with its lag."""
+    """Every partition that the group has a committed offset for or reads, with its lag."""
     committed = retried(
         cluster,
         lambda limit: fetch_committed(cluster, group.group_id, None, False, limit),
-        f"reading the positions of group {group.group_id!r}",
+        f"reading the committed offsets of group {group.group_id!r}",
         deadline.remaining_s(),
     )
     readers = {partition: member for member in group.members for partition in member.partitions}
@@ -150,7 +150,7 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline
                 DELETE_GROUPS,
                 DeleteGroupsRequest([group_id]),
                 timeout_s=deadline.remaining_s(),
-                errors=lambda answer: (result.error_code for result in answer.results),
+                errors=lambda response: (result.error_code for result in response.results),
             )
             outcome[group_id] = None
         except KafkaError as error:
@@ -161,7 +161,7 @@ def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline
 def set_offsets(
     cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
 ) -> None:
-    """Commits positions from outside. The broker refuses while the group has members."""
+    """Commits offsets from outside. The broker refuses while the group has members."""
     try:
         retried(
             cluster,
@@ -174,21 +174,21 @@ def set_offsets(
 
 
 def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
-    """Forgets positions, so that auto.offset.reset decides. Refused for topics that a member reads."""
+    """Deletes committed offsets, so that auto.offset.reset decides. Refused for topics that a member reads."""
     topics = [
         OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])
         for name, indexes in by_topic(partitions).items()
     ]
-    answer = cluster.call(
+    response = cluster.call(
         group_coordinator(group_id),
         OFFSET_DELETE,
         OffsetDeleteRequest(group_id, topics),
         timeout_s=deadline.remaining_s(),
     )
-    for topic in answer.topics:
+    for topic in response.topics:
         for part in topic.partitions:
             if part.error_code:
-                raise error_of(part.error_code, f"deleting a position of {topic.name}-{part.partition_index}")
+                raise error_of(part.error_code, f"deleting the committed offset of {topic.name}-{part.partition_index}")
 
 
 _IN_USE = (ErrorCode.NON_EMPTY_GROUP, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)

@@ -1,4 +1,4 @@
-"""The admin's part for transactions: what is open, who wrote it, and ending what hangs."""
+"""The admin's part for transactions: open transactions, their producers, and ending what hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FENCING_TIMEOUT_MS = 60_000
 
 
 class ProducerInfo(msgspec.Struct, frozen=True):
-    """A producer that a partition remembers; `transaction_start` is -1 without an open transaction."""
+    """A producer whose state a partition has; `transaction_start` is -1 without an open transaction."""
 
     producer_id: int
     epoch: int
@@ -69,15 +69,15 @@ def list_transactions(
     request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
     found = []
     for node_id in sorted(cluster.metadata.brokers):
-        answer = cluster.call(NodeTarget(node_id), LIST_TRANSACTIONS, request, timeout_s=deadline.remaining_s())
-        if answer.unknown_state_filters:
+        response = cluster.call(NodeTarget(node_id), LIST_TRANSACTIONS, request, timeout_s=deadline.remaining_s())
+        if response.unknown_state_filters:
             raise FatalError(
-                f"there is no transaction state {answer.unknown_state_filters[0]!r}; states are Empty, Ongoing, "
+                f"there is no transaction state {response.unknown_state_filters[0]!r}; states are Empty, Ongoing, "
                 "PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, PrepareEpochFence and Dead"
             )
         found += [
             TransactionListing(entry.transactional_id, entry.producer_id, entry.transaction_state)
-            for entry in answer.transaction_states
+            for entry in response.transaction_states
         ]
     return sorted(found, key=lambda entry: entry.transactional_id)
 
@@ -85,16 +85,16 @@ def list_transactions(
 def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Deadline) -> TransactionInfo:
     target = transaction_coordinator(transactional_id)
     try:
-        answer = cluster.call(
+        response = cluster.call(
             target,
             DESCRIBE_TRANSACTIONS,
             DescribeTransactionsRequest([transactional_id]),
             timeout_s=deadline.remaining_s(),
-            errors=lambda answer: (entry.error_code for entry in answer.transaction_states),
+            errors=lambda response: (entry.error_code for entry in response.transaction_states),
         )
     except KafkaError as error:
         raise _explained(error, transactional_id) from error
-    entry = answer.transaction_states[0]
+    entry = response.transaction_states[0]
     return TransactionInfo(
         entry.transactional_id,
         entry.transaction_state,
@@ -110,23 +110,23 @@ def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Dead
 def fence(cluster: Cluster, transactional_id: str, deadline: Deadline) -> tuple[int, int]:
     """Takes the transactional id over: what its owner left open is aborted and the owner is refused from now on.
 
-    Returns the new (producer id, epoch). Refuses an id that nobody uses, rather than create it."""
+    Returns the new (producer id, epoch). Refuses an id that does not exist, rather than create it."""
     describe_transaction(cluster, transactional_id, deadline)
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS)
-    answer = cluster.call(
+    response = cluster.call(
         transaction_coordinator(transactional_id), INIT_PRODUCER_ID, request, timeout_s=deadline.remaining_s()
     )
-    return answer.producer_id, answer.producer_epoch
+    return response.producer_id, response.producer_epoch
 
 
 def describe_producers(cluster: Cluster, partition: TopicPartition, deadline: Deadline) -> list[ProducerInfo]:
-    """The producers that a partition's leader remembers."""
-    answer = cluster.call(
+    """The producers whose state a partition's leader has."""
+    response = cluster.call(
         Leader(*partition),
         DESCRIBE_PRODUCERS,
         DescribeProducersRequest([TopicRequest(partition.topic, [partition.partition])]),
         timeout_s=deadline.remaining_s(),
-        errors=lambda answer: (part.error_code for topic in answer.topics for part in topic.partitions),
+        errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
     )
     return [
         ProducerInfo(
@@ -137,7 +137,7 @@ def describe_producers(cluster: Cluster, partition: TopicPartition, deadline: De
             entry.coordinator_epoch,
             entry.current_txn_start_offset,
         )
-        for entry in answer.topics[0].partitions[0].active_producers
+        for entry in response.topics[0].partitions[0].active_producers
     ]
 
 
@@ -160,10 +160,10 @@ def abort_hanging(cluster: Cluster, partition: TopicPartition, start_offset: int
         topics=[WritableTxnMarkerTopic(partition.topic, [partition.partition])],
         coordinator_epoch=max(producer.coordinator_epoch, 0),
     )
-    answer = cluster.call(
+    response = cluster.call(
         Leader(*partition), WRITE_TXN_MARKERS, WriteTxnMarkersRequest([marker]), timeout_s=deadline.remaining_s()
     )
-    for topic in answer.markers[0].topics:
+    for topic in response.markers[0].topics:
         for part in topic.partitions:
             if part.error_code:
                 raise error_of(part.error_code, f"aborting the transaction in {partition}")

@@ -1,9 +1,9 @@
 """Where a consumer stands in each of its partitions. No I/O.
 
-A partition is *new* (its committed position must be asked for), *resetting* (the offset for a time, or for the begin or
-end of the log, must be asked for), or *ready* (it has a position). `position` is the next record that the program will
-get; `fetch_offset` runs ahead of it while records wait in memory. `version` changes with every jump, so that an answer
-to a request from before the jump is told apart.
+A partition is *new* (its committed offset must be fetched), *resetting* (the offset for a time, or for the begin or
+end of the log, must be looked up), or *ready* (it has a position). `position` is the next record that the program will
+get; `fetch_offset` runs ahead of it while records wait in memory. `version` changes with every jump, so that a
+response to a request from before the jump can be recognised.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PartitionState:
         self.version += 1
 
     def forget(self) -> None:
-        """Back to new: the committed position is asked for again."""
+        """Back to new: the committed offset is fetched again."""
         self.position = self.reset_to = None
         self.version += 1
 

@@ -33,7 +33,7 @@ _GENERATION = struct.Struct(">i")
 
 
 class SubscribedMember(NamedTuple):
-    """What the leader knows of a member."""
+    """A member as the leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -53,7 +53,7 @@ class Assignor(NamedTuple):
     name: str
     share: Callable[[list[SubscribedMember], Mapping[str, int]], Assignment]
     is_cooperative: bool = False
-    tells_owned: bool = False
+    sends_owned: bool = False
 
 
 # -- range and round robin ---------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def share_ranges(members: list[SubscribedMember], partition_counts: Mapping[str,
 
 
 def share_round_robin(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
-    """All partitions of all topics are dealt out one by one, passing over members that did not ask for the topic."""
+    """All partitions of all topics are dealt out one by one, to members that have subscribed to the topic."""
     result: Assignment = {member.member_id: [] for member in members}
     turns = cycle(_ranked(members))
     wanted = frozenset[str]().union(*(member.topics for member in members))
@@ -86,7 +86,7 @@ def share_round_robin(members: list[SubscribedMember], partition_counts: Mapping
 
 # -- sticky ------------------------------------------------------------------------------------------------------------
 def share_sticky(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
-    """Everyone keeps what they own as long as that is fair; what is left goes to whoever has least."""
+    """Members keep what they own as long as that is fair; what is left goes to the member with the fewest."""
     ranked = _ranked(members)
     wanted = frozenset[str]().union(*(member.topics for member in members))
     partitions = list(_all_partitions(partition_counts, wanted))
@@ -99,7 +99,7 @@ def share_sticky(members: list[SubscribedMember], partition_counts: Mapping[str,
 
 
 def share_cooperative_sticky(members: list[SubscribedMember], partition_counts: Mapping[str, int]) -> Assignment:
-    """As `share_sticky`, but a partition on the move is given to nobody until its owner has let go of it."""
+    """As `share_sticky`, but a partition that moves is assigned only after its owner has revoked it."""
     target = share_sticky(members, partition_counts)
     holders: dict[Partition, set[str]] = {}
     for member in members:
@@ -133,7 +133,7 @@ def _valid_claims(members: list[SubscribedMember], partitions: set[Partition]) -
 def _shed_surplus(
     members: list[SubscribedMember], kept: dict[str, set[Partition]], partitions: list[Partition]
 ) -> None:
-    """Where all want the same topics: nobody keeps more than a fair share. (Otherwise `_even_out` does the work.)"""
+    """Where all want the same topics: no member keeps more than a fair share. (Otherwise `_even_out` does the work.)"""
     if len({member.topics for member in members}) != 1:
         return
     least, extra = divmod(len(partitions), len(members))
@@ -165,7 +165,7 @@ def _deal(partitions: Iterable[Partition], members: list[SubscribedMember], kept
 
 
 def _even_out(members: list[SubscribedMember], kept: dict[str, set[Partition]]) -> None:
-    """Moves single partitions from who has most to who has least until no move makes it more even."""
+    """Moves single partitions from the member with most to the one with fewest until no move makes it more even."""
     moved = True
     while moved:
         moved = False
@@ -203,8 +203,8 @@ def _all_partitions(partition_counts: Mapping[str, int], wanted: frozenset[str])
 
 RANGE = Assignor("range", share_ranges)
 ROUND_ROBIN = Assignor("roundrobin", share_round_robin)
-STICKY = Assignor("sticky", share_sticky, tells_owned=True)
-COOPERATIVE_STICKY = Assignor("cooperative-sticky", share_cooperative_sticky, is_cooperative=True, tells_owned=True)
+STICKY = Assignor("sticky", share_sticky, sends_owned=True)
+COOPERATIVE_STICKY = Assignor("cooperative-sticky", share_cooperative_sticky, is_cooperative=True, sends_owned=True)
 ASSIGNORS = {assignor.name: assignor for assignor in (RANGE, ROUND_ROBIN, STICKY, COOPERATIVE_STICKY)}
 
 
@@ -216,7 +216,7 @@ ASSIGNMENT_VERSION = 3
 def encode_subscription(
     topics: Iterable[str], owned: Iterable[Partition], generation: int, assignor: Assignor
 ) -> bytes:
-    """What a member tells the leader. The older places for the generation are filled too, for older leaders."""
+    """What a member sends to the leader. The older places for the generation are filled too, for older leaders."""
     grouped = _grouped(owned)
     subscription = ConsumerProtocolSubscription(
         topics=sorted(topics),
@@ -232,7 +232,7 @@ def decode_member(member_id: str, instance_id: str | None, data: bytes, assignor
     version = _version_of(data, f"the subscription of group member {member_id}")
     subscription, _ = CONSUMER_SUBSCRIPTION.decode_from(data, min(version, SUBSCRIPTION_VERSION), _VERSION.size)
     owned, generation = subscription.owned_partitions, subscription.generation_id
-    if assignor.tells_owned and subscription.user_data:
+    if assignor.sends_owned and subscription.user_data:
         told, told_generation = _read_user_data(subscription.user_data, assignor)
         owned = owned or told
         generation = told_generation if generation == NO_GENERATION else generation

@@ -27,7 +27,7 @@ _ATTRIBUTES, _PRODUCER = struct.Struct(">h"), struct.Struct(">qhi")
 
 
 class Identity(NamedTuple):
-    """Who writes: what the broker tells producers and their retries apart by."""
+    """The identity of a producer, by which the broker recognises its retries."""
 
     producer_id: int
     epoch: int
@@ -37,7 +37,7 @@ NO_IDENTITY = Identity(-1, -1)
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was stored. The offset is -1 with acks=0, which has no answer."""
+    """Where a record was stored. The offset is -1 with acks=0, which has no response."""
 
     topic: str
     partition: int
@@ -97,7 +97,7 @@ class ProducerBatch:
         self.compression = 0
         self.identity: Identity | None = None  # of the stamp, once there is one
         self.sequence = -1
-        self.sent = False  # a request with it is on its way and has no answer yet
+        self.sent = False  # a request with it is on its way and has no response yet
         self.attempts = 0
         self.done = False
         self.base_offset = -1
@@ -314,7 +314,7 @@ class TableDelivery:
 def _offsets_of(run: BatchMetadata) -> Any:
     import numpy as np
 
-    if run.base_offset < 0:  # acks=0: nobody says
+    if run.base_offset < 0:  # acks=0: not known
         return np.full(run.record_count, -1, np.int64)
     return np.arange(run.base_offset, run.base_offset + run.record_count)
 
@@ -325,7 +325,7 @@ def wait_done(batch: ProducerBatch, changed: Condition, timeout_s: float | None)
         with changed:
             if not changed.wait_for(lambda: batch.done, timeout_s):
                 raise TimedOutError(
-                    f"no answer yet for a record sent to {batch.topic}-{batch.partition} after {timeout_s} s of "
+                    f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_s} s of "
                     "waiting; it is still on its way: wait longer, or see delivery.timeout.ms"
                 )
     return batch

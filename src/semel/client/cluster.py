@@ -1,9 +1,9 @@
-"""A cluster as its clients see it: who leads what, connections to whom, and one call that finds the right broker.
+"""A cluster as its clients see it: leaders, coordinators, connections, and one call that finds the right broker.
 
     cluster = Cluster(ClientSettings.of({"bootstrap.servers": "localhost:9092"}))
-    answer = cluster.call(Leader("orders", 0), LIST_OFFSETS, request, timeout_s=10)
+    response = cluster.call(Leader("orders", 0), LIST_OFFSETS, request, timeout_s=10)
 
-`call` finds the broker, connects, retries what is transient with back-off, and never takes longer than its time-out.
+`call` finds the broker, connects, retries what is transient with back-off, and never takes longer than its timeout.
 Threads may share a cluster. Calls on one connection take turns, so work that waits for long (a group join, say) uses a
 lane, a set of connections, of its own. A forked child starts with no connections.
 """
@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators
 
 
-# --- whom to ask ---
+# --- targets ---
 
 
 class AnyNode(NamedTuple):
@@ -99,7 +99,7 @@ def transaction_coordinator(transactional_id: str) -> CoordinatorTarget:
 
 
 def top_error(response: Any) -> Iterable[int]:
-    """The error code on top of an answer, where its type has one: what `call` looks at unless told otherwise."""
+    """The error code on top of a response, where its type has one: what `call` looks at by default."""
     return (getattr(response, "error_code", 0),)
 
 
@@ -137,12 +137,12 @@ class Cluster:
         first_wait_ms: float | None = None,
         lane: str = "main",
     ) -> Response:
-        """Asks the right broker and returns its answer; raises a `KafkaError` that says what to do.
+        """Sends the request to the right broker and returns its response; raises a `KafkaError` that says what to do.
 
         timeout_s          for everything together (default.api.timeout.ms)
         attempt_timeout_s  for one request (request.timeout.ms)
-        errors             where an answer keeps its error codes: a retriable one is retried, another one raised.
-                           None: the answer is returned unseen, only the network is retried
+        errors             where a response has its error codes: a retriable one is retried, another one raised.
+                           None: the response is returned as it is, only network errors are retried
         resend             False: a request that the broker may have got is not sent again; the error is raised
         at_most, at_least  limits for the version of the request
         first_wait_ms      before the first retry (retry.backoff.ms); each further one waits longer
@@ -153,11 +153,11 @@ class Cluster:
         def attempt() -> Response:
             connection = self.connect(target, deadline, lane)
             version = connection.capabilities.version_of(api, at_most, at_least)
-            answer = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
-            for code in errors(answer) if errors else ():
+            response = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
+            for code in errors(response) if errors else ():
                 if code:
-                    raise error_of(code, f"{api.name} to {describe(target)}", getattr(answer, "error_message", None))
-            return answer
+                    raise error_of(code, f"{api.name} to {describe(target)}", getattr(response, "error_message", None))
+            return response
 
         return self.retry(attempt, f"{api.name} to {describe(target)}", deadline, target, resend, first_wait_ms)
 
@@ -232,7 +232,7 @@ class Cluster:
         return broker
 
     def forget(self, target: Target) -> None:
-        """What was known about the target is in doubt; the next look-up asks again."""
+        """What was known about the target is in doubt; it is looked up again."""
         with self._lock:
             if isinstance(target, CoordinatorTarget):
                 self._coordinators.pop(target, None)
@@ -240,7 +240,7 @@ class Cluster:
                 self.metadata.forget(target.topic)
 
     def topic(self, name: str, deadline: Deadline | None = None, lane: str = "main") -> TopicMetadata:
-        """A topic's partitions, from memory while that is fresh. One attempt; see `partitions` for the patient form."""
+        """A topic's partitions, from memory while that is fresh. One attempt; `partitions` retries."""
         with self._lock:
             if self.metadata.is_fresh(name, time.monotonic(), self.settings.metadata_max_age_ms / 1000):
                 return self.metadata.topics[name]
@@ -273,32 +273,32 @@ class Cluster:
     def partitions(
         self, topic: str, timeout_s: float | None = None, lane: str = "main"
     ) -> dict[int, PartitionMetadata]:
-        """A topic's partitions; waits for a topic that is being created, up to the time-out."""
+        """A topic's partitions; waits for a topic that is being created, up to the timeout."""
         deadline = self.deadline(timeout_s)
 
         what = f"looking up topic {topic!r}"
         return self.retry(lambda: self.topic(topic, deadline, lane), what, deadline).partitions
 
     def refresh(self, topics: Iterable[str] | None, deadline: Deadline | None = None, lane: str = "main") -> Metadata:
-        """Asks any broker about these topics (None: all, empty: brokers only). One attempt."""
+        """Metadata of these topics from any broker (None: all, empty: brokers only). One attempt."""
         deadline = deadline or self.deadline()
         wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
         connection = self._connect_any(deadline, lane)
         version = connection.capabilities.version_of(METADATA, at_least=1)
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        answer = _checked_call(connection, METADATA, request, limit_s, version)
-        if answer.error_code:
-            raise error_of(answer.error_code, "looking up the cluster")
+        response = _checked_call(connection, METADATA, request, limit_s, version)
+        if response.error_code:
+            raise error_of(response.error_code, "looking up the cluster")
         with self._lock:
-            self.metadata.update(answer, time.monotonic(), is_complete=wanted is None)
+            self.metadata.update(response, time.monotonic(), is_complete=wanted is None)
         return self.metadata
 
     def feature(self, name: str, target: Target | None = None, timeout_s: float | None = None) -> int:
         """The level at which the cluster finalised a feature, such as 'transaction.version'; 0 if it did not."""
         deadline = self.deadline(timeout_s)
         where = target or AnyNode()
-        connection = self.retry(lambda: self.connect(where, deadline), f"asking for {name}", deadline, where)
+        connection = self.retry(lambda: self.connect(where, deadline), f"looking up {name}", deadline, where)
         return connection.capabilities.feature(name)
 
     def _coordinator(self, target: CoordinatorTarget, deadline: Deadline, lane: str) -> BrokerAddress:
@@ -314,8 +314,8 @@ class Cluster:
         else:
             request.key = target.key
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        answer = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
-        found = answer.coordinators[0] if version >= 4 else answer
+        response = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
+        found = response.coordinators[0] if version >= 4 else response
         if found.error_code:
             raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)
         broker = BrokerAddress(found.node_id, found.host, found.port)
@@ -326,7 +326,7 @@ class Cluster:
     # --- connections ---
 
     def _connect_any(self, deadline: Deadline, lane: str) -> BrokerConnection:
-        """One that is open, else the first of all known addresses that answers."""
+        """One that is open, else the first of all known addresses that responds."""
         self._check_open()
         with self._lock:
             for (its_lane, _, _), connection in self._connections.items():
@@ -364,7 +364,7 @@ class Cluster:
             return connection
 
     def _open(self, host: str, port: int, deadline: Deadline) -> BrokerConnection:
-        """Whoever retries, and wherever: a broker that cannot be reached is in the log before the timeout passes."""
+        """Logs a broker that cannot be reached before the timeout passes, wherever the call is retried."""
         address = f"{host}:{port}"
         try:
             connection = self._reconnects.open(host, port, deadline)
@@ -470,7 +470,7 @@ def _checked_call(
     except DecodeError as error:
         connection.close()
         raise ConnectionFailedError(
-            f"{connection.address} answered {api.name} with bytes that make no sense: {error}", maybe_sent=True
+            f"{connection.address} sent a malformed response to {api.name}: {error}", maybe_sent=True
         ) from error
 
 
@@ -506,7 +506,7 @@ class Reconnects:
         try:
             connection = BrokerConnection.open(host, port, self._settings, deadline.remaining_s())
         except ConnectionFailedError as error:
-            if not deadline.expired:  # else the caller's haste may be the cause
+            if not deadline.expired:  # else the caller's short timeout may be the cause
                 self._note(address, str(error))
             raise
         self._failures.pop(address, None)
@@ -542,7 +542,7 @@ class Outages:
         log.warning("%s; retried for %.0f s so far, and until the timeout of the call", error, now_s - found.since_s)
 
     def over(self, name: str) -> None:
-        """It works again, or its caller knows that it does not."""
+        """It works again, or the error was raised."""
         if self._open:
             with self._lock:
                 self._open.pop(name, None)

@@ -1,9 +1,9 @@
 """One connection to one broker: TCP, TLS, ApiVersions, SASL, then any number of requests in flight.
 
 `send` queues a request and writes what the kernel takes; `progress` reads and writes what is possible now; `call` and
-`wait` block until an answer or a deadline. Threads may share a connection for `call`: they take turns, and one whose
+`wait` block until a response or a deadline. Threads may share a connection for `call`: they take turns, and one whose
 turn does not come in time raises. All else is for one thread, except `close`. `read_ahead` lends the reading of a large
-answer to a thread of its own.
+response to a thread of its own.
 Any failure closes it and fails all that was pending, each error saying whether the broker may have got the request.
 """
 
@@ -45,7 +45,7 @@ log = logging.getLogger("semel.client")
 CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA")  # parts of names such as SSLV3_ALERT_BAD_CERTIFICATE
 MAX_BUFFERS_PER_WRITE = 64
 SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
-LARGE_ANSWER_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
+LARGE_RESPONSE_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
 SOFTWARE = ("semel", "0.1.0")
 
 
@@ -69,8 +69,8 @@ class BrokerConnection:
         self._end_ahead: weakref.finalize[..., BrokerConnection] | None = None
         self._unreported: list[Pending] = []
         self._turn = threading.RLock()  # held by the thread that sends, reads, or waits in a call
-        self.throttled_until_s = 0.0  # on time.monotonic(): the broker asked for no more requests before that
-        self._closing = False  # another thread has asked for the end
+        self.throttled_until_s = 0.0  # on time.monotonic(): the broker throttles requests until then
+        self._closing = False  # another thread has called close()
 
     def __repr__(self) -> str:
         return f"Connection({self.address}{', closed' if self.closed else ''}, {len(self._wire.pending)} pending)"
@@ -79,7 +79,7 @@ class BrokerConnection:
 
     @classmethod
     def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> BrokerConnection:
-        """Connects, encrypts and authenticates as the settings say, and asks what the broker can do."""
+        """Connects, encrypts and authenticates as the settings say, and gets the broker's API versions."""
         limit_s = settings.socket_connection_setup_timeout_ms / 1000
         deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
         self = cls(_connect(host, port, settings, deadline), host, port, settings)
@@ -102,13 +102,13 @@ class BrokerConnection:
                 raise pending.error
             assert pending.frame is not None
             try:
-                answer, version = read_api_versions(pending.frame, version)
+                response, version = read_api_versions(pending.frame, version)
             except DecodeError as error:
                 raise self._failed(
-                    f"the answer to ApiVersions makes no sense ({error}); is this a Kafka broker?"
+                    f"the response to ApiVersions is malformed ({error}); is this a Kafka broker?"
                 ) from None
-            if answer is not None:
-                self.capabilities = Capabilities(answer)
+            if response is not None:
+                self.capabilities = Capabilities(response)
                 return
 
     def _authenticate(self, deadline: Deadline) -> None:
@@ -123,15 +123,15 @@ class BrokerConnection:
         exchange = sasl_exchange(self._settings)
         message = next(exchange)
         while True:
-            answer = self.call(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), deadline.remaining_s())
-            if answer.error_code:
-                raise error_of(answer.error_code, f"authenticating at {self.address}", answer.error_message)
+            response = self.call(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), deadline.remaining_s())
+            if response.error_code:
+                raise error_of(response.error_code, f"authenticating at {self.address}", response.error_message)
             try:
-                message = exchange.send(answer.auth_bytes)
+                message = exchange.send(response.auth_bytes)
             except StopIteration:
                 break
-        if answer.session_lifetime_ms > 0:
-            self.session_ends_s = time.monotonic() + SESSION_LIFETIME_USED * answer.session_lifetime_ms / 1000
+        if response.session_lifetime_ms > 0:
+            self.session_ends_s = time.monotonic() + SESSION_LIFETIME_USED * response.session_lifetime_ms / 1000
 
     # --- requests ---
 
@@ -141,7 +141,7 @@ class BrokerConnection:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not done: without an answer, or (acks=0) not written."""
+        """Requests that are not done: without a response, or (acks=0) not written."""
         return self._wire.in_flight
 
     @property
@@ -150,11 +150,11 @@ class BrokerConnection:
 
     @property
     def is_throttled(self) -> bool:
-        """Whether requests are held back because the broker asked for it (a quota is used up)."""
+        """Whether requests are held back because the broker throttles this client (a quota is used up)."""
         return time.monotonic() < self.throttled_until_s
 
     def _throttle(self, throttle_ms: int) -> None:
-        log.debug("%s asks for a pause of %s ms: a quota is used up", self.address, throttle_ms)
+        log.debug("%s throttles for %s ms: a quota is used up", self.address, throttle_ms)
         self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
 
     @property
@@ -180,7 +180,7 @@ class BrokerConnection:
         version: int | None = None,
         timeout_s: float | None = None,
         context: Any = None,
-        answer: bool = True,
+        response: bool = True,
     ) -> Pending:
         """Sends a request behind those in flight and returns at once. Raises only for what can never be sent.
 
@@ -196,7 +196,7 @@ class BrokerConnection:
                 pending.error = self._failed("the connection is closed")
                 return pending
             try:
-                pending = self._wire.send(api, request, version, deadline_s, context, answer)
+                pending = self._wire.send(api, request, version, deadline_s, context, response)
             except EncodeError as error:
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
             pending.on_throttle = self._throttle
@@ -206,7 +206,7 @@ class BrokerConnection:
     def call(
         self, api: Api[Request, Response], request: Request, timeout_s: float | None = None, version: int | None = None
     ) -> Response:
-        """Sends a request and waits for its answer, after the calls of other threads; no longer than its timeout."""
+        """Sends a request and waits for its response, after the calls of other threads; no longer than its timeout."""
         deadline = Deadline(self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s)
         if not self._turn.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
             raise RequestTimedOutError(
@@ -219,11 +219,11 @@ class BrokerConnection:
             self.wait(pending)
         finally:
             self._turn.release()
-        answer: Response = pending.result()
-        return answer
+        response: Response = pending.result()
+        return response
 
     def wait(self, pending: Pending) -> None:
-        """Blocks until the request has an answer or an error; its own deadline bounds the wait."""
+        """Blocks until the request has a response or an error; its own deadline bounds the wait."""
         with self._turn:
             while not pending.done:
                 self._wait_for_io(max(0.0, min(pending.deadline_s, self._resumes_s()) - time.monotonic()))
@@ -232,7 +232,7 @@ class BrokerConnection:
                 if not pending.done and self.closed:
                     pending.error = self._failed("the connection was closed")
             if pending in self._unreported:
-                self._unreported.remove(pending)  # its caller knows; the others are told by `progress`
+                self._unreported.remove(pending)  # its caller has it; `progress` reports the others
 
     def _wait_for_io(self, timeout_s: float) -> None:
         if not self.closed:
@@ -242,8 +242,8 @@ class BrokerConnection:
             poller.poll(min(timeout_s, 3600.0) * 1000)
 
     def read_ahead(self) -> None:
-        """Lets a thread read the next answer, if the last one was large, so that the caller can work meanwhile."""
-        if self._tls or self.closed or self._frames.last_bytes < LARGE_ANSWER_BYTES:
+        """Lets a thread read the next response, if the last one was large, so that the caller can work meanwhile."""
+        if self._tls or self.closed or self._frames.last_bytes < LARGE_RESPONSE_BYTES:
             return
         if self._ahead is None:
             try:
@@ -256,8 +256,8 @@ class BrokerConnection:
             self._ahead.start()
 
     def notice_closing(self) -> None:
-        """Finds out, without waiting, whether the broker has closed a connection that nobody used for a while."""
-        if self._turn.acquire(blocking=False):  # else somebody uses it now
+        """Finds out, without waiting, whether the broker has closed a connection that was idle for a while."""
+        if self._turn.acquire(blocking=False):  # else it is in use
             try:
                 self._unreported += self._advance()
             finally:
@@ -266,13 +266,13 @@ class BrokerConnection:
     # --- progress ---
 
     def progress(self) -> list[Pending]:
-        """Reads and writes what is possible without waiting; the requests that got their answer or an error."""
+        """Reads and writes what is possible without waiting; the requests that got their response or an error."""
         with self._turn:
             return self._advance() + self.take_unreported()
 
     def take_unreported(self) -> list[Pending]:
-        """Requests that are done and were not reported yet: they failed with the connection, or got their answer while
-        somebody waited for another one."""
+        """Requests that are done and were not reported yet: they failed with the connection, or got their response
+        while another one was waited for."""
         done, self._unreported = self._unreported, []
         return done
 
@@ -303,13 +303,15 @@ class BrokerConnection:
             return
         for late in waiting:
             if late.deadline_s <= now_s:
-                why = "it asked for a pause" if self.is_throttled else f"it is still busy with {waiting[0].api.name}"
+                why = (
+                    "it throttles this client" if self.is_throttled else f"it is still busy with {waiting[0].api.name}"
+                )
                 late.error = self._timed_out(late, why)
                 self._unreported.append(late)
 
     def _timed_out(self, late: Pending, why: str) -> RequestTimedOutError:
         return RequestTimedOutError(
-            f"{self.address} did not answer {late.api.name} within its timeout; {why}",
+            f"{self.address} did not respond to {late.api.name} within its timeout; {why}",
             ErrorCode.REQUEST_TIMED_OUT,
             maybe_sent=True,
         )
@@ -324,7 +326,7 @@ class BrokerConnection:
 
     def close(self) -> None:
         """Closes the socket and fails what was pending. May be called twice, and by any thread: one that waits for an
-        answer notices at once, and closes the socket itself."""
+        response notices at once, and closes the socket itself."""
         self._closing = True
         if not self._turn.acquire(blocking=False):
             with contextlib.suppress(OSError):  # it is closed already
@@ -494,7 +496,7 @@ def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSet
         ) from None
     except TimeoutError:
         raise ConnectionFailedError(
-            f"TLS to {address}: no answer to the handshake; does the port speak TLS? check security.protocol"
+            f"TLS to {address}: no response to the handshake; does the port speak TLS? check security.protocol"
         ) from None
     except (ssl.SSLError, OSError) as error:
         raise _refused_certificate(error, address) or ConnectionFailedError(

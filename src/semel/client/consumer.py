@@ -61,7 +61,7 @@ _GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
 class _Woken(Exception):
-    """wakeup() was called: the poll that meets it returns at once."""
+    """wakeup() was called: the poll returns at once."""
 
 
 class RecordRun(NamedTuple):
@@ -138,7 +138,7 @@ class Consumer:
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False
         self._iteration: Iteration | None = None
-        self._postponed: KafkaError | None = None  # met after records were taken, which come first
+        self._postponed: KafkaError | None = None  # raised after records were taken, which are returned first
 
     # -- what to read --------------------------------------------------------------------------------------------------
     def subscribe(
@@ -185,7 +185,7 @@ class Consumer:
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
-        """The next records, at most `max_records` (max.poll.records); an empty list when the time-out passes."""
+        """The next records, at most `max_records` (max.poll.records); an empty list when the timeout passes."""
         from semel.client.consumer_decode import ROWS, rows
 
         limit = self.settings.max_poll_records if max_records is None else max_records
@@ -206,8 +206,8 @@ class Consumer:
         headers: bool = False,
         views: bool = False,
     ) -> pa.Table:
-        """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if asked for,
-        headers. Without limits it is all that has been fetched; empty when the time-out passes.
+        """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if wanted,
+        headers. Without limits it is all that has been fetched; empty when the timeout passes.
 
         With `views`, keys and values are of Arrow's type binary_view and stay in the memory that they were received
         in: nothing is copied, and that memory lives as long as the table. `send_table` takes such columns.
@@ -224,7 +224,7 @@ class Consumer:
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """All records from here on, waiting for more; ends when the consumer is closed or woken.
 
-        A record counts as processed when the next one is asked for: automatic commits leave out the record at which
+        A record counts as processed when the loop continues: automatic commits leave out the record at which
         an exception or `break` left the loop, and all that were not yielded. The next poll returns the latter.
         """
         from semel.client.consumer_decode import ROWS, rows
@@ -263,11 +263,11 @@ class Consumer:
                 self._woken = False
                 raise _Woken
             if max_records is None and max_bytes is None:
-                core.fetching.send(draining=True)  # the next answer comes while this one is decoded
+                core.fetching.send(draining=True)  # the next response comes while this one is decoded
                 self._decode_all(form)
             parts = self._take(form, max_records, max_bytes)
             if parts:
-                self._ask_for_more()
+                self._fetch_ahead()
                 return parts
         return []
 
@@ -277,7 +277,7 @@ class Consumer:
         if iteration is not None:
             iteration.give_back()
 
-    def _ask_for_more(self) -> None:
+    def _fetch_ahead(self) -> None:
         """Before the program gets to work on what it is given."""
         try:
             self._core.fetching.send()
@@ -340,7 +340,7 @@ class Consumer:
         except KafkaError:
             if may_raise:
                 raise
-            return None  # what was read before it is handed out first; the damage is met again by the next call
+            return None  # what was read before it is handed out first; the next call raises the error
 
     def _decode_again(self, decoded: DecodedChunk, form: Form) -> DecodedChunk:
         from semel.client.consumer_decode import decode
@@ -379,7 +379,7 @@ class Consumer:
             state.reset(ResetTo.LATEST)
 
     def seek_to_committed(self, *partitions: tuple[str, int]) -> None:
-        """Goes back to the group's committed positions, as after an aborted transaction."""
+        """Goes back to the group's committed offsets, as after an aborted transaction."""
         self._need_group("seek_to_committed()")
         for state in self._states(partitions):
             state.forget()
@@ -400,7 +400,7 @@ class Consumer:
         return {state.topic_partition for state in self._core.assigned if state.paused}
 
     def lag(self, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
-        """How many offsets each assigned partition is behind the end of what can be read, asked from the brokers."""
+        """How many offsets each assigned partition is behind the end of what can be read, from the brokers."""
         deadline = self._deadline(timeout_ms)
         states = list(self._core.assigned)
         ends = self.end_offsets([state.topic_partition for state in states], timeout_ms)
@@ -490,7 +490,7 @@ class Consumer:
     def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The group's positions for these partitions (default: the assigned ones); those without one are left out.
+        """The group's committed offsets of these partitions (default: the assigned ones), without those that have none.
 
         Under read_committed it waits for transactions that are about to change them."""
         self._core.check_usable()
@@ -503,17 +503,17 @@ class Consumer:
             lambda deadline: fetch_committed(
                 self._core.cluster, group_id, sorted(wanted), self.settings.reads_committed, deadline
             ),
-            f"reading the positions of group {group_id!r}",
+            f"reading the committed offsets of group {group_id!r}",
             self._deadline(timeout_ms).total_s,
         )
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this consumer is in its group, for `producer.send_offsets_to_transaction`, which needs a consumer with
+        """This consumer's identity in its group, for `producer.send_offsets_to_transaction`, which needs
         enable.auto.commit=false."""
         return msgspec.structs.replace(self._identity(), commits_itself=self.settings.enable_auto_commit)
 
     def _identity(self) -> GroupMetadata:
-        """Who commits."""
+        """The identity that commits."""
         self._core.check_usable()
         group_id = self._need_group("a commit")
         return self._core.member.identity() if self._core.member is not None else GroupMetadata(group_id)
@@ -542,7 +542,7 @@ class Consumer:
             OffsetAndMetadata(at) if isinstance(at, int) else OffsetAndMetadata(*at) for at in offsets.values()
         ]
         if any(position.offset < 0 for position in positions):
-            raise ConfigError("a committed position is the offset of the next record to read, from 0 up")
+            raise ConfigError("a committed offset is that of the next record to read, from 0 up")
         return dict(zip(checked_partitions(offsets), positions, strict=True))
 
     def _auto_commit(self) -> None:
@@ -623,7 +623,7 @@ def _commit_error(error: KafkaError) -> KafkaError:
         return CommitFailedError(
             f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
             "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
-            "again by whoever has the partitions now",
+            "again by the new owners of the partitions",
             error.code,
         )
     return error

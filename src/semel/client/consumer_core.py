@@ -94,7 +94,7 @@ class ConsumerCore:
                 self.retry_budget.failed(error)
 
     def wait(self, deadline: Deadline) -> None:
-        """Waits for the network, for what is done aside, for the heartbeat thread's news, or for a retry."""
+        """Waits for the network, for what is done aside, for the heartbeat thread, or for a retry."""
         until_s = min(self._clock() + deadline.remaining_s(), self.fetching.next_retry_s(), self.commits.due_at_s())
         connections = [*self.fetching.connections(), *self.commits.connections()]
         if self.member is not None:
@@ -127,12 +127,12 @@ class ConsumerCore:
         assert self._rebalancer is not None
         member.polled()
         member.service()
-        news = member.take_news()
-        if news.assignment is not None:
+        change = member.take_change()
+        if change.assignment is not None:
             self.retry_budget.succeeded()
-        self._rebalancer.hear(news.lost, news.assignment)
-        if news.error is not None:
-            raise news.error
+        self._rebalancer.apply_change(change.lost, change.assignment)
+        if change.error is not None:
+            raise change.error
         if member.state is MemberState.FENCED:
             raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
         if not self._rebalancer.adopt():
@@ -146,7 +146,7 @@ class ConsumerCore:
         return member.state is MemberState.UNJOINED and bool(self.subscription.topics or len(self.assigned))
 
     def _follow_topics(self, member: GroupMember) -> None:
-        """Looks now and then whether topics came, went or grew, and asks for a rebalance if so."""
+        """Looks now and then whether topics came, went or grew, and starts a rebalance if so."""
         subscription, now_s = self.subscription, self._clock()
         if now_s < self._topics_due_s():
             return
@@ -205,7 +205,7 @@ class ConsumerCore:
         self._rebalancer = Rebalancer(self.member, self.assigned, listener, self._commit_before_revoke)
 
     def leave_group(self, reason: str, deadline: Deadline) -> None:
-        """Gives partitions back and leaves; the listener is told. The caller has committed."""
+        """Gives partitions back, calls the listener and leaves. The caller has committed."""
         member, rebalancer = self.member, self._rebalancer
         self.member = self._rebalancer = None
         self.subscription = TopicSubscription()

@@ -31,7 +31,7 @@ class Form(NamedTuple):
     views: bool = False
 
     def covers(self, wanted: Form) -> bool:
-        """Whether records in this form can be given to who wants another."""
+        """Whether records in this form can be returned where another is wanted."""
         return self.views == wanted.views and (self.headers or not wanted.headers)
 
 
@@ -39,7 +39,7 @@ ROWS = Form(headers=True)
 
 
 def output_schema(form: Form) -> pa.Schema:
-    """topic, partition, offset, timestamp, key, value and, if asked for, headers."""
+    """topic, partition, offset, timestamp, key, value and, if wanted, headers."""
     source = Wanted(form.headers, form.views).schema()
     names = [*COLUMNS, "headers"] if form.headers else list(COLUMNS)
     place = [pa.field("topic", TOPIC_TYPE, nullable=False), pa.field("partition", pa.int32(), nullable=False)]
@@ -47,7 +47,7 @@ def output_schema(form: Form) -> pa.Schema:
 
 
 class DecodedChunk:
-    """The visible records of a chunk, read from the front. `position` is where the reader stands in the partition."""
+    """The visible records of a chunk, read from the front. `position` is the next offset of the reader."""
 
     __slots__ = ("at", "chunk", "form", "next_offset", "table")
 

@@ -1,4 +1,4 @@
-"""Fetching over the network: sends what the fetcher plans, takes the answers, and finds positions to start from."""
+"""Fetching over the network: sends what the fetcher plans, takes the responses, and finds offsets to start from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from semel.client.consumer_types import (
     UnknownPartitionError,
 )
 from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError, error_of
-from semel.client.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, Fetcher, FetchPlan, Trouble
+from semel.client.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, Fetcher, FetchFailure, FetchPlan
 from semel.client.group_offsets import OffsetLookup, fetch_committed, list_offsets
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
@@ -100,7 +100,7 @@ class Fetching:
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
         self._looked_at_s = 0.0  # when it was last looked for what to do
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
     def send(self, draining: bool = False) -> None:
         """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
         now_s = self._clock()
@@ -151,7 +151,7 @@ class Fetching:
         except KafkaError as error:
             self._on_failed(plan, error, outcome.started_s)
 
-    # -- who leads what ------------------------------------------------------------------------------------------------
+    # -- leaders -------------------------------------------------------------------------------------------------------
     def look_up(self, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
         """Starts a look-up unless another one is under way."""
         return self._aside.start(LOOKUP_LANE, work, then)
@@ -161,7 +161,7 @@ class Fetching:
         return Deadline(min(self._settings.request_timeout_ms, self._settings.default_api_timeout_ms) / 1000)
 
     def _look_up_leaders(self, names: set[str], now_s: float) -> None:
-        """Asks for the leaders of all partitions to fetch whose metadata is old or in doubt."""
+        """Looks up the leaders of all partitions to fetch whose metadata is old or in doubt."""
         metadata, max_age_s, at_s = self._cluster.metadata, self._settings.metadata_max_age_ms / 1000, time.monotonic()
         stale = {name for name in names if not metadata.is_fresh(name, at_s, max_age_s)}
         if not stale:
@@ -247,7 +247,7 @@ class Fetching:
         return [connection for connection in self._connections.values() if not connection.closed]
 
     def read_on(self, ready: set[int]) -> bool:
-        """Reads what has come; whether that was only a part of an answer, so that all there is to do is wait on."""
+        """Reads what has come; whether that was only a part of a response, so that all there is to do is wait on."""
         mine = {fd: connection for connection in self.connections() for fd in connection.waits_for()}
         if not ready or not ready <= mine.keys():
             return False
@@ -256,21 +256,21 @@ class Fetching:
         return not any(pending.done for _, pending in self._in_flight.values())
 
     def receive(self) -> None:
-        """Takes the answers that have come. Raises what the program must decide about."""
+        """Takes the responses that have come. Raises what the program must decide about."""
         for connection in self.connections():
             connection.progress()
             connection.check_deadlines()
         for node_id, (plan, pending) in list(self._in_flight.items()):
             if pending.done:
                 del self._in_flight[node_id]
-                self._on_answer(plan, pending)
+                self._on_response(plan, pending)
 
-    def _on_answer(self, plan: FetchPlan, pending: Pending) -> None:
+    def _on_response(self, plan: FetchPlan, pending: Pending) -> None:
         try:
-            answer = pending.result()
-            if answer.error_code:
-                raise error_of(answer.error_code, f"fetching from broker {plan.node_id}")
-            troubles = self.fetcher.absorb(plan, answer)
+            response = pending.result()
+            if response.error_code:
+                raise error_of(response.error_code, f"fetching from broker {plan.node_id}")
+            failures = self.fetcher.absorb(plan, response)
         except DecodeError as error:
             self._on_failed(plan, error_of(ErrorCode.NETWORK_EXCEPTION, "fetching", str(error)))
         except PartitionError:
@@ -279,24 +279,24 @@ class Fetching:
             self._on_failed(plan, error)
         else:
             self._retry_budget.succeeded()
-            for trouble in troubles:
-                self._on_trouble(trouble)
+            for failure in failures:
+                self._on_failure(failure)
 
     def _on_failed(self, plan: FetchPlan, error: KafkaError, since_s: float | None = None) -> None:
         """The whole request failed: look for the leaders anew, a little later."""
         if error.recovery is not Recovery.RETRY:
             raise error
         self._retry_budget.failed(error, since_s)
-        for partition, asked in plan.asked.items():
+        for partition, requested in plan.requested.items():
             self._cluster.forget(Leader(*partition))
-            asked.state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
+            requested.state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
 
-    def _on_trouble(self, trouble: Trouble) -> None:
-        """One partition of an answer failed."""
-        state, code, _ = trouble
+    def _on_failure(self, failure: FetchFailure) -> None:
+        """One partition of a response failed."""
+        state, code, _ = failure
         partition = state.topic_partition
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._on_out_of_range(trouble)
+            self._on_out_of_range(failure)
         elif code is ErrorCode.CORRUPT_MESSAGE:
             raise CorruptRecordError(
                 f"{partition}: the broker cannot read its log at offset {state.fetch_offset}; its disk needs a look",
@@ -313,8 +313,8 @@ class Fetching:
             error = error_of(code, f"fetching {partition} at offset {state.fetch_offset}")
             raise PartitionError(str(error), code, partition, state.fetch_offset)
 
-    def _on_out_of_range(self, trouble: Trouble) -> None:
-        state, code, data = trouble
+    def _on_out_of_range(self, failure: FetchFailure) -> None:
+        state, code, data = failure
         if state.position is not None and state.position < state.fetch_offset:
             state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
             return  # what was read ahead is delivered first
@@ -373,8 +373,8 @@ class Fetching:
         reset_to = _RESETS.get(self._settings.auto_offset_reset)
         if reset_to is None:
             raise NoOffsetError(
-                f"group {self._settings.group_id!r} has no position for {state.topic_partition}, and "
-                "auto.offset.reset=none leaves it to you: seek(), or commit a position first",
+                f"group {self._settings.group_id!r} has no committed offset for {state.topic_partition}, and "
+                "auto.offset.reset=none leaves it to you: seek(), or commit an offset first",
                 None,
                 state.topic_partition,
             )

@@ -1,4 +1,4 @@
-"""What a rebalance does to a consumer's partitions, in which order, and whom it tells."""
+"""What a rebalance does to a consumer's partitions, in which order, and which listener it calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RebalanceListener:
     """Override what you need. Called inside poll() and close(), in the thread that calls them."""
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """These are new. Called before the first record of them is read: seek here if positions are kept elsewhere."""
+        """These are new. Called before the first record of them is read: seek here if offsets are kept elsewhere."""
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         """These will be given back when this returns: the last chance to finish and commit work on them."""
@@ -30,7 +30,7 @@ class RebalanceListener:
 
 class Rebalancer:
     """Takes partitions on and off. `start_commit` is called before partitions are given back, and its commit waited
-    for; None: there is nothing to commit. A listener that raises changes nothing about who owns what: the error is
+    for; None: there is nothing to commit. A listener that raises changes nothing about the assignment: the error is
     raised when the partitions are where they belong."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Rebalancer:
         """Whether partitions wait for a commit before they are given back: no record of theirs may be handed out."""
         return self._commit is not None
 
-    def hear(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
+    def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
         """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
         gone = sorted(self._assigned.partitions) if lost else []
         if lost:

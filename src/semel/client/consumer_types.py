@@ -19,7 +19,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit: the offset of the next record to read."""
+    """An offset to commit: that of the next record to read."""
 
     offset: int
     metadata: str = ""
@@ -34,7 +34,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class GroupMetadata(msgspec.Struct, frozen=True):
-    """Who commits: a transaction that carries it is refused once this member is no longer in its generation."""
+    """The identity that commits: a transaction that carries it is refused once the member is not in its generation."""
 
     group_id: str
     generation_id: int = -1
@@ -83,11 +83,11 @@ class PartitionError(FatalError):
 
 
 class OffsetOutOfRangeError(PartitionError):
-    """The position is no longer (or not yet) in the log, and auto.offset.reset=none forbids to jump."""
+    """The offset is no longer (or not yet) in the log, and auto.offset.reset=none forbids to jump."""
 
 
 class NoOffsetError(PartitionError):
-    """The group has no committed position for a partition, and auto.offset.reset=none forbids to choose one."""
+    """The group has no committed offset for a partition, and auto.offset.reset=none forbids to choose one."""
 
 
 class CorruptRecordError(PartitionError):
@@ -95,7 +95,7 @@ class CorruptRecordError(PartitionError):
 
 
 class UnknownPartitionError(PartitionError):
-    """A partition that was asked for does not exist (any more)."""
+    """A partition does not exist (any more)."""
 
 
 class RebalanceError(RetriableError):
@@ -103,4 +103,4 @@ class RebalanceError(RetriableError):
 
 
 class CommitFailedError(RetriableError):
-    """Positions were not committed: the group went on without this member, and others may own its partitions."""
+    """Offsets were not committed: the group went on without this member, and others may own its partitions."""

@@ -58,8 +58,8 @@ class EndAnswer(NamedTuple):
 def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Identity:
     """A producer id for an idempotent producer without transactions."""
     request = InitProducerIdRequest(None, 2**31 - 1)
-    answer = cluster.call(AnyNode(), INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
-    return Identity(answer.producer_id, answer.producer_epoch)
+    response = cluster.call(AnyNode(), INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
+    return Identity(response.producer_id, response.producer_epoch)
 
 
 class CoordinatorClient:
@@ -87,7 +87,7 @@ class CoordinatorClient:
         request = InitProducerIdRequest(self.transactional_id, self._timeout_ms)
         if expected is not None:
             request.producer_id, request.producer_epoch = expected
-        answer = self.cluster.call(
+        response = self.cluster.call(
             self._target,
             INIT_PRODUCER_ID,
             request,
@@ -96,7 +96,7 @@ class CoordinatorClient:
             at_least=3 if expected is not None else 0,
             first_wait_ms=FIRST_WAIT_MS,
         )
-        return Identity(answer.producer_id, answer.producer_epoch)
+        return Identity(response.producer_id, response.producer_epoch)
 
     def add_partitions(self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main") -> None:
         """TV1: these partitions will be written."""
@@ -128,7 +128,7 @@ class CoordinatorClient:
         generation: int,
         timeout_s: float,
     ) -> None:
-        """A group's positions become part of the transaction."""
+        """A group's offsets become part of the transaction."""
         deadline = Deadline(timeout_s)
         if generation == 1:
             request = AddOffsetsToTxnRequest(self.transactional_id, *identity, group.group_id)
@@ -173,9 +173,9 @@ class CoordinatorClient:
     def end(
         self, identity: Identity, commit: bool, generation: int, deadline: Deadline, may_be_repeat: bool = False
     ) -> EndAnswer:
-        """Commits or aborts. A lost answer is asked for again: the coordinator knows a repeated end when it sees one.
+        """Commits or aborts. After a lost response EndTxn is sent again: the coordinator recognises a repeated end.
 
-        Raises `EndUnknownError` if no answer came in time.
+        Raises `EndUnknownError` if no response came in time.
         """
         low, high = VERSIONS[generation].end_txn
         request = EndTxnRequest(self.transactional_id, *identity, commit)
@@ -183,7 +183,7 @@ class CoordinatorClient:
         backoff = self.cluster.backoff()
         while True:
             try:
-                answer = self.cluster.call(
+                response = self.cluster.call(
                     self._target,
                     END_TXN,
                     request,
@@ -197,7 +197,7 @@ class CoordinatorClient:
                 repeated = True
                 self.cluster.forget(self._target)
                 if not self.cluster.pause(backoff, deadline):
-                    raise EndUnknownError(repeated, f"no answer to EndTxn: {error}") from error
+                    raise EndUnknownError(repeated, f"no response to EndTxn: {error}") from error
                 continue
             except TimedOutError as error:
                 raise EndUnknownError(repeated, str(error)) from error
@@ -205,27 +205,27 @@ class CoordinatorClient:
                 error.was_repeated = repeated  # type: ignore[attr-defined]
                 raise
             if generation == 2:
-                return EndAnswer(Identity(answer.producer_id, answer.producer_epoch), repeated)
+                return EndAnswer(Identity(response.producer_id, response.producer_epoch), repeated)
             return EndAnswer(identity, repeated)
 
 
 class EndUnknownError(TimedOutError):
-    """EndTxn had no answer in time; `maybe_sent` says whether the coordinator may have got it."""
+    """EndTxn had no response in time; `maybe_sent` says whether the coordinator may have got it."""
 
     def __init__(self, maybe_sent: bool, message: str) -> None:
         super().__init__(message)
         self.maybe_sent = maybe_sent
 
 
-def _partition_errors(answer: AddPartitionsToTxnResponse) -> list[int]:
+def _partition_errors(response: AddPartitionsToTxnResponse) -> list[int]:
     """The cause first: partitions that were only not attempted say nothing."""
     codes = [
         partition.partition_error_code
-        for topic in answer.results_by_topic_v3_and_below
+        for topic in response.results_by_topic_v3_and_below
         for partition in topic.results_by_partition
     ]
     return sorted(codes, key=lambda code: code == 55)
 
 
-def _offset_errors(answer: TxnOffsetCommitResponse) -> list[int]:
-    return [partition.error_code for topic in answer.topics for partition in topic.partitions]
+def _offset_errors(response: TxnOffsetCommitResponse) -> list[int]:
+    return [partition.error_code for topic in response.topics for partition in topic.partitions]

@@ -2,9 +2,9 @@
 
 Every error has a `recovery` (`semel.protocol.errors.Recovery`) and, where a broker said so, its `code`:
 
-    RetriableError    transient; the client has retried within its time-out, the same call may work later
+    RetriableError    transient; the client has retried within its timeout, the same call may work later
     AbortableError    this transaction (or this batch) is lost; abort it and go on with the same producer
-    FencedError       somebody newer owns this identity; stop, never write under it again
+    FencedError       a newer owner has this identity; stop, never write under it again
     FatalError        settings, rights or data must change first
 
 Messages say what happened, what was expected and what to do.
@@ -64,11 +64,11 @@ class ConnectionFailedError(RetriableError):
 
 
 class RequestTimedOutError(ConnectionFailedError, TimeoutError):
-    """A broker did not answer a request in time; the connection was closed, and the broker may have done the work."""
+    """A broker did not respond in time; the connection was closed, and the broker may have done the work."""
 
 
 class TimedOutError(RetriableError, TimeoutError):
-    """The call's time-out passed; the message says what it was still waiting for."""
+    """The call's timeout passed; the message says what it was still waiting for."""
 
 
 class DeliveryTimedOutError(TimedOutError):
@@ -104,7 +104,7 @@ class ClosedError(IllegalStateError):
 
 
 class CommitUncertainError(KafkaError):
-    """A commit was sent, and nothing that can be asked tells how it ended. See docs/decisions/0031."""
+    """A commit was sent, and its outcome cannot be found out. See docs/decisions/0031."""
 
     recovery = Recovery.FATAL
 
@@ -159,7 +159,7 @@ _REMEDY: dict[ErrorCode, str] = {
     ErrorCode.UNSUPPORTED_VERSION: "upgrade the broker, or do without this feature",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password",
     ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or another name",
-    ErrorCode.INVALID_REPLICATION_FACTOR: "ask for at most as many replicas as there are brokers",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are brokers",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "a topic name has 1-249 of the characters a-z A-Z 0-9 . _ -",
 }
 
@@ -171,7 +171,7 @@ def error_of(code: int, what: str, detail: str | None = None) -> KafkaError:
     name = known.name if known == code else f"error {code}, which this client does not know"
     said = f" ({detail})" if detail else ""
     remedy = _REMEDY.get(known)
-    return kind(f"{what}: the broker answered {name}{said}" + (f"; {remedy}" if remedy else ""), known)
+    return kind(f"{what}: the broker returned {name}{said}" + (f"; {remedy}" if remedy else ""), known)
 
 
 def is_network(error: BaseException) -> bool:

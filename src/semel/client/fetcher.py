@@ -1,6 +1,6 @@
-"""What to fetch next, and what an answer means. No I/O: the consumer sends the requests and hands in the answers.
+"""What to fetch next, and what a response means. No I/O: the consumer sends the requests and hands in the responses.
 
-As soon as an answer is here, its last batch says where the next fetch starts; the next request leaves before the
+As soon as a response is here, its last batch says where the next fetch starts; the next request leaves before the
 records of this one are looked at. So the socket is busy while the program works.
 """
 
@@ -31,8 +31,8 @@ _LOG_OVERHEAD, _HEADER_SIZE, _LAST_DELTA_AT = 12, 61, 23
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 
 
-class Asked(NamedTuple):
-    """What a request asked of one partition."""
+class RequestedFetch(NamedTuple):
+    """What a request fetches from one partition."""
 
     state: PartitionState
     version: int
@@ -44,7 +44,7 @@ class FetchPlan(NamedTuple):
 
     node_id: int
     request: FetchRequest
-    asked: dict[TopicPartition, Asked]
+    requested: dict[TopicPartition, RequestedFetch]
     names: dict[bytes, str]  # by topic id
 
 
@@ -53,10 +53,12 @@ class Chunk:
 
     __slots__ = ("aborted", "leader_epoch", "next_offset", "records", "start", "state", "version")
 
-    def __init__(self, asked: Asked, data: PartitionData, records: memoryview, end: tuple[int, int]) -> None:
-        self.state = asked.state
-        self.version = asked.version
-        self.start = asked.offset  # a batch may begin before it; earlier records are dropped
+    def __init__(
+        self, requested: RequestedFetch, data: PartitionData, records: memoryview, end: tuple[int, int]
+    ) -> None:
+        self.state = requested.state
+        self.version = requested.version
+        self.start = requested.offset  # a batch may begin before it; earlier records are dropped
         self.records = records
         self.aborted: list[AbortedTransaction] = data.aborted_transactions or []
         self.next_offset, self.leader_epoch = end
@@ -70,7 +72,7 @@ class Chunk:
         return self.is_current and not self.state.paused
 
 
-class Trouble(NamedTuple):
+class FetchFailure(NamedTuple):
     """A partition that could not be fetched."""
 
     state: PartitionState
@@ -86,7 +88,7 @@ class Fetcher:
         self._settings = settings
         self._chunks: deque[Chunk] = deque()
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
     def plan(
         self,
         leader_of: Callable[[TopicPartition], tuple[int, int] | None],
@@ -118,7 +120,7 @@ class Fetcher:
         self, node_id: int, wanted: list[tuple[PartitionState, int]], topic_ids: Mapping[str, bytes]
     ) -> FetchPlan:
         topics: dict[str, FetchTopic] = {}
-        asked: dict[TopicPartition, Asked] = {}
+        requested: dict[TopicPartition, RequestedFetch] = {}
         for state, leader_epoch in wanted:
             name, index = state.topic_partition
             topic = topics.setdefault(name, FetchTopic(topic=name, topic_id=topic_ids.get(name, NO_UUID)))
@@ -131,7 +133,7 @@ class Fetcher:
                     partition_max_bytes=self._settings.max_partition_fetch_bytes,
                 )
             )
-            asked[state.topic_partition] = Asked(state, state.version, state.fetch_offset)
+            requested[state.topic_partition] = RequestedFetch(state, state.version, state.fetch_offset)
         request = FetchRequest(
             max_wait_ms=self._settings.fetch_max_wait_ms,
             min_bytes=self._settings.fetch_min_bytes,
@@ -139,29 +141,29 @@ class Fetcher:
             isolation_level=self._settings.isolation,
             topics=list(topics.values()),
         )
-        return FetchPlan(node_id, request, asked, {topic.topic_id: topic.topic for topic in topics.values()})
+        return FetchPlan(node_id, request, requested, {topic.topic_id: topic.topic for topic in topics.values()})
 
     # -- receiving -----------------------------------------------------------------------------------------------------
-    def absorb(self, plan: FetchPlan, response: FetchResponse) -> list[Trouble]:
+    def absorb(self, plan: FetchPlan, response: FetchResponse) -> list[FetchFailure]:
         """Keeps the records, moves the fetch offsets on, and returns what went wrong."""
-        troubles = []
+        failures = []
         for topic in response.responses:
             name = topic.topic or plan.names.get(topic.topic_id, "")
             for data in topic.partitions:
-                asked = plan.asked.get(TopicPartition(name, data.partition_index))
-                if asked is None or asked.version != asked.state.version:
-                    continue  # the consumer has moved on since it asked
+                requested = plan.requested.get(TopicPartition(name, data.partition_index))
+                if requested is None or requested.version != requested.state.version:
+                    continue  # the consumer has moved since the request
                 code = ErrorCode.of(data.error_code)
                 if code is ErrorCode.NONE and data.diverging_epoch.end_offset >= 0:
-                    self._truncate(asked.state, data)
+                    self._truncate(requested.state, data)
                 elif code is ErrorCode.NONE:
-                    self._keep(asked, data)
+                    self._keep(requested, data)
                 else:
-                    troubles.append(Trouble(asked.state, code, data))
-        return troubles
+                    failures.append(FetchFailure(requested.state, code, data))
+        return failures
 
-    def _keep(self, asked: Asked, data: PartitionData) -> None:
-        state = asked.state
+    def _keep(self, requested: RequestedFetch, data: PartitionData) -> None:
+        state = requested.state
         state.unknown_since_s = None
         state.high_watermark, state.last_stable_offset = data.high_watermark, data.last_stable_offset
         if data.last_stable_offset < 0:
@@ -172,16 +174,16 @@ class Fetcher:
         end = end_of(records)
         if end is None:
             raise PartitionError(
-                f"{state.topic_partition} at offset {asked.offset}: the answer of {len(records)} bytes holds no whole "
+                f"{state.topic_partition} at offset {requested.offset}: {len(records)} bytes hold no whole "
                 f"batch; raise max.partition.fetch.bytes (now {self._settings.max_partition_fetch_bytes})",
                 ErrorCode.MESSAGE_TOO_LARGE,
                 state.topic_partition,
-                asked.offset,
+                requested.offset,
             )
-        if end[0] <= asked.offset:
+        if end[0] <= requested.offset:
             return  # a batch from before the position, as compaction may leave; the next fetch goes on
         state.fetch_offset, state.fetch_epoch = end
-        self._chunks.append(Chunk(asked, data, records, end))
+        self._chunks.append(Chunk(requested, data, records, end))
 
     def _truncate(self, state: PartitionState, data: PartitionData) -> None:
         """The log was cut after an unclean election: go on where the histories part (KIP-320)."""
@@ -231,7 +233,7 @@ def end_of(records: memoryview) -> tuple[int, int] | None:
     while size - at >= _HEADER_SIZE:
         length = _BATCH_START.unpack_from(records, at)[1] + _LOG_OVERHEAD
         if length < _HEADER_SIZE or length > size - at:
-            break  # cut short, as the end of an answer may be; or broken, which the decoder will say
+            break  # cut short, as the end of a response may be; or broken, which the decoder will say
         last, at = at, at + length
     if last < 0:
         return None

@@ -24,15 +24,15 @@ _SIZE = struct.Struct(">i")
 
 # What other servers say first, read as the size of a frame.
 _FOREIGN_STARTS = {
-    b"HTTP": "it answers in HTTP; is this the port of a web server?",
-    b"\x15\x03\x01": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
-    b"\x15\x03\x03": "it answers in TLS; set security.protocol to SSL or SASL_SSL",
+    b"HTTP": "it responds in HTTP; is this the port of a web server?",
+    b"\x15\x03\x01": "it responds in TLS; set security.protocol to SSL or SASL_SSL",
+    b"\x15\x03\x03": "it responds in TLS; set security.protocol to SSL or SASL_SSL",
 }
 _FOREIGN = tuple(_FOREIGN_STARTS)
 
 
 class Frames:
-    """Takes what was read into `space` and gives out whole frames. Belongs to the one who reads."""
+    """Takes what was read into `space` and gives out whole frames. Belongs to the reader."""
 
     def __init__(self) -> None:
         self.last_bytes = 0  # the size of the last whole frame
@@ -82,7 +82,7 @@ class Frames:
 
 
 class FramePool:
-    """Memory for large frames, used again once nobody looks at it: fresh memory costs as much as filling it."""
+    """Memory for large frames, used again once it is free: fresh memory costs as much as filling it."""
 
     KEPT = 3  # one being read, one being decoded, one to spare
     _FREE = 3  # references to a buffer that is in the list, in the loop below and an argument, and nowhere else
@@ -136,7 +136,7 @@ class ReadAhead:
         self._frames = frames
         self._whole: list[memoryview] = []
         self._error: Exception | None = None
-        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: read an answer; False: end
+        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: read a response; False: end
         self._owner_pid = os.getpid()
         self._socket = sock.dup()
         self.fd, self._signal = os.pipe()  # readable when the turn is over
@@ -149,12 +149,12 @@ class ReadAhead:
             raise
 
     def start(self) -> None:
-        """Reads on until an answer is whole."""
+        """Reads on until a response is whole."""
         self.busy = True
         self._turns.put(True)
 
     def take(self) -> Iterator[memoryview]:
-        """If the turn is over: the answers that it brought; then raises what it ran into. Else nothing."""
+        """If the turn is over: the responses that it brought; then raises what it ran into. Else nothing."""
         try:
             os.read(self.fd, 1)
         except BlockingIOError:
@@ -166,7 +166,7 @@ class ReadAhead:
             raise error
 
     def stop(self) -> None:
-        """Ends the thread, also in the middle of an answer. The connection is of no use afterwards."""
+        """Ends the thread, also in the middle of a response. The connection is of no use afterwards."""
         if os.getpid() != self._owner_pid:
             return  # a forked child: shutting down would cut the parent's connection
         with contextlib.suppress(OSError):  # the other side was faster
@@ -177,14 +177,14 @@ class ReadAhead:
     def _run(self) -> None:
         while self._turns.get():
             try:
-                self._read_answer()
-            except Exception as error:  # whatever it is, the owner must hear of it
+                self._read_response()
+            except Exception as error:  # whatever it is, the owner must get it
                 self._error = error
             with contextlib.suppress(OSError):  # stopped
                 os.write(self._signal, b"\0")
         self._release()
 
-    def _read_answer(self) -> None:
+    def _read_response(self) -> None:
         while not self._whole:
             flags = socket.MSG_WAITALL if self._frames.is_inside_large else 0
             space = self._frames.space()

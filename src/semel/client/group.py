@@ -1,7 +1,7 @@
 """A member of a consumer group: Kafka's classic protocol, driven by the table in `group_states`.
 
-Nothing here waits: `join` sends, `service` takes the answer if it is there; connections are opened and metadata is read
-aside. The consumer's thread and the heartbeat thread share a member; its lock guards everything, and is never held
+Nothing here waits: `join` sends, `service` takes the response if there is one; connections are opened and metadata is
+read aside. The consumer's thread and the heartbeat thread share a member; its lock guards everything, and is never held
 while something waits for the network. What the consumer must know (a new
 assignment, partitions that were lost, an error) waits in `take_news` until its next poll().
 """
@@ -64,8 +64,8 @@ _MEMBERSHIP_EVENTS = (
 )
 
 
-class News(NamedTuple):
-    """What happened since the consumer last asked."""
+class MembershipChange(NamedTuple):
+    """What changed in the membership since the last call of `take_change`."""
 
     lost: bool = False  # the partitions are gone, without a chance to commit
     assignment: list[TopicPartition] | None = None
@@ -98,14 +98,14 @@ class GroupMember:
         self._lock = threading.RLock()
         self._connection: BrokerConnection | None = None  # for JoinGroup and SyncGroup
         self._pending: Pending | None = None
-        self._news = News()
+        self._change = MembershipChange()
         self._backoff = Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms)
         self._heartbeat: HeartbeatThread | None = None
         self._last_poll_s = clock()
         self._identity: GroupMetadata | None = None
         self._joins_again = False
 
-    # -- what the consumer asks ----------------------------------------------------------------------------------------
+    # -- for the consumer ----------------------------------------------------------------------------------------------
     @property
     def is_cooperative(self) -> bool:
         """Partitions are kept during a rebalance only if every assignor on offer works that way."""
@@ -116,9 +116,8 @@ class GroupMember:
         return self.state in (MemberState.JOINING, MemberState.SYNCING)
 
     def identity(self) -> GroupMetadata:
-        """Who commits: the member in the last generation that it was in. It stays the same when the generation is lost,
-        so that the coordinator refuses it: one without member and generation it would take for a stranger's, and
-        let a zombie commit."""
+        """The identity that commits: the member in its last generation. It stays the same when the generation is
+        lost, so that the coordinator refuses it: one without member and generation would let a zombie commit."""
         with self._lock:
             if self._identity is None:
                 raise RebalanceError(
@@ -135,13 +134,13 @@ class GroupMember:
         """The program is alive; called at every poll."""
         self._last_poll_s = self._clock()
 
-    def take_news(self) -> News:
+    def take_change(self) -> MembershipChange:
         with self._lock:
-            news, self._news = self._news, News()
-            return news
+            change, self._change = self._change, MembershipChange()
+            return change
 
     def rejoin(self, reason: str) -> None:
-        """Asks for a new generation: topics or partitions changed, or partitions were given back."""
+        """Starts a new generation: topics or partitions changed, or partitions were given back."""
         with self._lock:
             log.info("group %s: joining again: %s", self.group_id, reason)
             if self.is_rebalancing:
@@ -174,8 +173,8 @@ class GroupMember:
             request = self._join_request(topics, list(owned))
             self._joins_again = False
             self._apply(MemberEvent.JOIN_SENT)
-            # An answer may take as long as a rebalance, or be lost. Nobody can tell which, and asking again does no
-            # harm: the coordinator knows the member, which goes on waiting on the new connection.
+            # A response may take as long as a rebalance, or be lost. Which of them is not known, and sending it again
+            # does no harm: the coordinator has the member, which goes on waiting on the new connection.
             self._pending = connection.send(JOIN_GROUP, request)
 
     def _connected(self, outcome: TaskOutcome[BrokerConnection]) -> None:
@@ -201,9 +200,9 @@ class GroupMember:
             ],
         )
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
     def service(self) -> None:
-        """Takes the answer to JoinGroup or SyncGroup if it has come."""
+        """Takes the response to JoinGroup or SyncGroup if it has come."""
         with self._lock:
             pending = self._pending
             if pending is None:
@@ -215,31 +214,31 @@ class GroupMember:
                 return
             self._pending = None
             try:
-                answer = pending.result()
+                response = pending.result()
             except (KafkaError, DecodeError) as error:
                 log.info("group %s: %s failed: %s", self.group_id, pending.api.name, error)
                 self._apply(MemberEvent.COORDINATOR_LOST)
             else:
-                (self._on_joined if pending.api is JOIN_GROUP else self._on_synced)(answer)
+                (self._on_joined if pending.api is JOIN_GROUP else self._on_synced)(response)
             self._wake()
 
-    def _on_joined(self, answer: JoinGroupResponse) -> None:
-        code = ErrorCode.of(answer.error_code)
+    def _on_joined(self, response: JoinGroupResponse) -> None:
+        code = ErrorCode.of(response.error_code)
         if code is not ErrorCode.NONE:
             if code is ErrorCode.MEMBER_ID_REQUIRED:
-                self.member_id = answer.member_id
+                self.member_id = response.member_id
             self._apply(event_of(code), code, "joining")
             return
-        self.member_id, self.generation = answer.member_id, answer.generation_id
+        self.member_id, self.generation = response.member_id, response.generation_id
         self._identity = GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
-        self.is_leader = answer.leader == answer.member_id
+        self.is_leader = response.leader == response.member_id
         self._apply(MemberEvent.JOINED)
-        if self.is_leader and not answer.skip_assignment:
-            in_thread(self._share_out, answer)
+        if self.is_leader and not response.skip_assignment:
+            in_thread(self._share_out, response)
         else:
-            self._sync(answer, [])
+            self._sync(response, [])
 
-    def _sync(self, answer: JoinGroupResponse, shares: list[SyncGroupRequestAssignment]) -> None:
+    def _sync(self, response: JoinGroupResponse, shares: list[SyncGroupRequestAssignment]) -> None:
         connection = self._connection
         if connection is None or connection.closed:
             self._apply(MemberEvent.COORDINATOR_LOST)
@@ -250,18 +249,18 @@ class GroupMember:
             member_id=self.member_id,
             group_instance_id=self._settings.group_instance_id,
             protocol_type=PROTOCOL_TYPE,
-            protocol_name=answer.protocol_name,
+            protocol_name=response.protocol_name,
             assignments=shares,
         )
         self._pending = connection.send(SYNC_GROUP, request)
 
-    def _share_out(self, answer: JoinGroupResponse) -> None:
+    def _share_out(self, response: JoinGroupResponse) -> None:
         """The leader's work, in a thread of its own: an assignment for every member, sent with SyncGroup."""
         shares: list[SyncGroupRequestAssignment] = []
         failure: Exception | None = None
         try:
-            shares = self._shares(answer)
-        except Exception as error:  # whatever it is, the member must not wait for an assignment that nobody sends
+            shares = self._shares(response)
+        except Exception as error:  # whatever it is, the member must not wait for an assignment that is not sent
             failure = error
             is_expected = isinstance(error, (KafkaError, DecodeError))
             level = logging.INFO if is_expected else logging.ERROR
@@ -271,19 +270,19 @@ class GroupMember:
         with self._lock:
             if (
                 self.state is not MemberState.SYNCING
-                or self.generation != answer.generation_id
+                or self.generation != response.generation_id
                 or self._pending is not None
             ):
                 return  # the group went on meanwhile
             if failure is None:
-                self._sync(answer, shares)
+                self._sync(response, shares)
             else:
                 self._apply(MemberEvent.COORDINATOR_LOST)
         self._wake()
 
-    def _shares(self, answer: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
-        assignor = ASSIGNORS[answer.protocol_name or ""]
-        members = [decode_member(m.member_id, m.group_instance_id, m.metadata, assignor) for m in answer.members]
+    def _shares(self, response: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
+        assignor = ASSIGNORS[response.protocol_name or ""]
+        members = [decode_member(m.member_id, m.group_instance_id, m.metadata, assignor) for m in response.members]
         topics = frozenset[str]().union(*(member.topics for member in members))
         known: dict[str, TopicMetadata] = {}
         if topics:
@@ -294,15 +293,15 @@ class GroupMember:
         shares = assignor.share(members, counts)
         return [SyncGroupRequestAssignment(name, encode_assignment(share)) for name, share in shares.items()]
 
-    def _on_synced(self, answer: SyncGroupResponse) -> None:
-        code = ErrorCode.of(answer.error_code)
+    def _on_synced(self, response: SyncGroupResponse) -> None:
+        code = ErrorCode.of(response.error_code)
         if code is not ErrorCode.NONE:
             self._apply(event_of(code), code, "syncing with")
             return
-        partitions = [TopicPartition(*partition) for partition in decode_assignment(answer.assignment)]
+        partitions = [TopicPartition(*partition) for partition in decode_assignment(response.assignment)]
         self._apply(MemberEvent.SYNCED)
         self._backoff.reset()
-        self._news = self._news._replace(assignment=partitions)
+        self._change = self._change._replace(assignment=partitions)
         if self._joins_again:
             self._joins_again = False
             self._apply(MemberEvent.REBALANCE)
@@ -312,7 +311,7 @@ class GroupMember:
 
     # -- events --------------------------------------------------------------------------------------------------------
     def report(self, code: ErrorCode, identity: GroupMetadata) -> None:
-        """An error that a commit met may tell of the membership; about an older generation it tells nothing."""
+        """The error of a commit may end the membership; that of an older generation is ignored."""
         with self._lock:
             event = event_of(code)
             if self._is_current(identity) and event in _MEMBERSHIP_EVENTS:
@@ -325,13 +324,13 @@ class GroupMember:
         if effect & MemberEffect.FORGET_MEMBER_ID:
             self.member_id = ""
         if effect & MemberEffect.LOSE_PARTITIONS:
-            self._news = News(lost=True, error=self._news.error)
+            self._change = MembershipChange(lost=True, error=self._change.error)
         if effect & MemberEffect.FIND_COORDINATOR:
             self._cluster.forget(self._coordinator)
         if effect & MemberEffect.BACK_OFF:
             self.retry_at_s = self._clock() + self._backoff.next_s()
         if effect & MemberEffect.RAISE and code is not None:
-            self._news = self._news._replace(error=error_of(code, f"{doing} group {self.group_id!r}"))
+            self._change = self._change._replace(error=error_of(code, f"{doing} group {self.group_id!r}"))
 
     # -- the heartbeat thread's part -----------------------------------------------------------------------------------
     def beat(self) -> None:
@@ -345,7 +344,7 @@ class GroupMember:
             if is_too_slow:
                 log.warning(
                     "group %s: poll() was not called for max.poll.interval.ms=%s; leaving the group so that others can "
-                    "go on. Ask for fewer records at once, or raise the setting",
+                    "go on. Lower max.poll.records, or raise the setting",
                     self.group_id,
                     self._settings.max_poll_interval_ms,
                 )
@@ -357,23 +356,23 @@ class GroupMember:
         request = HeartbeatRequest(
             self.group_id, identity.generation_id, identity.member_id, identity.group_instance_id
         )
-        code = self._ask_heartbeat(request)
+        code = self._send_heartbeat(request)
         if code is not ErrorCode.NONE:
             with self._lock:
                 if self._is_current(identity):
                     self._apply(event_of(code), code, "heartbeat to")
             self._wake()
 
-    def _ask_heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
+    def _send_heartbeat(self, request: HeartbeatRequest) -> ErrorCode:
         limit_s = min(self._settings.session_timeout_ms, self._settings.request_timeout_ms) / 1000
         try:
-            answer: Any = self._cluster.call(
+            response: Any = self._cluster.call(
                 self._coordinator, HEARTBEAT, request, timeout_s=limit_s, errors=None, lane=HEARTBEAT_LANE
             )
         except KafkaError as error:
             log.warning("group %s: no heartbeat: %s", self.group_id, error)
-            return ErrorCode.NONE  # the next one tries again; if the session has ended by then, the broker says so
-        return ErrorCode.of(answer.error_code)
+            return ErrorCode.NONE  # the next one tries again; the broker returns an error if the session has ended
+        return ErrorCode.of(response.error_code)
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def leave(self, reason: str, deadline: Deadline) -> None:
@@ -403,7 +402,7 @@ class GroupMember:
                 request = LeaveGroupRequest(self.group_id, member_id=member_id)
             connection.call(LEAVE_GROUP, request, max(0.001, deadline.remaining_s()), version)
         except KafkaError as error:
-            log.info("group %s: could not say goodbye (the session will end by itself): %s", self.group_id, error)
+            log.info("group %s: LeaveGroup failed (the session will end by itself): %s", self.group_id, error)
 
 
 SERVICE_EVERY_S = 0.05  # while a rebalance is under way and the program is not in poll()

@@ -1,6 +1,6 @@
-"""A group's positions and a log's offsets: asking for them and committing them. One try each; `patient_*` retry.
+"""A group's committed offsets and a log's offsets. One try each; `retried` and `list_offsets_retried` retry.
 
-Used by the consumer and by the admin client. Answers that concern several brokers or partitions are put together here.
+Used by the consumer and by the admin client.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def list_offsets(
     outcome = OffsetLookup({}, {})
     for partitions in _by_leader(cluster, wanted, deadline, outcome, lane).values():
         try:
-            _ask_leader(cluster, {part: wanted[part] for part in partitions}, isolation, deadline, outcome, lane)
+            _list_offsets_of_leader(
+                cluster, {part: wanted[part] for part in partitions}, isolation, deadline, outcome, lane
+            )
         except KafkaError as error:
             for partition in partitions:
                 cluster.forget(Leader(*partition))
@@ -106,7 +108,7 @@ def _by_leader(
     return grouped
 
 
-def _ask_leader(
+def _list_offsets_of_leader(
     cluster: Cluster,
     wanted: Mapping[TopicPartition, int],
     isolation: int,
@@ -123,8 +125,8 @@ def _ask_leader(
     timeout_ms = max(1, min(int(deadline.remaining_s() * 1000), cluster.settings.request_timeout_ms))
     request = ListOffsetsRequest(CONSUMER_REPLICA, isolation, topics, timeout_ms)
     connection = cluster.connect(Leader(*next(iter(wanted))), deadline, lane)
-    answer = _asked(connection, LIST_OFFSETS, request, timeout_ms / 1000)
-    for topic in answer.topics:
+    response = _call(connection, LIST_OFFSETS, request, timeout_ms / 1000)
+    for topic in response.topics:
         for part in topic.partitions:
             partition = TopicPartition(topic.name, part.partition_index)
             if part.error_code:
@@ -134,7 +136,7 @@ def _ask_leader(
                 outcome.found[partition] = FoundOffset(part.offset, part.timestamp, part.leader_epoch)
 
 
-# -- positions of a group ----------------------------------------------------------------------------------------------
+# -- committed offsets of a group --------------------------------------------------------------------------------------
 def fetch_committed(
     cluster: Cluster,
     group_id: str,
@@ -143,16 +145,16 @@ def fetch_committed(
     deadline: Deadline,
     lane: str = "main",
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """The group's committed positions (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
-    `require_stable` brings while a transaction with newer positions is open, is raised like any other error."""
+    """The group's committed offsets (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
+    `require_stable` brings while a transaction with newer offsets is open, is raised like any other error."""
     coordinator = group_coordinator(group_id)
     with _forgetting(cluster, coordinator):
         connection = cluster.connect(coordinator, deadline, lane)
         version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)
         request = _offset_fetch(group_id, partitions, require_stable, version)
-        answer = _asked(connection, OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
-    group = answer.groups[0] if version >= 8 else answer
-    what = f"reading the positions of group {group_id!r}"
+        response = _call(connection, OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
+    group = response.groups[0] if version >= 8 else response
+    what = f"reading the committed offsets of group {group_id!r}"
     _raise_if(group.error_code, what, cluster, coordinator)
     committed: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic in group.topics:
@@ -214,17 +216,17 @@ def commit_offsets(
         connection = cluster.connect(coordinator, deadline)
         version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
         request = offset_commit_request(member, offsets)
-        answer = _asked(connection, OFFSET_COMMIT, request, _attempt_s(cluster, deadline), version)
-    error = offset_commit_error(answer, member.group_id)
+        response = _call(connection, OFFSET_COMMIT, request, _attempt_s(cluster, deadline), version)
+    error = offset_commit_error(response, member.group_id)
     if error is not None:
         if error.code in _COORDINATOR_MOVED:
             cluster.forget(coordinator)
         raise error
 
 
-def offset_commit_error(answer: OffsetCommitResponse, group_id: str) -> KafkaError | None:
+def offset_commit_error(response: OffsetCommitResponse, group_id: str) -> KafkaError | None:
     """The first error of a partition."""
-    for topic in answer.topics:
+    for topic in response.topics:
         for part in topic.partitions:
             if part.error_code:
                 what = f"committing an offset of {topic.name}-{part.partition_index} for group {group_id!r}"
@@ -242,7 +244,7 @@ def _forgetting(cluster: Cluster, coordinator: CoordinatorTarget) -> Iterator[No
         raise
 
 
-def _asked(
+def _call(
     connection: BrokerConnection, api: Api[Any, Response], request: Any, timeout_s: float, version: int | None = None
 ) -> Response:
     """A call whose response may make no sense: that is a broken connection."""

@@ -29,13 +29,13 @@ class MemberEvent(Enum):
     MEMBER_ID_GIVEN = "member id given"  # the broker wants the first JoinGroup again with the id that it gave
     JOINED = "joined"
     SYNCED = "synced"
-    REBALANCE = "rebalance"  # the broker, or a change of topics on this side, asks for a new generation
+    REBALANCE = "rebalance"  # the broker, or a change of topics on this side, starts a new generation
     STALE = "stale generation"  # the generation went on without this member
     EXPELLED = "expelled"  # the broker does not know this member (any more)
     COORDINATOR_LOST = "coordinator lost"  # moved, or the connection broke
     BUSY = "busy"  # the coordinator is still loading; try again in a moment
     TAKEN_OVER = "taken over"  # FENCED_INSTANCE_ID
-    REFUSED = "refused"  # rights or configuration; nothing that waiting would cure
+    REFUSED = "refused"  # rights or configuration; a retry would not help
     LEAVE = "leave"
 
 
@@ -45,7 +45,7 @@ class MemberEffect(Flag):
     ADOPT_ASSIGNMENT = auto()
     FORGET_GENERATION = auto()
     FORGET_MEMBER_ID = auto()
-    LOSE_PARTITIONS = auto()  # without a chance to commit: somebody else may own them already
+    LOSE_PARTITIONS = auto()  # without a chance to commit: another member may own them already
     FIND_COORDINATOR = auto()
     BACK_OFF = auto()
     RAISE = auto()
@@ -121,7 +121,7 @@ def step(state: MemberState, event: MemberEvent) -> tuple[MemberState, MemberEff
 
 
 def event_of(code: ErrorCode) -> MemberEvent:
-    """What an error from the coordinator means to a member. Other retriable errors count as a short trouble."""
+    """What an error from the coordinator means to a member. Other retriable errors are retried after a back-off."""
     if code in _EVENT_OF_ERROR:
         return _EVENT_OF_ERROR[code]
     return MemberEvent.BUSY if code.retriable else MemberEvent.REFUSED

@@ -70,8 +70,8 @@ class PlainHandle:
     settings: ProducerSettings
 
     def writer(self, cluster: Cluster | None = None) -> PartitionWriter:
-        with contextlib.nullcontext(cluster) if cluster is not None else Cluster(self.settings) as asked:
-            identity = new_identity(asked, asked.deadline().remaining_s())
+        with contextlib.nullcontext(cluster) if cluster is not None else Cluster(self.settings) as requested:
+            identity = new_identity(requested, requested.deadline().remaining_s())
         gate = FixedGate(None, identity, (3, NAMES_UP_TO))
         return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), gate, cluster)
 
@@ -98,7 +98,7 @@ class WrittenPartition(NamedTuple):
 class PartitionWriter:
     """Writes to partitions in the caller's thread: up to five requests in flight, sequences from 0.
 
-    Any failure that a retry does not mend ends the writer: the transaction must be aborted by its owner.
+    A failure that is not retriable ends the writer: the transaction must be aborted by its owner.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PartitionWriter:
         if header.producer_id != self.handle.producer_id or header.producer_epoch != self.handle.epoch:
             raise FatalError(
                 f"{topic}-{partition} has a batch of producer {header.producer_id} epoch {header.producer_epoch} at "
-                f"offset {offset}, where this transaction was told it had written"
+                f"offset {offset}, which the broker had acknowledged to this transaction"
             )
         return Opening(header.base_timestamp == mark, offset, header.base_timestamp)
 
@@ -181,7 +181,7 @@ class PartitionWriter:
         return [_written(place, batches) for place, batches in sorted(self._batches.items()) if batches]
 
     def last_sequence(self, topic: str, partition: int, timeout_s: float | None = None) -> int | None:
-        """What the leader has of this transaction in a partition, whoever wrote it: a sign of progress."""
+        """What the leader has of this transaction in a partition, written by any attempt: a sign of progress."""
         deadline = self.cluster.deadline(timeout_s)
         found = last_sequences(self.cluster, [(topic, partition)], self.handle.identity, deadline.remaining_s())
         return found.get((topic, partition))
@@ -267,7 +267,7 @@ def _written(place: Place, batches: list[ProducerBatch]) -> WrittenPartition:
 class TransactionOwner:
     """Owns a transactional id in the name of many writers. Not for several threads at once.
 
-    Every transaction has an epoch of its own. `own` takes the id from whoever had it; after that, the identity is only
+    Every transaction has an epoch of its own. `own` takes the id from its last owner; after that, the identity is only
     ever renewed with the expected one, so a frozen owner that wakes up cannot take the id back.
     """
 
@@ -287,7 +287,7 @@ class TransactionOwner:
         self._epoch_used = False
 
     def own(self, timeout_s: float | None = None) -> Identity:
-        """Takes the id over, whoever has it: earlier owners are fenced, what they left open is finished first."""
+        """Takes the id over: earlier owners are fenced, what they left open is finished first."""
         deadline = self._deadline(timeout_s)
         self.generation = self._coordinator.generation(deadline.remaining_s())
         self.identity = self._coordinator.init(deadline.remaining_s())
@@ -301,7 +301,7 @@ class TransactionOwner:
         self._epoch_used = True
 
     def renew(self, timeout_s: float | None = None) -> Identity:
-        """The next epoch, if the id is still ours; aborts what was open and settles an end without an answer.
+        """The next epoch, if the id is still ours; aborts what was open and settles an end without a response.
 
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
@@ -326,15 +326,15 @@ class TransactionOwner:
         group: GroupMetadata | str,
         timeout_s: float | None = None,
     ) -> None:
-        """A group's positions become part of the transaction."""
+        """A group's offsets become part of the transaction."""
         metadata = GroupMetadata.for_transaction(group)
         remaining_s = self._deadline(timeout_s).remaining_s()
         self._coordinator.commit_offsets(self._owned(), metadata, offsets, self.generation, remaining_s)
 
     def end(self, commit: bool, timeout_s: float | None = None) -> None:
-        """Commits or aborts. `EndUnknownError` if no answer came: then `renew`, and read what was committed."""
-        answer = self._coordinator.end(self._owned(), commit, self.generation, self._deadline(timeout_s))
-        self.identity = answer.identity
+        """Commits or aborts. `EndUnknownError` if no response came: then `renew`, and read what was committed."""
+        response = self._coordinator.end(self._owned(), commit, self.generation, self._deadline(timeout_s))
+        self.identity = response.identity
         self._epoch_used = self.generation == 1  # TV2 has raised it with the end
 
     def last_sequences(self, partitions: Iterable[Place], timeout_s: float | None = None) -> dict[Place, int]:

@@ -43,7 +43,7 @@ def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, 
         isolation_level=0,
         topics=[FetchTopic(topic, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=max_bytes)])],
     )
-    answer = cluster.call(
+    response = cluster.call(
         Leader(topic, partition),
         FETCH,
         request,
@@ -51,14 +51,14 @@ def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, 
         errors=_fetch_errors,
         at_most=NAMES_UP_TO,
     )
-    records = answer.responses[0].partitions[0].records
+    records = response.responses[0].partitions[0].records
     if records is None:
         return b""
     return b"".join(records) if isinstance(records, list) else records
 
 
 def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> BatchHeader:
-    """The header of the batch that holds an offset, read uncommitted. Asks again while the answer is empty."""
+    """The header of the batch that holds an offset, read uncommitted. Fetches again while the response is empty."""
     deadline = Deadline(timeout_s)
     backoff = cluster.backoff(1)
     while True:
@@ -67,7 +67,7 @@ def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> 
             header = read_header(data)
             if header.base_offset <= offset <= header.last_offset:
                 return header
-            raise FatalError(f"{place[0]}-{place[1]} has offsets {header.base_offset} on, but {offset} was asked for")
+            raise FatalError(f"{place[0]}-{place[1]} has offsets {header.base_offset} on, but {offset} was requested")
         if not cluster.pause(backoff, deadline):
             raise TimedOutError(f"{place[0]}-{place[1]} showed nothing at offset {offset} within {timeout_s:.3g} s")
 
@@ -112,7 +112,7 @@ def opening_header(cluster: Cluster, place: Place, identity: Identity, timeout_s
 def _producer_states(
     cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float
 ) -> dict[Place, ProducerState]:
-    """What the leaders hold of (id, epoch), per partition that knows it."""
+    """What the leaders hold of (id, epoch), per partition that has it."""
     deadline = Deadline(timeout_s)
     wanted = list(places)
 
@@ -122,7 +122,7 @@ def _producer_states(
             found.update(_states_at(cluster, node, group, identity, deadline))
         return found
 
-    return cluster.retry(attempt, "asking for the state of a producer", deadline)
+    return cluster.retry(attempt, "reading the state of a producer", deadline)
 
 
 def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dict[int, list[Place]]:
@@ -139,13 +139,15 @@ def _states_at(
     for topic, partition in places:
         topics.setdefault(topic, TopicRequest(topic)).partition_indexes.append(partition)
     request = DescribeProducersRequest(list(topics.values()))
-    answer = cluster.call(NodeTarget(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None)
+    response = cluster.call(
+        NodeTarget(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
+    )
     found: dict[Place, ProducerState] = {}
-    for described in answer.topics:
+    for described in response.topics:
         for part in described.partitions:
             if part.error_code:
                 cluster.forget(Leader(described.name, part.partition_index))
-                what = f"asking for the producers of {described.name}-{part.partition_index}"
+                what = f"reading the producers of {described.name}-{part.partition_index}"
                 raise error_of(part.error_code, what, part.error_message)
             for state in part.active_producers:
                 if (state.producer_id, state.producer_epoch) == identity:
@@ -153,5 +155,5 @@ def _states_at(
     return found
 
 
-def _fetch_errors(answer: FetchResponse) -> list[int]:
-    return [answer.error_code, *(p.error_code for topic in answer.responses for p in topic.partitions)]
+def _fetch_errors(response: FetchResponse) -> list[int]:
+    return [response.error_code, *(p.error_code for topic in response.responses for p in topic.partitions)]

@@ -1,4 +1,4 @@
-"""What is known about a cluster: brokers, topics, leaders. Filled from Metadata answers."""
+"""What is known about a cluster: brokers, topics, leaders. Filled from Metadata responses."""
 
 from __future__ import annotations
 
@@ -35,62 +35,62 @@ class TopicMetadata(NamedTuple):
 
 
 class Metadata:
-    """The newest known state; a stale answer never replaces a partition's leader of a newer epoch."""
+    """The newest known state; a stale response never replaces a partition's leader of a newer epoch."""
 
     def __init__(self) -> None:
         self.brokers: dict[int, BrokerAddress] = {}
         self.topics: dict[str, TopicMetadata] = {}
-        self.errors: dict[str, ErrorCode] = {}  # topics that the last answer refused
+        self.errors: dict[str, ErrorCode] = {}  # topics that the last response refused
         self.controller_id = -1
         self.cluster_id: str | None = None
         self._fetched_at_s: dict[str, float] = {}
 
-    def update(self, answer: MetadataResponse, now_s: float, is_complete: bool = False) -> None:
-        """`is_complete`: the request was for all topics, so those that are not in the answer do not exist."""
-        self.brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
-        self.controller_id = answer.controller_id
-        self.cluster_id = answer.cluster_id
-        for topic in answer.topics:
+    def update(self, response: MetadataResponse, now_s: float, is_complete: bool = False) -> None:
+        """`is_complete`: the request was for all topics, so those that are not in the response do not exist."""
+        self.brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
+        self.controller_id = response.controller_id
+        self.cluster_id = response.cluster_id
+        for topic in response.topics:
             if topic.name is not None:
                 self._update_topic(topic.name, topic, now_s)
         if is_complete:
-            for name in self.topics.keys() - {topic.name for topic in answer.topics}:
+            for name in self.topics.keys() - {topic.name for topic in response.topics}:
                 del self.topics[name]
                 self.forget(name)
 
     def forget(self, topic: str) -> None:
-        """Its leaders are in doubt: the next look-up asks again."""
+        """Its leaders are in doubt: they are looked up again."""
         self._fetched_at_s.pop(topic, None)
 
     def is_fresh(self, topic: str, now_s: float, max_age_s: float) -> bool:
         fetched_at_s = self._fetched_at_s.get(topic)
         return fetched_at_s is not None and now_s - fetched_at_s < max_age_s and topic in self.topics
 
-    def _update_topic(self, name: str, answer: MetadataResponseTopic, now_s: float) -> None:
-        if answer.error_code:
-            self.errors[name] = ErrorCode.of(answer.error_code)
+    def _update_topic(self, name: str, response: MetadataResponseTopic, now_s: float) -> None:
+        if response.error_code:
+            self.errors[name] = ErrorCode.of(response.error_code)
             self._fetched_at_s.pop(name, None)
-            if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 self.topics.pop(name, None)
             return
         self.errors.pop(name, None)
         before = self.topics.get(name)
-        if before and before.topic_id != answer.topic_id and NO_UUID not in (before.topic_id, answer.topic_id):
+        if before and before.topic_id != response.topic_id and NO_UUID not in (before.topic_id, response.topic_id):
             before = None  # deleted and created again: old epochs say nothing
         known = before.partitions if before else {}
-        partitions = {p.partition_index: _newer(known.get(p.partition_index), p) for p in answer.partitions}
-        self.topics[name] = TopicMetadata(name, answer.topic_id, answer.is_internal, partitions)
+        partitions = {p.partition_index: _newer(known.get(p.partition_index), p) for p in response.partitions}
+        self.topics[name] = TopicMetadata(name, response.topic_id, response.is_internal, partitions)
         self._fetched_at_s[name] = now_s
 
 
-def _newer(known: PartitionMetadata | None, answer: MetadataResponsePartition) -> PartitionMetadata:
-    if known and -1 < answer.leader_epoch < known.leader_epoch:
+def _newer(known: PartitionMetadata | None, response: MetadataResponsePartition) -> PartitionMetadata:
+    if known and -1 < response.leader_epoch < known.leader_epoch:
         return known
     return PartitionMetadata(
-        answer.partition_index,
-        answer.leader_id,
-        answer.leader_epoch,
-        tuple(answer.replica_nodes),
-        tuple(answer.isr_nodes),
-        ErrorCode.of(answer.error_code),
+        response.partition_index,
+        response.leader_id,
+        response.leader_epoch,
+        tuple(response.replica_nodes),
+        tuple(response.isr_nodes),
+        ErrorCode.of(response.error_code),
     )

@@ -1,8 +1,8 @@
-"""The batches of one partition in their order, and what an answer or a failure does to them. No I/O, no lock.
+"""The batches of one partition in their order, and what a response or a failure does to them. No I/O, no lock.
 
-Up to five batches are unacknowledged at a time. When one of them fails, the queue drains: it waits for the answers to
+Up to five batches are unacknowledged at a time. When one of them fails, the queue drains: it waits for the responses to
 the others that are on their way, then sends all that are left again, in order and with their old stamps. So order
-holds through retries, and the broker can tell which ones it has already.
+holds through retries, and the broker recognises those that it has already.
 
 A broker that has never seen a producer takes any sequence for its first. So the first batch goes alone: if it is
 refused, a second one must not have taken its place.
@@ -22,13 +22,13 @@ from semel.client.batches import NO_IDENTITY, Identity, ProducerBatch, split
 from semel.client.errors import KafkaError
 from semel.protocol.errors import ErrorCode, Recovery
 
-MAX_UNACKED = 5  # what a broker remembers of a producer in a partition
+MAX_UNACKED = 5  # what a broker keeps of a producer in a partition
 
 
 class FailedBatchAction(Enum):
     """What becomes of a batch that was not stored."""
 
-    RETRY = "retry"  # the same batch again, after the others have their answers
+    RETRY = "retry"  # the same batch again, after the others have their responses
     RAISE_EPOCH = "raise epoch"  # a gap: the queue waits for `restart` with a new epoch
     SPLIT = "split"  # halves of it were put in its place
     FAIL = "fail"  # give up on it
@@ -68,7 +68,7 @@ class PartitionQueue:
         self.queued: deque[ProducerBatch] = deque()  # closed, never sent
         self.unacked: deque[ProducerBatch] = deque()  # stamped and sent at least once, by sequence
         self.draining = False
-        self.gap = False  # sequences were given to a batch that may not be in the log; a later answer may tell
+        self.gap = False  # sequences were given to a batch that may not be in the log; a later response may show it
         self.restarting = False  # the broker refused the first unacked batch for a gap before it
         self.last_error: KafkaError | None = None
         self.retries = 0  # in a row
@@ -98,7 +98,7 @@ class PartitionQueue:
     # --- sending ---
 
     def wants_restart(self) -> bool:
-        """Whether this queue waits for a raised epoch and has no answer to wait for any more."""
+        """Whether this queue waits for a raised epoch and has no response to wait for any more."""
         in_doubt = self.restarting or (self.gap and not self.unacked)
         return in_doubt and not any(batch.sent for batch in self.unacked)
 
@@ -150,7 +150,7 @@ class PartitionQueue:
         self.unacked.append(batch)
         return batch
 
-    # --- answers ---
+    # --- responses ---
 
     def acked(self, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
         """The broker has it."""
@@ -212,5 +212,5 @@ class PartitionQueue:
             self.draining = False
 
     def expired(self, now_s: float) -> list[ProducerBatch]:
-        """Those past their delivery time-out whose fate is not being asked about right now."""
+        """Those past their delivery timeout that are not in flight."""
         return [batch for batch in self.batches() if batch.deadline_s <= now_s and not batch.sent]

@@ -207,7 +207,7 @@ class Producer:
         group_metadata: GroupMetadata | str,
         timeout: float | None = None,
     ) -> None:
-        """A consumer group's positions are committed with the transaction. `group_metadata` comes from the consumer
+        """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
         positions = {
@@ -221,7 +221,7 @@ class Producer:
         self._transactional().commit(Deadline(self._block_s(timeout)))
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Nothing of the transaction becomes visible. After a time-out call it again."""
+        """Nothing of the transaction becomes visible. After a timeout call it again."""
         self._transactional().abort(Deadline(self._block_s(timeout)))
 
     def transaction(self) -> ProducerTransaction:
@@ -239,7 +239,7 @@ class Producer:
     # --- end ---
 
     def close(self, timeout: float | None = None) -> None:
-        """Sends what is left (up to the time-out), aborts an open transaction, ends the thread. May be called twice."""
+        """Sends what is left (up to the timeout), aborts an open transaction, ends the thread. May be called twice."""
         if self._closed or os.getpid() != self._owner_pid:
             self._closed = True
             return
@@ -333,7 +333,7 @@ class Producer:
         return self.settings.max_block_ms / 1000 if timeout is None else timeout
 
     def _longest_s(self) -> float:
-        """Nothing takes longer than its delivery time-out; a little more for the answer to get here."""
+        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
         return self.settings.delivery_timeout_ms / 1000 + 5
 
 
@@ -358,7 +358,7 @@ class ProducerTransaction:
             return
         try:
             self._producer.commit_transaction()
-        except BaseException:  # not in time, failed, Ctrl-C: nobody else will end this transaction
+        except BaseException:  # not in time, failed, Ctrl-C: this transaction must be ended here
             self._abort()
             raise
 
@@ -370,12 +370,12 @@ class ProducerTransaction:
             try:
                 self._producer.abort_transaction()
             except KafkaError as failure:
-                log.warning("the transaction could not be aborted; the broker will at its time-out: %s", failure)
+                log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
 
 
 class _SenderThread(threading.Thread):
-    """Runs the sender until it is stopped, or finished and nothing is left to send. Knows no producer, so that a
-    forgotten one can be collected."""
+    """Runs the sender until it is stopped, or finished and nothing is left to send. Has no reference to the
+    producer, so that a forgotten one can be collected."""
 
     def __init__(self, sender: Sender) -> None:
         super().__init__(name="semel-producer", daemon=True)
@@ -405,7 +405,7 @@ class _SenderThread(threading.Thread):
             _running.discard(self)
             sender.fail_all(end)
             if self._finishing:
-                sender.cluster.close()  # nobody else has it
+                sender.cluster.close()  # it is not shared
             sender.close()
 
     def finish(self) -> None:

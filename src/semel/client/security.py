@@ -58,7 +58,7 @@ def plain(user: str, password: str) -> Exchange:
 
 
 def scram(hash_name: str, user: str, password: str, nonce: str | None = None) -> Exchange:
-    """RFC 5802 without channel binding. Checks that the server knows the password, too."""
+    """RFC 5802 without channel binding. Checks that the server has the password, too."""
     digest = hash_name.replace("-", "").lower()  # SHA-256 -> sha256
     nonce = nonce or secrets.token_urlsafe(24)
     first_bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
@@ -96,7 +96,7 @@ def _challenge(fields: dict[str, str], nonce: str) -> tuple[bytes, int]:
         raise AuthenticationError("SCRAM: the server's challenge has no iteration count") from None
     if not MIN_SCRAM_ITERATIONS <= iterations <= MAX_SCRAM_ITERATIONS:
         raise AuthenticationError(
-            f"SCRAM: the server asks for {iterations} iterations; expected {MIN_SCRAM_ITERATIONS} "
+            f"SCRAM: the server wants {iterations} iterations; expected {MIN_SCRAM_ITERATIONS} "
             f"to {MAX_SCRAM_ITERATIONS}"
         )
     return _decoded(fields.get("s", "")), iterations

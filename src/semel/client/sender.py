@@ -1,7 +1,7 @@
-"""Sends batches and takes their answers: one `step` at a time, in a thread of the producer's own or in the caller's.
+"""Sends batches and takes their responses: one `step` at a time, in a thread of the producer's own or in the caller's.
 
 A step closes what has lingered, encodes, sends all that may be sent, waits for the network (or to be woken), and
-settles what was answered. The queues decide about order and retries, the gate about identity and transaction.
+settles what has a response. The queues decide about order and retries, the gate about identity and transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("semel.client")
 LANE = "produce"
 NAMES_UP_TO = 12  # later versions of Produce name topics by id
 IDLE_S = 10.0
-# The broker is still finishing something of ours: it takes milliseconds, so ask again soon.
+# The broker is still finishing something of ours: it takes milliseconds, so retry soon.
 SHORT_WAITS = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS})
 SHORT_WAIT_S = 0.001
 # Says that another leader must be found.
@@ -63,10 +63,10 @@ class SendGate(Protocol):
     transactional_id: str | None
 
     def identity(self) -> Identity | None:
-        """Who writes, or None while nothing may be sent."""
+        """The producer's identity, or None while nothing may be sent."""
 
     def prepare(self) -> None:
-        """Gets an identity if there is none and one may be asked for. I/O."""
+        """Gets an identity if there is none and one may be requested. I/O."""
 
     def produce_version(self) -> tuple[int, int]:
         """(lowest, highest) version of Produce that may be used now."""
@@ -79,7 +79,7 @@ class SendGate(Protocol):
 
     def failed(self, error: KafkaError) -> None:
         """A batch fails: the transaction cannot be committed any more. Called with the accumulator's lock held, in the
-        same step that finishes the batch: whoever sees the batch done sees the transaction failed. Must not wait."""
+        same step that finishes the batch: no thread sees the batch done and the transaction sound. Must not wait."""
 
     def stored(self, batch: ProducerBatch) -> None:
         """The broker has a batch. Called with the accumulator's lock held, so it must not wait."""
@@ -131,7 +131,7 @@ class Sender:
     # --- the loop ---
 
     def step(self, max_wait_s: float = IDLE_S) -> None:
-        """One turn. Takes no longer than `max_wait_s`, unless a broker must be connected to or asked."""
+        """One turn. Takes no longer than `max_wait_s`, unless a broker must be connected to or called."""
         self._give_up_on_late()
         seen = self._encode_heads()
         blocked_until_s = self._send_ready()
@@ -155,8 +155,8 @@ class Sender:
             self.cluster.forget(Leader(queue.topic, queue.partition))
 
     def _wait_s(self, connections: list[BrokerConnection], blocked_until_s: float, seen: int) -> float:
-        """How long nothing can happen but answers and wake-ups."""
-        self._asleep = True  # from here on, whoever adds a batch wakes this thread
+        """How long nothing can happen but responses and wake-ups."""
+        self._asleep = True  # from here on, adding a batch wakes this thread
         with self.accumulator.changed:
             at_s = min(self.accumulator.next_event_s(), blocked_until_s)
             if self.accumulator.additions != seen:
@@ -295,7 +295,7 @@ class Sender:
             self._cannot_reach(queues, error)
             return float("inf")
         if connection.retiring:
-            return float("inf")  # it is replaced when its last answer is there
+            return float("inf")  # it is replaced when its last response is there
         if connection.is_throttled:
             return connection.throttled_until_s
         while connection.in_flight < self._max_in_flight and not connection.closed:
@@ -303,7 +303,7 @@ class Sender:
             if not sendings:
                 break
             self._send(connection, sendings, version)
-            queues = queues[1:] + queues[:1]  # nobody is always first
+            queues = queues[1:] + queues[:1]  # no queue is always first
         return float("inf")
 
     def _take(self, queues: list[PartitionQueue], identity: Identity) -> list[Sending]:
@@ -343,33 +343,33 @@ class Sender:
             version=version,
             timeout_s=min(self._request_s, max(0.1, left_s)),
             context=sendings,
-            answer=self.settings.acks_number != 0,
+            response=self.settings.acks_number != 0,
         )
         self._used.add(connection)
         if connection.closed:  # with it, everything that was on its way there
             failed = connection.take_unreported()
             self._settle(failed if pending in failed else [*failed, pending])
 
-    # --- answers ---
+    # --- responses ---
 
     def _settle(self, done: list[Pending]) -> None:
         for pending in done:
             if pending.api is not PRODUCE:
                 continue
-            answers, failure = _answers(pending)
+            responses, failure = _responses(pending)
             with self.accumulator.changed:
                 for queue, batch in pending.context:
                     if pending.written:  # acks=0: this is all that will ever be known
                         self._ack(queue, batch, -1, -1)
                         continue
-                    answer = answers.get((queue.topic, queue.partition))
-                    if answer is not None and answer.error_code in (
+                    response = responses.get((queue.topic, queue.partition))
+                    if response is not None and response.error_code in (
                         ErrorCode.NONE,
                         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
                     ):
-                        self._ack(queue, batch, answer.base_offset, answer.log_append_time_ms)
+                        self._ack(queue, batch, response.base_offset, response.log_append_time_ms)
                     else:
-                        self._refuse(queue, batch, answer, failure)
+                        self._refuse(queue, batch, response, failure)
 
     def _ack(self, queue: PartitionQueue, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
         self._setbacks = 0
@@ -382,14 +382,14 @@ class Sender:
         self,
         queue: PartitionQueue,
         batch: ProducerBatch,
-        answer: PartitionProduceResponse | None,
+        response: PartitionProduceResponse | None,
         failure: KafkaError | None,
     ) -> None:
         """Not stored, or not known to be: again, or never."""
-        code = ErrorCode.NETWORK_EXCEPTION if answer is None else ErrorCode.of(answer.error_code)
+        code = ErrorCode.NETWORK_EXCEPTION if response is None else ErrorCode.of(response.error_code)
         what = f"writing {batch.count} records to {batch.topic}-{batch.partition}"
         error = failure or error_of(
-            code if answer is None else answer.error_code, what, answer.error_message if answer else None
+            code if response is None else response.error_code, what, response.error_message if response else None
         )
         if code in MOVED:
             self.cluster.forget(Leader(queue.topic, queue.partition))
@@ -434,14 +434,14 @@ class Sender:
         return pause_s * (0.8 + 0.4 * random.random())
 
 
-def _answers(pending: Pending) -> tuple[dict[Place, PartitionProduceResponse], KafkaError | None]:
-    """What a produce answer says per partition; nothing and the failure if there is none that can be read."""
+def _responses(pending: Pending) -> tuple[dict[Place, PartitionProduceResponse], KafkaError | None]:
+    """A Produce response by partition; nothing and the failure if there is none that can be read."""
     try:
         response = pending.result()
         if response is None:
             return {}, None
     except DecodeError as error:
-        return {}, ConnectionFailedError(f"a Produce answer makes no sense: {error}", ErrorCode.NETWORK_EXCEPTION, True)
+        return {}, ConnectionFailedError(f"a malformed response to Produce: {error}", ErrorCode.NETWORK_EXCEPTION, True)
     except KafkaError as error:
         return {}, error
     return {(topic.name, part.index): part for topic in response.responses for part in topic.partition_responses}, None
@@ -452,7 +452,7 @@ def _late(batch: ProducerBatch, settings: ProducerSettings) -> DeliveryTimedOutE
     return DeliveryTimedOutError(
         f"{batch.count} records for {batch.topic}-{batch.partition} were not acknowledged within delivery.timeout.ms "
         f"({settings.delivery_timeout_ms}) after {batch.attempts} tries; {fate}; "
-        "check the brokers, or raise the time-out",
+        "check the brokers, or raise the timeout",
         ErrorCode.REQUEST_TIMED_OUT,
     )
 
@@ -482,7 +482,7 @@ class PlainGate:
         return None
 
     def failed(self, error: KafkaError) -> None:
-        """The delivery tells; nothing else is lost."""
+        """The delivery has the error; nothing else is lost."""
 
     def stored(self, batch: ProducerBatch) -> None:
         """Nothing to note."""
@@ -492,8 +492,8 @@ class PlainGate:
 
 
 class IdempotentGate(PlainGate):
-    """With a producer id from the cluster, got at the first send. The epoch is raised here, without asking anybody:
-    nobody else has this id."""
+    """With a producer id from the cluster, got at the first send. The epoch is raised here, without a request:
+    no other producer has this id."""
 
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster

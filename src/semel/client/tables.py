@@ -110,7 +110,7 @@ class TableEncoder:
 
     @property
     def is_small(self) -> bool:
-        """Whether the rows should wait for others. Headers are encoded at once, as their errors must be told."""
+        """Whether the rows should wait for others. Headers are encoded at once, as their errors must be raised."""
         table = self._table
         size_bytes = int(table.nbytes) + table.num_rows * RECORD_OVERHEAD_BYTES + HEADER_SIZE
         return size_bytes <= min(self._batch_size, self._max_request_size) and "headers" not in table.column_names

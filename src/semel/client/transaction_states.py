@@ -10,7 +10,7 @@
                                     ABORTING ------------> READY
 
 From every state a newer owner leads to FENCED and an error that nothing helps against to FATAL; both are final. A
-commit or abort without an answer stays where it is, and the same call again goes on with it: a commit in doubt can be
+commit or abort without a response stays where it is, and the same call again goes on with it: a commit in doubt can be
 repeated but not turned into an abort.
 """
 
@@ -36,14 +36,14 @@ class ProducerTxnState(Enum):
 class ProducerTxnEvent(Enum):
     INIT = "init_transactions()"
     INITIALIZED = "the coordinator gave an id and epoch"
-    INIT_FAILED = "the coordinator could not be asked"
+    INIT_FAILED = "the coordinator could not be reached"
     BEGIN = "begin_transaction()"
     COMMIT = "commit_transaction()"
     COMMIT_NOT_SENT = "records were not delivered in time, so the commit was not sent"
     COMMITTED = "the coordinator committed"
     ABORT = "abort_transaction()"
     ABORTED = "the coordinator aborted"
-    FAILED = "a write or request failed in a way that an abort mends"
+    FAILED = "a write or request failed, and an abort helps"
     FENCED = "a newer owner took over"
     BROKEN = "a write or request failed for good"
 

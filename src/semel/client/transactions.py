@@ -4,9 +4,9 @@ about every failure.
 The six failure rules:
     begin or init times out            the same call again, with the same transactional.id
     a broker fails while sending       the sender retries; the commit waits for it and can be called again
-    the transaction's time-out passed  the coordinator aborted it. TV1: `FencedError`, a new producer does it again; TV2
-                                       can tell it from a take-over: `AbortableError`, abort and do it again
-    the commit's answer is lost        it is asked for again until there is one; see `_settle_from_log` for the rest
+    the transaction's timeout passed  the coordinator aborted it. TV1: `FencedError`, a new producer does it again; TV2
+                                       recognises it: `AbortableError`, abort and do it again
+    the commit's response is lost        EndTxn is sent again until there is one; see `_settle_from_log` for the rest
     the network is cut                 the coordinator aborts at transaction.timeout.ms
     the coordinator moves              found again, nothing to do for the user
 """
@@ -36,7 +36,7 @@ from semel.client.timing import Deadline
 from semel.client.transaction_states import ProducerTxnEvent, ProducerTxnState, after, allows
 from semel.protocol.errors import ErrorCode, Recovery
 
-# Answers to an end that say: the coordinator has no such open transaction of this epoch.
+# Responses to an end that say: the coordinator has no such open transaction of this epoch.
 NOT_OPEN = frozenset({ErrorCode.INVALID_TXN_STATE})
 
 
@@ -157,7 +157,7 @@ class TransactionalGate:
             self.state = after(self.state, ProducerTxnEvent.BEGIN)
 
     def _new_epoch(self, timeout_s: float) -> None:
-        """A late request of the last transaction must not hit the next one: only a new epoch tells them apart."""
+        """A late request of the last transaction must not hit the next one: only a new epoch distinguishes them."""
         try:
             identity = self.coordinator.init(timeout_s, self._identity)
         except FencedError as error:
@@ -197,7 +197,7 @@ class TransactionalGate:
         try:
             self.coordinator.commit_offsets(self._identity, group, offsets, self.generation, deadline.remaining_s())
         except TimedOutError:
-            raise  # the same call again may work: positions are set, not added
+            raise  # the same call again may work: offsets are set, not added
         except KafkaError as error:
             if error.code is ErrorCode.FENCED_INSTANCE_ID:  # the consumer is fenced, this producer can abort and go on
                 self.failed(AbortableError(str(error), error.code))
@@ -217,14 +217,14 @@ class TransactionalGate:
             return
         assert self._identity is not None
         try:
-            answer = self._end(self._identity, True, deadline)
+            response = self._end(self._identity, True, deadline)
         except EndUnknownError as error:
             raise self._commit_unknown(error, deadline) from error
         except KafkaError as error:
             self._commit_refused(error, deadline)
             return
-        self._needs_epoch = self._needs_epoch or (self.generation == 1 and answer.was_repeated)
-        self._ended(ProducerTxnEvent.COMMITTED, answer.identity)
+        self._needs_epoch = self._needs_epoch or (self.generation == 1 and response.was_repeated)
+        self._ended(ProducerTxnEvent.COMMITTED, response.identity)
 
     def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
         try:
@@ -245,7 +245,7 @@ class TransactionalGate:
 
     def _flush_and_seal(self, deadline: Deadline) -> None:
         with self._offsets_turn(deadline):
-            pass  # those that another thread was adding; now that the state is COMMITTING, nobody begins to
+            pass  # those that another thread was adding; now that the state is COMMITTING, no thread begins to
         accumulator = self.sender.accumulator
         delivered = accumulator.flush(deadline, lambda: self.state is not ProducerTxnState.COMMITTING)
         if delivered:
@@ -268,7 +268,7 @@ class TransactionalGate:
             )
         self._end_maybe_sent = True
         return CommitUncertainError(
-            f"the commit was sent, but no answer came within {deadline.total_s:.3g} s ({error}); call "
+            f"the commit was sent, but no response came within {deadline.total_s:.3g} s ({error}); call "
             "commit_transaction() again to settle it: it commits once, or says for certain that it did not"
         )
 
@@ -279,9 +279,9 @@ class TransactionalGate:
             decision = self._settle_from_log(error, deadline)
             self.failed(error)
             if decision is TransactionEnd.COMMITTED:
-                return  # done; the next begin_transaction() says that somebody else owns the id now
+                return  # done; the next begin_transaction() raises that another producer owns the id now
             raise FencedError(f"the transaction was aborted, not committed: {error}", error.code) from error
-        if error.code in NOT_OPEN:  # a commit that was carried out is never answered so, repeated or not
+        if error.code in NOT_OPEN:  # not returned for a commit that was carried out, repeated or not
             self._needs_epoch = True
             error = AbortableError(
                 f"the coordinator has aborted the transaction: it took longer than transaction.timeout.ms ({error})",
@@ -296,7 +296,7 @@ class TransactionalGate:
         raise error
 
     def _settle_from_log(self, error: KafkaError, deadline: Deadline) -> TransactionEnd:
-        """Fenced after a lost answer: the commit happened before, or never. The marker in the log tells which."""
+        """Fenced after a lost response: the commit happened before, or never. The marker in the log shows which."""
         assert self._identity is not None
         if self._written:
             place, offset = next(iter(self._written.items()))
@@ -306,7 +306,7 @@ class TransactionalGate:
                 return decision
         self.failed(error)
         raise CommitUncertainError(
-            f"the commit's answer was lost, then a newer owner of {self.transactional_id!r} took over ({error}), and "
+            f"the commit's response was lost, then a newer owner of {self.transactional_id!r} took over ({error}), and "
             "the log could not be read to see how it ended; look at the output before you write it again"
         ) from error
 
@@ -330,8 +330,8 @@ class TransactionalGate:
         assert self._identity is not None
         identity, self._needs_epoch = self._identity, True
         try:
-            answer = self._end(self._identity, False, deadline)
-            identity, self._needs_epoch = answer.identity, self.generation == 1
+            response = self._end(self._identity, False, deadline)
+            identity, self._needs_epoch = response.identity, self.generation == 1
         except EndUnknownError as error:
             self._end_maybe_sent = self._end_maybe_sent or error.maybe_sent
             raise TimedOutError(f"{error}; call abort_transaction() again") from error

@@ -1,6 +1,6 @@
-"""Requests to bytes and bytes to answers, without any I/O: what a connection knows once it is open.
+"""Requests to bytes and bytes to responses, without any I/O: the state of a connection once it is open.
 
-A broker answers in the order of the requests, so answers are matched in order and the correlation id is checked.
+A broker responds in the order of the requests, so responses are matched in order and the correlation id is checked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SIZE = struct.Struct(">i")
 
 
 class Pending:
-    """A request on its way: `done` once there is an answer or an error; `result()` returns or raises it.
+    """A request on its way: `done` once there is a response or an error; `result()` returns or raises it.
 
-    A request that timed out is done, but stays in its place until its answer comes, which is dropped. A request without
-    an answer (acks=0) is done when its last byte is written, and its result is None."""
+    A request that timed out is done, but stays in its place until its response comes, which is dropped. A request
+    without a response (acks=0) is done when its last byte is written, and its result is None."""
 
     __slots__ = (
-        "_answer",
+        "_response",
         "api",
         "context",
         "correlation_id",
@@ -48,54 +48,54 @@ class Pending:
         self.context = context
         self.frame: Buffer | None = None
         self.error: KafkaError | None = None
-        self.written = False  # and no answer will come
-        self.on_throttle: Callable[[int], None] | None = None  # called with the milliseconds that an answer asks for
-        self._answer: Any = None
+        self.written = False  # and no response will come
+        self.on_throttle: Callable[[int], None] | None = None  # called with the throttle time of a response
+        self._response: Any = None
 
     @property
     def done(self) -> bool:
         return self.frame is not None or self.error is not None or self.written
 
     def result(self) -> Any:
-        """The answer, decoded when first asked for."""
+        """The response, decoded at the first call."""
         if self.error is not None:
             raise self.error
-        if self._answer is None and not self.written:
+        if self._response is None and not self.written:
             if self.frame is None:
-                raise RuntimeError(f"{self.api.name} has no answer yet")
-            _, self._answer = self.api.read_response(self.frame, self.version)
-            throttle_ms = getattr(self._answer, "throttle_time_ms", 0)
+                raise RuntimeError(f"{self.api.name} has no response yet")
+            _, self._response = self.api.read_response(self.frame, self.version)
+            throttle_ms = getattr(self._response, "throttle_time_ms", 0)
             if throttle_ms > 0 and self.on_throttle is not None:
                 self.on_throttle(throttle_ms)
-        return self._answer
+        return self._response
 
 
 class Wire:
-    """The requests of one connection: `outgoing` waits to be written, `pending` for an answer; `match` takes frames."""
+    """The requests of one connection: `outgoing` is to be written, `pending` has no response; `match` takes frames."""
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
         self.outgoing: deque[memoryview] = deque()
         self.pending: deque[Pending] = deque()
-        self.unanswered: deque[tuple[int, Pending]] = deque()  # not written yet: where each ends among all bytes
+        self.without_response: deque[tuple[int, Pending]] = deque()  # not written yet: where each ends among all bytes
         self._queued_bytes = 0  # put into `outgoing` so far
         self._written_bytes = 0
         self._correlation_id = 0
 
     @property
     def in_flight(self) -> int:
-        return len(self.pending) + len(self.unanswered)
+        return len(self.pending) + len(self.without_response)
 
     def waiting(self) -> Iterator[Pending]:
         """The requests that are not done, oldest first."""
         yield from (pending for pending in self.pending if not pending.done)
-        yield from (pending for _, pending in self.unanswered if not pending.done)
+        yield from (pending for _, pending in self.without_response if not pending.done)
 
     def clear(self) -> list[Pending]:
         """Takes back all that is not done."""
         left = list(self.waiting())
         self.pending.clear()
-        self.unanswered.clear()
+        self.without_response.clear()
         self.outgoing.clear()
         return left
 
@@ -108,19 +108,19 @@ class Wire:
         version: int,
         deadline_s: float,
         context: Any = None,
-        answer: bool = True,
+        response: bool = True,
     ) -> Pending:
-        """Puts a request behind those that wait; without `answer` (acks=0) it is done when it is written."""
+        """Puts a request behind those that wait; without `response` (acks=0) it is done when it is written."""
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         parts = api.frame_request(request, version, self._correlation_id, self.client_id)
         pending = Pending(api, version, self._correlation_id, deadline_s, context)
         for part in _merged(parts):
             self.outgoing.append(memoryview(part))
             self._queued_bytes += len(part)
-        if answer:
+        if response:
             self.pending.append(pending)
         else:
-            self.unanswered.append((self._queued_bytes, pending))
+            self.without_response.append((self._queued_bytes, pending))
         return pending
 
     def written(self, count: int) -> list[Pending]:
@@ -135,8 +135,8 @@ class Wire:
             count -= len(first)
             outgoing.popleft()
         done = []
-        while self.unanswered and self.unanswered[0][0] <= self._written_bytes:
-            _, pending = self.unanswered.popleft()
+        while self.without_response and self.without_response[0][0] <= self._written_bytes:
+            _, pending = self.without_response.popleft()
             if not pending.done:
                 pending.written = True
                 done.append(pending)
@@ -145,7 +145,7 @@ class Wire:
     # --- in ---
 
     def match(self, frames: Iterable[memoryview]) -> Iterator[Pending]:
-        """The requests that frames answer, which are the oldest ones, without those that have timed out."""
+        """The requests whose responses the frames are, the oldest ones, without those that have timed out."""
         for frame in frames:
             pending = self._oldest(frame)
             if not pending.done:
@@ -154,12 +154,12 @@ class Wire:
 
     def _oldest(self, frame: memoryview) -> Pending:
         if not self.pending:
-            raise ConnectionFailedError("the broker sent an answer that nobody asked for")
+            raise ConnectionFailedError("the broker sent a response without a request")
         pending = self.pending[0]
         (correlation_id,) = _SIZE.unpack_from(frame)
         if correlation_id != pending.correlation_id:
             raise ConnectionFailedError(
-                f"the broker answered request {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
+                f"the broker responded to {correlation_id}, expected {pending.correlation_id} ({pending.api.name})"
             )
         return self.pending.popleft()
 
@@ -183,14 +183,14 @@ def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
 
 
 class Capabilities:
-    """Which versions and features the broker at the other end has, from its ApiVersions answer."""
+    """Which versions and features the broker at the other end has, from its ApiVersions response."""
 
     __slots__ = ("features", "features_epoch", "ranges")
 
-    def __init__(self, answer: ApiVersionsResponse) -> None:
-        self.ranges = {api.api_key: VersionRange(api.min_version, api.max_version) for api in answer.api_keys}
-        self.features_epoch = answer.finalized_features_epoch
-        self.features = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+    def __init__(self, response: ApiVersionsResponse) -> None:
+        self.ranges = {api.api_key: VersionRange(api.min_version, api.max_version) for api in response.api_keys}
+        self.features_epoch = response.finalized_features_epoch
+        self.features = {feature.name: feature.max_version_level for feature in response.finalized_features}
 
     def feature(self, name: str) -> int:
         """The finalised level of a feature; 0 where the broker finalised nothing."""
@@ -220,21 +220,21 @@ class Capabilities:
 
 
 def read_api_versions(frame: Buffer, version: int) -> tuple[ApiVersionsResponse | None, int]:
-    """(the answer, -1), or (None, the version to ask again with) if the broker is older than the request was.
+    """(the response, -1), or (None, the version to send again) if the broker is older than the request was.
 
-    A broker that does not have the version answers in version 0 with UNSUPPORTED_VERSION and what it has.
+    A broker that does not have the version responds in version 0 with UNSUPPORTED_VERSION and what it has.
     """
     if len(frame) < 6:
-        raise DecodeError(f"an ApiVersions answer has at least 6 bytes, this one {len(frame)}")
+        raise DecodeError(f"an ApiVersions response has at least 6 bytes, this one {len(frame)}")
     (code,) = struct.unpack_from(">h", frame, 4)
     if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
         try:
-            _, answer = API_VERSIONS.read_response(frame, 0)
+            _, response = API_VERSIONS.read_response(frame, 0)
         except DecodeError:
             return None, 0
-        highest = next((api.max_version for api in answer.api_keys if api.api_key == API_VERSIONS.key), 0)
+        highest = next((api.max_version for api in response.api_keys if api.api_key == API_VERSIONS.key), 0)
         return None, min(version - 1, highest)
-    _, answer = API_VERSIONS.read_response(frame, version)
-    if answer.error_code:
-        raise error_of(answer.error_code, "asking the broker for its API versions")
-    return answer, -1
+    _, response = API_VERSIONS.read_response(frame, version)
+    if response.error_code:
+        raise error_of(response.error_code, "reading the broker's API versions")
+    return response, -1

@@ -43,7 +43,7 @@ log = logging.getLogger("semel.process")
 
 IDLE_POLL_MS = 200
 FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
-TIME_OUTS_BORNE = 3
+MAX_TIMEOUTS_IN_A_ROW = 3
 
 
 class MissingSourceError(FatalError):
@@ -77,7 +77,7 @@ def find_source(consumer: Consumer, topics: Iterable[str], timeout_s: float) -> 
 class EndOffsets:
     """Where the partitions of the source ended at the start: under read_committed, before the first open transaction.
 
-    Each instance answers for the partitions that it has. One that has none waits for some, or until the group has
+    Each instance waits for the partitions that it has. One that has none waits for some, or until the group has
     committed the end of all of them."""
 
     def __init__(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -86,7 +86,7 @@ class EndOffsets:
         self._ends = {partition: end for partition, end in ends.items() if end > starts[partition]}
 
     def reached(self, consumer: Consumer) -> bool:
-        """Whether all has been read. Asks the brokers only where no partition is assigned."""
+        """Whether all has been read. Sends requests only where no partition is assigned."""
         assigned = consumer.assignment()
         if not assigned:
             at = consumer.committed(self._ends) if self._ends else {}
@@ -227,7 +227,7 @@ class Processor:
         self._is_at_end = False
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
-        self._owns_name = instance is None  # a name that nobody else can have: being fenced means a time-out
+        self._owns_name = instance is None  # a unique name: being fenced means a timeout
         self._mode_type = MODES[guarantee]
         self._stopping = threading.Event()
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
@@ -257,7 +257,7 @@ class Processor:
         self._backoff = Backoff(50, 2_000)
         self._collected = 0
         self._began_s = self._started_s = time.monotonic()
-        self._has_joined = False  # the group has told this instance its partitions, perhaps none
+        self._has_joined = False  # this instance has its assignment, perhaps empty
         self._has_worked = False
         self._timed_out_in_a_row = 0
 
@@ -269,7 +269,7 @@ class Processor:
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def run(self) -> Stats:
-        """Returns what was done when it is told to stop; raises what it cannot mend. Always leaves the group."""
+        """Returns what was done when `stop` is called; raises what it cannot recover from. Always leaves the group."""
         with self._signals(), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
             mode = self._mode = self._mode_type(consumer, self._make_producer, self._emitter)
@@ -358,12 +358,12 @@ class Processor:
     def _is_idle(self, consumer: Consumer) -> bool:
         return self._idle is not None and self._idle.is_over(consumer)
 
-    # -- trouble -------------------------------------------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------------------------------
     def _recover(self, mode: Mode, error: KafkaError) -> None:
         """Notes what is transient, to be undone by the next turn; raises the rest."""
         if not self._can_go_on(error):
             raise error
-        log.warning("going back to the committed positions after: %s", error)
+        log.warning("going back to the committed offsets after: %s", error)
         if mode.failed is None or isinstance(error, FencedError):
             mode.failed = error
         self._stopping.wait(self._backoff.next_s())
@@ -383,13 +383,14 @@ class Processor:
         return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._is_established() or self._is_new())
 
     def _may_time_out_again(self, error: FencedError) -> bool:
-        """Nobody else has this name, so the broker's time-out ended the transaction. Once is bad luck."""
+        """The name is unique, so the broker's timeout ended the transaction. Retried a few times."""
         self._timed_out_in_a_row += 1
-        if self._timed_out_in_a_row < TIME_OUTS_BORNE:
+        if self._timed_out_in_a_row < MAX_TIMEOUTS_IN_A_ROW:
             return True
         raise FatalError(
-            f"{TIME_OUTS_BORNE} transactions in a row ran into transaction_timeout_ms={self._transaction_timeout_ms} "
-            f"({error}); the work takes too long: lower max_records (now {self._max_records}), or raise the time-out",
+            f"{MAX_TIMEOUTS_IN_A_ROW} transactions in a row exceeded "
+            f"transaction_timeout_ms={self._transaction_timeout_ms} "
+            f"({error}); the work takes too long: lower max_records (now {self._max_records}), or raise the timeout",
             error.code,
         ) from error
 
@@ -447,7 +448,7 @@ class Processor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C stop the loop; only the main thread can ask for that."""
+        """SIGTERM and Ctrl-C stop the loop; only the main thread can set signal handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,10 +1,10 @@
-"""The three guarantees: when positions are committed, and what is done after an error.
+"""The three guarantees: when offsets are committed, and what is done after an error.
 
-    exactly_once    output and positions in one transaction; after an error it is aborted and the records are read again
-    at_least_once   output first, positions when all of it is stored; after an error the records are read again
-    at_most_once    positions first, then the output; after an error the records are gone
+    exactly_once    output and offsets in one transaction; after an error it is aborted and the records are read again
+    at_least_once   output first, offsets when all of it is stored; after an error the records are read again
+    at_most_once    offsets first, then the output; after an error the records are gone
 
-`take` handles a batch, `settle` ends a unit of work (a transaction, or what is between two commits of positions). After
+`take` handles a batch, `settle` ends a unit of work (a transaction, or what is between two commits of offsets). After
 an error the mode has `failed` until `undo` succeeds: nothing may be taken or settled in between.
 """
 
@@ -80,7 +80,7 @@ class Mode:
             self.begun.setdefault(partition, offset)
 
     def _progress(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions after all that was taken, of the partitions that it came from."""
+        """The offsets after all that was taken, of the partitions that it came from."""
         consumed = self.consumer.consumed()
         return {partition: consumed[partition] for partition in self.begun if partition in consumed}
 
@@ -100,7 +100,7 @@ class Mode:
 
 
 class ExactlyOnce(Mode):
-    _is_open = False  # whether the producer has a transaction that nobody has ended
+    _is_open = False  # whether the producer has an open transaction
 
     def start(self) -> None:
         self.producer.init_transactions()
@@ -123,7 +123,7 @@ class ExactlyOnce(Mode):
         self.commits += 1
 
     def _commit(self) -> None:
-        """An answer that was lost is asked for again: it commits once, or says for certain that it did not."""
+        """After a lost response EndTxn is sent again: it commits once, or raises that it did not."""
         for left in reversed(range(SETTLE_TRIES)):
             try:
                 self.producer.commit_transaction()
@@ -131,11 +131,11 @@ class ExactlyOnce(Mode):
             except CommitUncertainError as error:
                 if not left:
                     raise
-                log.warning("asking again how the commit ended: %s", error)
+                log.warning("sending the commit again: %s", error)
 
     def drop(self) -> None:
         if self._is_open and not self._abort():
-            # The next owner of the id ends what this one left; the group's positions then say how it ended.
+            # The next owner of the id ends what this one left; the group's offsets then show how it ended.
             self.producer.close(0)
             self.producer = self.make_producer()
             self.producer.init_transactions()

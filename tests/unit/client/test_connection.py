@@ -141,7 +141,7 @@ def test_a_cut_connection_fails_all_that_was_on_its_way() -> None:
 def test_a_request_without_an_answer_closes_the_connection_at_its_time_out() -> None:
     with server(as_kafka(lambda sock: read_request(sock) and sock.recv(1) and None)) as address:
         connection = open_connection(address)
-        with pytest.raises(RequestTimedOutError, match="did not answer Metadata"):
+        with pytest.raises(RequestTimedOutError, match="did not respond to Metadata"):
             connection.call(METADATA, MetadataRequest(), timeout_s=0.1)
         assert connection.closed
 

@@ -140,7 +140,7 @@ def test_a_request_that_is_held_back_past_its_timeout_fails_alone() -> None:
         connection = open_connection(address)
         connection.call(METADATA, MetadataRequest(), PATIENCE_S)
         connection.throttled_until_s = time.monotonic() + PATIENCE_S
-        with pytest.raises(RequestTimedOutError, match="asked for a pause"):
+        with pytest.raises(RequestTimedOutError, match="throttles this client"):
             connection.call(METADATA, MetadataRequest(), 0.1)
         assert not connection.closed
         connection.close()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from semel.client.connection import LARGE_ANSWER_BYTES, BrokerConnection
+from semel.client.connection import LARGE_RESPONSE_BYTES, BrokerConnection
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError
 from semel.client.wire import Pending
 from semel.protocol.messages.cluster import (
@@ -27,7 +27,7 @@ from tests.support.fake_broker import as_kafka, open_connection, read_request, s
 from tests.support.waiting import PATIENCE_S, STALL_S, until
 
 HOST_BYTES = 30_000
-LARGE, SMALL = LARGE_ANSWER_BYTES // HOST_BYTES + 1, 1  # brokers in an answer
+LARGE, SMALL = LARGE_RESPONSE_BYTES // HOST_BYTES + 1, 1  # brokers in a response
 Then = Callable[[socket.socket, bytes], None]
 
 
@@ -147,7 +147,7 @@ def test_a_request_too_large_for_the_socket_leaves_while_the_thread_reads() -> N
         go_on.set()
         started_s = time.monotonic()
         connection.wait(late)
-        assert time.monotonic() - started_s < STALL_S, "it waited until the time-out for a chance to write"
+        assert time.monotonic() - started_s < STALL_S, "it waited until the timeout for a chance to write"
         assert number_of(late) == late.correlation_id
 
 
@@ -167,7 +167,7 @@ def test_an_answer_that_stops_in_the_middle_is_given_up_at_its_time_out() -> Non
     with reading_ahead(half(hold), timeout_s=0.3) as (connection, pending):
         connection.wait(pending)
         assert 0.3 <= time.monotonic() - started_s < STALL_S
-        with pytest.raises(RequestTimedOutError, match="did not answer Metadata"):
+        with pytest.raises(RequestTimedOutError, match="did not respond to Metadata"):
             pending.result()
         assert connection._frames.is_inside_large, "the answer was to stop in the middle"
         assert connection.closed

@@ -34,7 +34,7 @@ def test_a_request_without_an_answer_is_done_when_its_last_byte_is_written() -> 
         connection = open_connection(address)
         request = produce_request("orders", bytes(MORE_THAN_SOCKETS_HOLD))
         request.acks = 0
-        pending = connection.send(PRODUCE, request, version=9, timeout_s=PATIENCE_S, answer=False)
+        pending = connection.send(PRODUCE, request, version=9, timeout_s=PATIENCE_S, response=False)
         connection.progress()
         assert (pending.done, connection.in_flight) == (False, 1)
         reads.set()
@@ -47,14 +47,14 @@ def test_a_request_without_an_answer_that_cannot_be_written_fails_in_time() -> N
     with server(as_kafka(lambda sock: threading.Event().wait(PATIENCE_S) and None)) as address:
         connection = open_connection(address)
         request = produce_request("orders", bytes(MORE_THAN_SOCKETS_HOLD))
-        pending = connection.send(PRODUCE, request, version=9, timeout_s=0.2, answer=False)
+        pending = connection.send(PRODUCE, request, version=9, timeout_s=0.2, response=False)
         connection.wait(pending)
         assert isinstance(pending.error, RequestTimedOutError)
         assert connection.closed
 
 
 def test_small_requests_are_told_apart_in_one_write() -> None:
-    """Two without an answer beside one with an answer: each is done for its own reason."""
+    """Two without a response beside one with a response: each is done for its own reason."""
 
     def behave(sock: socket.socket) -> None:
         while sock.recv(65536):
@@ -63,9 +63,9 @@ def test_small_requests_are_told_apart_in_one_write() -> None:
     with server(as_kafka(behave)) as address:
         connection = open_connection(address)
         request = produce_request("orders", batch_of([b"x"]))
-        first = connection.send(PRODUCE, request, version=9, answer=False)
+        first = connection.send(PRODUCE, request, version=9, response=False)
         asked = connection.send(METADATA, MetadataRequest())
-        second = connection.send(PRODUCE, request, version=9, answer=False)
+        second = connection.send(PRODUCE, request, version=9, response=False)
         assert connection.take_unreported() == [first, second]
         assert (first.written, second.written, asked.done, connection.in_flight) == (True, True, False, 1)
         connection.close()

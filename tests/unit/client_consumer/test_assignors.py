@@ -156,7 +156,7 @@ def test_subscription_survives_the_wire(assignor):
     data = encode_subscription(["u", "t"], owned, 4, assignor)
     read = decode_member("m", "i", data, assignor)
     assert read.topics == {"t", "u"}
-    assert read.owned == (owned if assignor.tells_owned else frozenset())
+    assert read.owned == (owned if assignor.sends_owned else frozenset())
     assert read.generation == 4
 
 

@@ -1,4 +1,4 @@
-"""What is fetched next, and what an answer means: planning, reading ahead, jumps, truncation. No network."""
+"""What is fetched next, and what a response means: planning, reading ahead, jumps, truncation. No network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class World:
 
 
 def asked(plans: list[FetchPlan]) -> dict[int, dict[TopicPartition, int]]:
-    return {plan.node_id: {part: entry.offset for part, entry in plan.asked.items()} for plan in plans}
+    return {plan.node_id: {part: entry.offset for part, entry in plan.requested.items()} for plan in plans}
 
 
 def test_one_request_for_each_broker_with_all_its_partitions() -> None:

@@ -47,7 +47,7 @@ class World:
 
     def respond(self, **fields: Any) -> None:
         (plan,) = self.plans()
-        self.fetching._on_answer(plan, Answered(**fields))  # type: ignore[arg-type]
+        self.fetching._on_response(plan, Answered(**fields))  # type: ignore[arg-type]
 
     def plans(self) -> list[FetchPlan]:
         return self.fetching.fetcher.plan(lambda _: (1, 1), {}, [], self.now_s)

@@ -71,7 +71,7 @@ def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_rev
     listener = Raising("revoked")
     rebalancer, assigned, member = rebalancer_of(listener, is_cooperative=True)
     new = TopicPartition("t", 9)
-    rebalancer.hear(False, [MINE[0], new])
+    rebalancer.apply_change(False, [MINE[0], new])
     with pytest.raises(Surprise):
         rebalancer.adopt()
     assert assigned.partitions == {MINE[0], new}
@@ -82,7 +82,7 @@ def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_rev
 @pytest.mark.parametrize("is_cooperative", [False, True])
 def test_new_assignment_is_adopted_although_the_listener_raised_for_it(is_cooperative: bool) -> None:
     rebalancer, assigned, _ = rebalancer_of(Raising("assigned"), is_cooperative)
-    rebalancer.hear(False, MINE[:1])
+    rebalancer.apply_change(False, MINE[:1])
     with pytest.raises(Surprise):
         rebalancer.adopt()
     assert assigned.partitions == {MINE[0]}
@@ -92,7 +92,7 @@ def test_new_assignment_is_adopted_although_the_listener_raised_for_it(is_cooper
 def test_assignment_that_follows_a_loss_is_not_lost_with_the_listener_s_error() -> None:
     rebalancer, assigned, _ = rebalancer_of(Raising("lost"))
     with pytest.raises(Surprise):
-        rebalancer.hear(True, MINE[2:])
+        rebalancer.apply_change(True, MINE[2:])
     assert assigned.partitions == set()
     rebalancer.adopt()
     assert assigned.partitions == set(MINE[2:])
@@ -125,7 +125,7 @@ def test_partitions_are_committed_before_they_are_given_back(is_cooperative: boo
 def test_partitions_that_another_gets_are_committed_before_they_are_given_up() -> None:
     listener, commit = Raising("nothing"), SimpleNamespace(is_done=False)
     rebalancer, assigned, member = rebalancer_of(listener, True, lambda: commit)
-    rebalancer.hear(False, MINE[:1])
+    rebalancer.apply_change(False, MINE[:1])
     assert not rebalancer.adopt()
     assert assigned.partitions == set(MINE)
     assert (listener.calls, member.rejoined) == ([], 0)
@@ -140,9 +140,9 @@ def test_commit_before_a_loss_does_not_stand_for_a_later_one() -> None:
     started = iter(commits)
     rebalancer, assigned, _ = rebalancer_of(Raising("nothing"), False, lambda: next(started))
     assert not rebalancer.prepare(frozenset(["t"]))
-    rebalancer.hear(True, None)
+    rebalancer.apply_change(True, None)
     commits[0].is_done = True
-    rebalancer.hear(False, MINE)
+    rebalancer.apply_change(False, MINE)
     assert rebalancer.adopt()
     assert not rebalancer.prepare(frozenset(["t"]))  # the second one is on its way
     assert assigned.partitions == set(MINE)

@@ -13,7 +13,7 @@ from semel.client.errors import (
     RetriableError,
     error_of,
 )
-from semel.patterns.process import FIRST_CONTACT_S, TIME_OUTS_BORNE, Processor
+from semel.patterns.process import FIRST_CONTACT_S, MAX_TIMEOUTS_IN_A_ROW, Processor
 from semel.protocol.errors import ErrorCode
 
 
@@ -46,9 +46,9 @@ def test_fenced_instance_with_a_given_name_stops() -> None:
 
 def test_fenced_instance_with_a_name_of_its_own_ran_into_the_timeout_and_goes_on_a_few_times() -> None:
     made = processor()
-    for _ in range(TIME_OUTS_BORNE - 1):
+    for _ in range(MAX_TIMEOUTS_IN_A_ROW - 1):
         assert made._can_go_on(FencedError("timed out"))
-    with pytest.raises(FatalError, match=r"in a row ran into transaction_timeout_ms=10000.*lower max_records"):
+    with pytest.raises(FatalError, match=r"in a row exceeded transaction_timeout_ms=10000.*lower max_records"):
         made._can_go_on(FencedError("timed out"))
 
 

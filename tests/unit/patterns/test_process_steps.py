@@ -87,7 +87,7 @@ class Writer:
     def abort_transaction(self, timeout_s: float) -> None:
         assert self.open is not None
         if self.is_fenced:
-            raise FencedError("a newer owner, or the time-out")
+            raise FencedError("a newer owner, or the timeout")
         self.open = None
 
     def close(self, timeout_s: float) -> None:
