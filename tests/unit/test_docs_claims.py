@@ -309,3 +309,39 @@ def test_every_promise_has_a_number_without_a_gap() -> None:
         numbers.setdefault(letter, []).append(int(number))
     assert numbers
     assert {letter: found for letter, found in numbers.items() if found != list(range(1, len(found) + 1))} == {}
+
+
+# --- words ---
+
+WORDS = re.compile(
+    r"\b(?:time-outs?|heirs?|successors?|goodbye|borne|bears? with|(?:is|are|was) told|who asks|whoever)\b",
+    re.IGNORECASE,
+)
+GENERATED = re.compile(r"<!-- generated.*?<!-- end of generated part -->", re.DOTALL)
+
+
+def test_docs_and_client_speak_as_kafka_does() -> None:
+    """docs/glossary.md has the words; these are the ones that readers do not search for."""
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    texts["README.md"] = TEXTS["README.md"]
+    for package in ("client", "patterns"):
+        for path in (ROOT / "src/semel" / package).glob("*.py"):
+            texts[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+    assert len(texts) > 60
+    found = [(name, word) for name, text in texts.items() for word in WORDS.findall(GENERATED.sub("", text))]
+    assert found == []
+
+
+def test_a_class_of_the_client_is_the_only_one_of_its_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT / "src")))
+    ours = {
+        name: where
+        for name, where in homes.items()
+        if any(x.startswith(("semel/client/", "semel/patterns/")) for x in where)
+    }
+    assert len(ours) > 100
+    assert {name: where for name, where in ours.items() if len(where) > 1} == {}

@@ -12,7 +12,7 @@ import msgspec
 from semel.audit import findings
 from semel.audit.entries import SUFFIX, Entry, Place, Positions, UnreadableEntryError, Written, decode, positions
 from semel.audit.findings import Finding, named
-from semel.audit.topics import CannotLookError, Cluster, count
+from semel.audit.topics import AuditedCluster, CannotLookError, count
 
 LOOKS = 3  # at a ledger that grows meanwhile
 Progress = Callable[[str], None]
@@ -44,11 +44,11 @@ def audit(
     progress: Progress = lambda text: None,
 ) -> Audit:
     """Looks at the last so many batches (0: at all that the ledger has). CannotLookError if that is not possible."""
-    with closing(Cluster(brokers, options, timeout_s)) as cluster:
+    with closing(AuditedCluster(brokers, options, timeout_s)) as cluster:
         return _look(cluster, application_id, last, counting, progress)
 
 
-def _look(cluster: Cluster, application_id: str, last: int, counting: bool, progress: Progress) -> Audit:
+def _look(cluster: AuditedCluster, application_id: str, last: int, counting: bool, progress: Progress) -> Audit:
     progress("reading the ledger")
     topics = cluster.topics()
     entries, committed = _settled(cluster, application_id, topics)
@@ -64,7 +64,9 @@ def _look(cluster: Cluster, application_id: str, last: int, counting: bool, prog
     return Audit(application_id, chosen, sorted(found, key=lambda f: f.sequence), notes, counted, lag)
 
 
-def _settled(cluster: Cluster, application_id: str, topics: Mapping[str, list[int]]) -> tuple[list[Entry], Positions]:
+def _settled(
+    cluster: AuditedCluster, application_id: str, topics: Mapping[str, list[int]]
+) -> tuple[list[Entry], Positions]:
     """The ledger and the group's positions of the same moment, although the application may go on meanwhile."""
     ledger = (f"{application_id}{SUFFIX}", 0)
     if ledger[0] not in topics:
@@ -80,7 +82,7 @@ def _settled(cluster: Cluster, application_id: str, topics: Mapping[str, list[in
     return entries, {}  # it writes too fast for its positions to be compared
 
 
-def _entries(cluster: Cluster, ledger: Place, low: int, high: int) -> list[Entry]:
+def _entries(cluster: AuditedCluster, ledger: Place, low: int, high: int) -> list[Entry]:
     messages = cluster.records(ledger, low, high - 1) if high > low else ()
     found = [_decoded(ledger[0], message) for message in messages if message.value() is not None]
     if not found:
@@ -117,13 +119,13 @@ def _ends(entries: list[Entry]) -> Positions:
     return merged
 
 
-def _lag(cluster: Cluster, ends: Positions, topics: Mapping[str, list[int]]) -> dict[str, int]:
+def _lag(cluster: AuditedCluster, ends: Positions, topics: Mapping[str, list[int]]) -> dict[str, int]:
     there = {place: end for place, end in ends.items() if place[1] in topics.get(place[0], ())}
     return {named(place): max(0, high - there[place]) for place, (_, high) in cluster.ends(there).items()}
 
 
 def _count(
-    cluster: Cluster, entries: list[Entry], topics: Mapping[str, list[int]], progress: Progress
+    cluster: AuditedCluster, entries: list[Entry], topics: Mapping[str, list[int]], progress: Progress
 ) -> tuple[int, list[Finding], list[str]]:
     """Counts what is between the offsets that the entries state."""
     counted, found, notes = 0, list[Finding](), list[str]()
@@ -150,7 +152,7 @@ def _count(
 
 
 def _still_there(
-    cluster: Cluster, place: Place, parts: list[tuple[Entry, Written]]
+    cluster: AuditedCluster, place: Place, parts: list[tuple[Entry, Written]]
 ) -> tuple[list[tuple[Entry, Written]], list[str]]:
     """What retention has left. A log that ends before what was written has lost it: that is counted as missing."""
     low, _ = cluster.ends([place])[place]

@@ -25,7 +25,7 @@ class CannotLookError(Exception):
     """The cluster, or what is to be looked at, cannot be reached: nothing can be said. The message says what to do."""
 
 
-class Cluster:
+class AuditedCluster:
     """A connection for looking only. `options` are librdkafka's, such as security.protocol."""
 
     def __init__(self, brokers: str, options: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> None:
@@ -155,7 +155,7 @@ class Cluster:
 Range = tuple[int, int]  # first and last offset, both included
 
 
-def count(cluster: Cluster, place: Place, ranges: Sequence[Range]) -> tuple[list[int], int]:
+def count(cluster: AuditedCluster, place: Place, ranges: Sequence[Range]) -> tuple[list[int], int]:
     """(how many records each range holds, how many in between belong to none)."""
     firsts = [first for first, _ in ranges]
     found, foreign = [0] * len(ranges), 0

@@ -20,8 +20,8 @@ from semel.protocol.messages.groups import (
     CONSUMER_SUBSCRIPTION,
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
+    ConsumerProtocolTopic,
 )
-from semel.protocol.messages.groups import TopicPartition as TopicPartitions
 from semel.protocol.schema import Struct, ignorable, int32, versions
 
 Partition = tuple[str, int]
@@ -263,24 +263,24 @@ def _version_of(data: bytes, what: str) -> int:
     return int(version)
 
 
-def _grouped(partitions: Iterable[Partition]) -> list[TopicPartitions]:
+def _grouped(partitions: Iterable[Partition]) -> list[ConsumerProtocolTopic]:
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(partitions):
         by_topic.setdefault(topic, []).append(index)
-    return [TopicPartitions(topic, indexes) for topic, indexes in by_topic.items()]
+    return [ConsumerProtocolTopic(topic, indexes) for topic, indexes in by_topic.items()]
 
 
 class StickyUserData(Struct):
     """Where `sticky` members of Kafka's Java client and librdkafka keep what they own."""
 
-    previous: list[TopicPartitions] = []  # noqa: RUF012 - msgspec copies empty defaults
+    previous: list[ConsumerProtocolTopic] = []  # noqa: RUF012 - msgspec copies empty defaults
     generation: Annotated[int32, versions("1+"), ignorable] = NO_GENERATION
 
 
 _STICKY_USER_DATA = Format(StickyUserData, "0-1")
 
 
-def _user_data(owned: list[TopicPartitions], generation: int, assignor: Assignor) -> bytes | None:
+def _user_data(owned: list[ConsumerProtocolTopic], generation: int, assignor: Assignor) -> bytes | None:
     """Older clients keep it here: `cooperative-sticky` the generation, `sticky` the partitions and the generation."""
     if assignor.name == "cooperative-sticky":
         return _GENERATION.pack(generation)
@@ -289,7 +289,7 @@ def _user_data(owned: list[TopicPartitions], generation: int, assignor: Assignor
     return None
 
 
-def _read_user_data(data: bytes, assignor: Assignor) -> tuple[list[TopicPartitions], int]:
+def _read_user_data(data: bytes, assignor: Assignor) -> tuple[list[ConsumerProtocolTopic], int]:
     """Foreign data may be anything; what cannot be read claims nothing."""
     if assignor.is_cooperative and len(data) == _GENERATION.size:
         return [], int(_GENERATION.unpack(data)[0])

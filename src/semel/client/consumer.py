@@ -41,7 +41,7 @@ from semel.client.group_offsets import (
     list_offsets_retried,
     retried,
 )
-from semel.client.group_states import MemberState
+from semel.client.group_states import MembershipState
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.protocol.errors import DecodeError, ErrorCode
@@ -550,7 +550,7 @@ class Consumer:
             return
         if time.monotonic() >= self._next_auto_commit_s and not len(self._core.commits):
             self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
-            if self._core.member is None or self._core.member.state is MemberState.STABLE:
+            if self._core.member is None or self._core.member.state is MembershipState.STABLE:
                 self.commit_async()
 
     def _commit_before_revoke(self) -> PendingCommit | None:

@@ -19,7 +19,7 @@ from semel.client.consumer_rebalance import RebalanceListener, Rebalancer
 from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ClosedError, IllegalStateError, KafkaError, error_of
 from semel.client.group import GROUP_LANE, GroupMember
-from semel.client.group_states import MemberState
+from semel.client.group_states import MembershipState
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
@@ -133,7 +133,7 @@ class ConsumerCore:
         self._rebalancer.apply_change(change.lost, change.assignment)
         if change.error is not None:
             raise change.error
-        if member.state is MemberState.FENCED:
+        if member.state is MembershipState.FENCED:
             raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
         if not self._rebalancer.adopt():
             return
@@ -143,7 +143,7 @@ class ConsumerCore:
 
     def _wants_to_join(self, member: GroupMember) -> bool:
         """A member whose last topic is gone joins once more, to give its partitions back."""
-        return member.state is MemberState.UNJOINED and bool(self.subscription.topics or len(self.assigned))
+        return member.state is MembershipState.UNJOINED and bool(self.subscription.topics or len(self.assigned))
 
     def _follow_topics(self, member: GroupMember) -> None:
         """Looks now and then whether topics came, went or grew, and starts a rebalance if so."""
@@ -169,7 +169,7 @@ class ConsumerCore:
             return
         if subscription.match(name for name, topic in topics.items() if not topic.is_internal):
             member.rejoin("the topics that match the pattern changed")
-        elif member.is_leader and member.state is MemberState.STABLE:
+        elif member.is_leader and member.state is MembershipState.STABLE:
             known = member.shared_counts
             counts = {name: len(topics[name].partitions) if name in topics else 0 for name in subscription.topics}
             if any(count != known.get(name, 0) for name, count in counts.items()):
@@ -213,7 +213,7 @@ class ConsumerCore:
         if member is None or rebalancer is None:
             return
         try:
-            if member.state is not MemberState.FENCED:
+            if member.state is not MembershipState.FENCED:
                 self.member = member  # so that a commit of the listener still carries its identity
                 rebalancer.give_back()
         finally:
@@ -242,7 +242,7 @@ class ConsumerCore:
             return True
         if self._rebalancer.is_revoking:
             return False
-        return self.member.state is not MemberState.UNJOINED or self.member.is_cooperative
+        return self.member.state is not MembershipState.UNJOINED or self.member.is_cooperative
 
     def close(self) -> None:
         if self.closed:

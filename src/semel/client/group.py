@@ -28,7 +28,7 @@ from semel.client.cluster import Cluster, group_coordinator
 from semel.client.connection import BrokerConnection
 from semel.client.consumer_types import GroupMetadata, RebalanceError, TopicPartition
 from semel.client.errors import KafkaError, error_of
-from semel.client.group_states import MemberEffect, MemberEvent, MemberState, event_of, step
+from semel.client.group_states import MembershipEffect, MembershipEvent, MembershipState, event_of, step
 from semel.client.metadata import TopicMetadata
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Backoff, Deadline
@@ -56,11 +56,11 @@ PROTOCOL_TYPE = "consumer"
 GROUP_LANE, SHARE_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "share", "heartbeat", "leave"
 LEAVE_TIMEOUT_S = 3.0
 _MEMBERSHIP_EVENTS = (
-    MemberEvent.REBALANCE,
-    MemberEvent.STALE,
-    MemberEvent.EXPELLED,
-    MemberEvent.TAKEN_OVER,
-    MemberEvent.COORDINATOR_LOST,
+    MembershipEvent.REBALANCE,
+    MembershipEvent.STALE,
+    MembershipEvent.EXPELLED,
+    MembershipEvent.TAKEN_OVER,
+    MembershipEvent.COORDINATOR_LOST,
 )
 
 
@@ -83,7 +83,7 @@ class GroupMember:
         if settings.group_id is None:
             raise ValueError("a group member needs a group.id")
         self.group_id = settings.group_id
-        self.state = MemberState.UNJOINED
+        self.state = MembershipState.UNJOINED
         self.member_id = ""
         self.generation = NO_GENERATION
         self.is_leader = False
@@ -113,7 +113,7 @@ class GroupMember:
 
     @property
     def is_rebalancing(self) -> bool:
-        return self.state in (MemberState.JOINING, MemberState.SYNCING)
+        return self.state in (MembershipState.JOINING, MembershipState.SYNCING)
 
     def identity(self) -> GroupMetadata:
         """The identity that commits: the member in its last generation. It stays the same when the generation is
@@ -128,7 +128,10 @@ class GroupMember:
 
     def _is_current(self, identity: GroupMetadata | None) -> bool:
         known = identity is not None and (identity.generation_id, identity.member_id)
-        return known == (self.generation, self.member_id) and self.state in (MemberState.STABLE, MemberState.UNJOINED)
+        return known == (self.generation, self.member_id) and self.state in (
+            MembershipState.STABLE,
+            MembershipState.UNJOINED,
+        )
 
     def polled(self) -> None:
         """The program is alive; called at every poll."""
@@ -145,8 +148,8 @@ class GroupMember:
             log.info("group %s: joining again: %s", self.group_id, reason)
             if self.is_rebalancing:
                 self._joins_again = True  # the generation under way does not know of the change yet
-            elif self.state in (MemberState.STABLE, MemberState.UNJOINED):
-                self._apply(MemberEvent.REBALANCE)
+            elif self.state in (MembershipState.STABLE, MembershipState.UNJOINED):
+                self._apply(MembershipEvent.REBALANCE)
 
     def connections(self) -> list[BrokerConnection]:
         """The one that a response is waited for on. An idle one that the broker closed would be readable for good."""
@@ -158,7 +161,11 @@ class GroupMember:
         """Sends JoinGroup if that is due and there is a connection; else opens one aside. The search's errors are
         raised by `aside.collect`."""
         with self._lock:
-            if self.state is not MemberState.UNJOINED or self._clock() < self.retry_at_s or aside.is_busy(GROUP_LANE):
+            if (
+                self.state is not MembershipState.UNJOINED
+                or self._clock() < self.retry_at_s
+                or aside.is_busy(GROUP_LANE)
+            ):
                 return
             connection = self._connection
             if connection is not None:
@@ -172,7 +179,7 @@ class GroupMember:
                 return
             request = self._join_request(topics, list(owned))
             self._joins_again = False
-            self._apply(MemberEvent.JOIN_SENT)
+            self._apply(MembershipEvent.JOIN_SENT)
             # A response may take as long as a rebalance, or be lost. Which of them is not known, and sending it again
             # does no harm: the coordinator has the member, which goes on waiting on the new connection.
             self._pending = connection.send(JOIN_GROUP, request)
@@ -217,7 +224,7 @@ class GroupMember:
                 response = pending.result()
             except (KafkaError, DecodeError) as error:
                 log.info("group %s: %s failed: %s", self.group_id, pending.api.name, error)
-                self._apply(MemberEvent.COORDINATOR_LOST)
+                self._apply(MembershipEvent.COORDINATOR_LOST)
             else:
                 (self._on_joined if pending.api is JOIN_GROUP else self._on_synced)(response)
             self._wake()
@@ -232,7 +239,7 @@ class GroupMember:
         self.member_id, self.generation = response.member_id, response.generation_id
         self._identity = GroupMetadata(self.group_id, self.generation, self.member_id, self._settings.group_instance_id)
         self.is_leader = response.leader == response.member_id
-        self._apply(MemberEvent.JOINED)
+        self._apply(MembershipEvent.JOINED)
         if self.is_leader and not response.skip_assignment:
             in_thread(self._share_out, response)
         else:
@@ -241,7 +248,7 @@ class GroupMember:
     def _sync(self, response: JoinGroupResponse, shares: list[SyncGroupRequestAssignment]) -> None:
         connection = self._connection
         if connection is None or connection.closed:
-            self._apply(MemberEvent.COORDINATOR_LOST)
+            self._apply(MembershipEvent.COORDINATOR_LOST)
             return
         request = SyncGroupRequest(
             group_id=self.group_id,
@@ -269,7 +276,7 @@ class GroupMember:
             )
         with self._lock:
             if (
-                self.state is not MemberState.SYNCING
+                self.state is not MembershipState.SYNCING
                 or self.generation != response.generation_id
                 or self._pending is not None
             ):
@@ -277,7 +284,7 @@ class GroupMember:
             if failure is None:
                 self._sync(response, shares)
             else:
-                self._apply(MemberEvent.COORDINATOR_LOST)
+                self._apply(MembershipEvent.COORDINATOR_LOST)
         self._wake()
 
     def _shares(self, response: JoinGroupResponse) -> list[SyncGroupRequestAssignment]:
@@ -299,12 +306,12 @@ class GroupMember:
             self._apply(event_of(code), code, "syncing with")
             return
         partitions = [TopicPartition(*partition) for partition in decode_assignment(response.assignment)]
-        self._apply(MemberEvent.SYNCED)
+        self._apply(MembershipEvent.SYNCED)
         self._backoff.reset()
         self._change = self._change._replace(assignment=partitions)
         if self._joins_again:
             self._joins_again = False
-            self._apply(MemberEvent.REBALANCE)
+            self._apply(MembershipEvent.REBALANCE)
         if self._heartbeat is None:
             self._heartbeat = HeartbeatThread(self, self._settings.heartbeat_interval_ms / 1000)
             self._heartbeat.start()
@@ -317,26 +324,26 @@ class GroupMember:
             if self._is_current(identity) and event in _MEMBERSHIP_EVENTS:
                 self._apply(event, code, "committing to")
 
-    def _apply(self, event: MemberEvent, code: ErrorCode | None = None, doing: str = "") -> None:
+    def _apply(self, event: MembershipEvent, code: ErrorCode | None = None, doing: str = "") -> None:
         self.state, effect = step(self.state, event)
-        if effect & MemberEffect.FORGET_GENERATION:
+        if effect & MembershipEffect.FORGET_GENERATION:
             self.generation = NO_GENERATION
-        if effect & MemberEffect.FORGET_MEMBER_ID:
+        if effect & MembershipEffect.FORGET_MEMBER_ID:
             self.member_id = ""
-        if effect & MemberEffect.LOSE_PARTITIONS:
+        if effect & MembershipEffect.LOSE_PARTITIONS:
             self._change = MembershipChange(lost=True, error=self._change.error)
-        if effect & MemberEffect.FIND_COORDINATOR:
+        if effect & MembershipEffect.FIND_COORDINATOR:
             self._cluster.forget(self._coordinator)
-        if effect & MemberEffect.BACK_OFF:
+        if effect & MembershipEffect.BACK_OFF:
             self.retry_at_s = self._clock() + self._backoff.next_s()
-        if effect & MemberEffect.RAISE and code is not None:
+        if effect & MembershipEffect.RAISE and code is not None:
             self._change = self._change._replace(error=error_of(code, f"{doing} group {self.group_id!r}"))
 
     # -- the heartbeat thread's part -----------------------------------------------------------------------------------
     def beat(self) -> None:
         """One heartbeat; its wait holds no lock."""
         with self._lock:
-            if self.generation == NO_GENERATION or self.state not in (MemberState.STABLE, MemberState.UNJOINED):
+            if self.generation == NO_GENERATION or self.state not in (MembershipState.STABLE, MembershipState.UNJOINED):
                 return
             identity = self._identity
             assert identity is not None
@@ -348,7 +355,7 @@ class GroupMember:
                     self.group_id,
                     self._settings.max_poll_interval_ms,
                 )
-                self._apply(MemberEvent.EXPELLED)
+                self._apply(MembershipEvent.EXPELLED)
         if is_too_slow:
             limit = Deadline(LEAVE_TIMEOUT_S)
             self._send_leave(identity.member_id, "max.poll.interval.ms passed without a poll", HEARTBEAT_LANE, limit)
@@ -379,14 +386,14 @@ class GroupMember:
         """Gives the place up, so that others need not wait for the session to end. Static members keep theirs."""
         limit = Deadline(min(deadline.remaining_s(), LEAVE_TIMEOUT_S))
         with self._lock:
-            if self.state is MemberState.LEFT:
+            if self.state is MembershipState.LEFT:
                 return
-            self.state, effect = step(self.state, MemberEvent.LEAVE)
+            self.state, effect = step(self.state, MembershipEvent.LEAVE)
             self._pending = None
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
             heartbeat.stop(timeout_s=min(1.0, limit.remaining_s()))
-        if effect & MemberEffect.SEND_LEAVE:
+        if effect & MembershipEffect.SEND_LEAVE:
             self._send_leave(self.member_id, reason, LEAVE_LANE, limit)
 
     def _send_leave(self, member_id: str, reason: str, lane: str, deadline: Deadline) -> None:

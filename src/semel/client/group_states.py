@@ -15,7 +15,7 @@ from enum import Enum, Flag, auto
 from semel.protocol.errors import ErrorCode
 
 
-class MemberState(Enum):
+class MembershipState(Enum):
     UNJOINED = "unjoined"  # not in the current generation; must send JoinGroup
     JOINING = "joining"  # JoinGroup is on its way; the broker waits for all members
     SYNCING = "syncing"  # in the generation, waiting for the assignment
@@ -24,7 +24,7 @@ class MemberState(Enum):
     LEFT = "left"  # closed
 
 
-class MemberEvent(Enum):
+class MembershipEvent(Enum):
     JOIN_SENT = "join sent"
     MEMBER_ID_GIVEN = "member id given"  # the broker wants the first JoinGroup again with the id that it gave
     JOINED = "joined"
@@ -39,7 +39,7 @@ class MemberEvent(Enum):
     LEAVE = "leave"
 
 
-class MemberEffect(Flag):
+class MembershipEffect(Flag):
     NOTHING = 0
     ADOPT_MEMBER_ID = auto()
     ADOPT_ASSIGNMENT = auto()
@@ -52,59 +52,65 @@ class MemberEffect(Flag):
     SEND_LEAVE = auto()
 
 
-_FORGET = MemberEffect.FORGET_GENERATION | MemberEffect.FORGET_MEMBER_ID | MemberEffect.LOSE_PARTITIONS
-_STALE = MemberEffect.FORGET_GENERATION | MemberEffect.LOSE_PARTITIONS
-_SEARCH = MemberEffect.FIND_COORDINATOR | MemberEffect.BACK_OFF
+_FORGET = MembershipEffect.FORGET_GENERATION | MembershipEffect.FORGET_MEMBER_ID | MembershipEffect.LOSE_PARTITIONS
+_STALE = MembershipEffect.FORGET_GENERATION | MembershipEffect.LOSE_PARTITIONS
+_SEARCH = MembershipEffect.FIND_COORDINATOR | MembershipEffect.BACK_OFF
 
-TRANSITIONS: dict[tuple[MemberState, MemberEvent], tuple[MemberState, MemberEffect]] = {
-    (MemberState.UNJOINED, MemberEvent.JOIN_SENT): (MemberState.JOINING, MemberEffect.NOTHING),
-    (MemberState.UNJOINED, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
-    (MemberState.UNJOINED, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
-    (MemberState.UNJOINED, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
-    (MemberState.UNJOINED, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
-    (MemberState.UNJOINED, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
-    (MemberState.UNJOINED, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
-    (MemberState.JOINING, MemberEvent.JOINED): (MemberState.SYNCING, MemberEffect.ADOPT_MEMBER_ID),
-    (MemberState.JOINING, MemberEvent.MEMBER_ID_GIVEN): (MemberState.UNJOINED, MemberEffect.ADOPT_MEMBER_ID),
-    (MemberState.JOINING, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
-    (MemberState.JOINING, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
-    (MemberState.JOINING, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
-    (MemberState.JOINING, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
-    (MemberState.JOINING, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
-    (MemberState.JOINING, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
-    (MemberState.SYNCING, MemberEvent.SYNCED): (MemberState.STABLE, MemberEffect.ADOPT_ASSIGNMENT),
-    (MemberState.SYNCING, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
-    (MemberState.SYNCING, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
-    (MemberState.SYNCING, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
-    (MemberState.SYNCING, MemberEvent.COORDINATOR_LOST): (MemberState.UNJOINED, _SEARCH),
-    (MemberState.SYNCING, MemberEvent.BUSY): (MemberState.UNJOINED, MemberEffect.BACK_OFF),
-    (MemberState.SYNCING, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
-    (MemberState.STABLE, MemberEvent.REBALANCE): (MemberState.UNJOINED, MemberEffect.NOTHING),
-    (MemberState.STABLE, MemberEvent.STALE): (MemberState.UNJOINED, _STALE),
-    (MemberState.STABLE, MemberEvent.EXPELLED): (MemberState.UNJOINED, _FORGET),
+TRANSITIONS: dict[tuple[MembershipState, MembershipEvent], tuple[MembershipState, MembershipEffect]] = {
+    (MembershipState.UNJOINED, MembershipEvent.JOIN_SENT): (MembershipState.JOINING, MembershipEffect.NOTHING),
+    (MembershipState.UNJOINED, MembershipEvent.REBALANCE): (MembershipState.UNJOINED, MembershipEffect.NOTHING),
+    (MembershipState.UNJOINED, MembershipEvent.STALE): (MembershipState.UNJOINED, _STALE),
+    (MembershipState.UNJOINED, MembershipEvent.EXPELLED): (MembershipState.UNJOINED, _FORGET),
+    (MembershipState.UNJOINED, MembershipEvent.COORDINATOR_LOST): (MembershipState.UNJOINED, _SEARCH),
+    (MembershipState.UNJOINED, MembershipEvent.BUSY): (MembershipState.UNJOINED, MembershipEffect.BACK_OFF),
+    (MembershipState.UNJOINED, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.SEND_LEAVE),
+    (MembershipState.JOINING, MembershipEvent.JOINED): (MembershipState.SYNCING, MembershipEffect.ADOPT_MEMBER_ID),
+    (MembershipState.JOINING, MembershipEvent.MEMBER_ID_GIVEN): (
+        MembershipState.UNJOINED,
+        MembershipEffect.ADOPT_MEMBER_ID,
+    ),
+    (MembershipState.JOINING, MembershipEvent.REBALANCE): (MembershipState.UNJOINED, MembershipEffect.NOTHING),
+    (MembershipState.JOINING, MembershipEvent.STALE): (MembershipState.UNJOINED, _STALE),
+    (MembershipState.JOINING, MembershipEvent.EXPELLED): (MembershipState.UNJOINED, _FORGET),
+    (MembershipState.JOINING, MembershipEvent.COORDINATOR_LOST): (MembershipState.UNJOINED, _SEARCH),
+    (MembershipState.JOINING, MembershipEvent.BUSY): (MembershipState.UNJOINED, MembershipEffect.BACK_OFF),
+    (MembershipState.JOINING, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.SEND_LEAVE),
+    (MembershipState.SYNCING, MembershipEvent.SYNCED): (MembershipState.STABLE, MembershipEffect.ADOPT_ASSIGNMENT),
+    (MembershipState.SYNCING, MembershipEvent.REBALANCE): (MembershipState.UNJOINED, MembershipEffect.NOTHING),
+    (MembershipState.SYNCING, MembershipEvent.STALE): (MembershipState.UNJOINED, _STALE),
+    (MembershipState.SYNCING, MembershipEvent.EXPELLED): (MembershipState.UNJOINED, _FORGET),
+    (MembershipState.SYNCING, MembershipEvent.COORDINATOR_LOST): (MembershipState.UNJOINED, _SEARCH),
+    (MembershipState.SYNCING, MembershipEvent.BUSY): (MembershipState.UNJOINED, MembershipEffect.BACK_OFF),
+    (MembershipState.SYNCING, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.SEND_LEAVE),
+    (MembershipState.STABLE, MembershipEvent.REBALANCE): (MembershipState.UNJOINED, MembershipEffect.NOTHING),
+    (MembershipState.STABLE, MembershipEvent.STALE): (MembershipState.UNJOINED, _STALE),
+    (MembershipState.STABLE, MembershipEvent.EXPELLED): (MembershipState.UNJOINED, _FORGET),
     # The session outlives a lost connection: the member is still one if it finds the coordinator in time.
-    (MemberState.STABLE, MemberEvent.COORDINATOR_LOST): (MemberState.STABLE, MemberEffect.FIND_COORDINATOR),
-    (MemberState.STABLE, MemberEvent.BUSY): (MemberState.STABLE, MemberEffect.BACK_OFF),
-    (MemberState.STABLE, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.SEND_LEAVE),
-    (MemberState.FENCED, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.NOTHING),
-    (MemberState.LEFT, MemberEvent.LEAVE): (MemberState.LEFT, MemberEffect.NOTHING),
+    (MembershipState.STABLE, MembershipEvent.COORDINATOR_LOST): (
+        MembershipState.STABLE,
+        MembershipEffect.FIND_COORDINATOR,
+    ),
+    (MembershipState.STABLE, MembershipEvent.BUSY): (MembershipState.STABLE, MembershipEffect.BACK_OFF),
+    (MembershipState.STABLE, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.SEND_LEAVE),
+    (MembershipState.FENCED, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.NOTHING),
+    (MembershipState.LEFT, MembershipEvent.LEAVE): (MembershipState.LEFT, MembershipEffect.NOTHING),
 }
-for _state in (MemberState.UNJOINED, MemberState.JOINING, MemberState.SYNCING, MemberState.STABLE):
-    TRANSITIONS[_state, MemberEvent.TAKEN_OVER] = (
-        MemberState.FENCED,
-        MemberEffect.LOSE_PARTITIONS | MemberEffect.RAISE,
+for _state in (MembershipState.UNJOINED, MembershipState.JOINING, MembershipState.SYNCING, MembershipState.STABLE):
+    TRANSITIONS[_state, MembershipEvent.TAKEN_OVER] = (
+        MembershipState.FENCED,
+        MembershipEffect.LOSE_PARTITIONS | MembershipEffect.RAISE,
     )
-    TRANSITIONS[_state, MemberEvent.REFUSED] = (MemberState.UNJOINED, MemberEffect.RAISE)
+    TRANSITIONS[_state, MembershipEvent.REFUSED] = (MembershipState.UNJOINED, MembershipEffect.RAISE)
 
-_EVENT_OF_ERROR: dict[ErrorCode, MemberEvent] = {
-    ErrorCode.MEMBER_ID_REQUIRED: MemberEvent.MEMBER_ID_GIVEN,
-    ErrorCode.REBALANCE_IN_PROGRESS: MemberEvent.REBALANCE,
-    ErrorCode.ILLEGAL_GENERATION: MemberEvent.STALE,
-    ErrorCode.UNKNOWN_MEMBER_ID: MemberEvent.EXPELLED,
-    ErrorCode.NOT_COORDINATOR: MemberEvent.COORDINATOR_LOST,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE: MemberEvent.COORDINATOR_LOST,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: MemberEvent.BUSY,
-    ErrorCode.FENCED_INSTANCE_ID: MemberEvent.TAKEN_OVER,
+_EVENT_OF_ERROR: dict[ErrorCode, MembershipEvent] = {
+    ErrorCode.MEMBER_ID_REQUIRED: MembershipEvent.MEMBER_ID_GIVEN,
+    ErrorCode.REBALANCE_IN_PROGRESS: MembershipEvent.REBALANCE,
+    ErrorCode.ILLEGAL_GENERATION: MembershipEvent.STALE,
+    ErrorCode.UNKNOWN_MEMBER_ID: MembershipEvent.EXPELLED,
+    ErrorCode.NOT_COORDINATOR: MembershipEvent.COORDINATOR_LOST,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: MembershipEvent.COORDINATOR_LOST,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: MembershipEvent.BUSY,
+    ErrorCode.FENCED_INSTANCE_ID: MembershipEvent.TAKEN_OVER,
 }
 
 
@@ -112,7 +118,7 @@ class IllegalTransition(AssertionError):
     """An event that this state cannot have: a bug, not a condition."""
 
 
-def step(state: MemberState, event: MemberEvent) -> tuple[MemberState, MemberEffect]:
+def step(state: MembershipState, event: MembershipEvent) -> tuple[MembershipState, MembershipEffect]:
     """The next state, and what the member must do on the way there."""
     try:
         return TRANSITIONS[state, event]
@@ -120,8 +126,8 @@ def step(state: MemberState, event: MemberEvent) -> tuple[MemberState, MemberEff
         raise IllegalTransition(f"a group member that is {state.value} cannot have the event {event.value!r}") from None
 
 
-def event_of(code: ErrorCode) -> MemberEvent:
+def event_of(code: ErrorCode) -> MembershipEvent:
     """What an error from the coordinator means to a member. Other retriable errors are retried after a back-off."""
     if code in _EVENT_OF_ERROR:
         return _EVENT_OF_ERROR[code]
-    return MemberEvent.BUSY if code.retriable else MemberEvent.REFUSED
+    return MembershipEvent.BUSY if code.retriable else MembershipEvent.REFUSED

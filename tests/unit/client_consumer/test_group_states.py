@@ -7,18 +7,18 @@ import pytest
 from semel.client.group_states import (
     TRANSITIONS,
     IllegalTransition,
-    MemberEffect,
-    MemberEvent,
-    MemberState,
+    MembershipEffect,
+    MembershipEvent,
+    MembershipState,
     event_of,
     step,
 )
 from semel.protocol.errors import ErrorCode
 
-ACTIVE = (MemberState.UNJOINED, MemberState.JOINING, MemberState.SYNCING, MemberState.STABLE)
+ACTIVE = (MembershipState.UNJOINED, MembershipState.JOINING, MembershipState.SYNCING, MembershipState.STABLE)
 
 
-def walk(*events: MemberEvent, start: MemberState = MemberState.UNJOINED) -> MemberState:
+def walk(*events: MembershipEvent, start: MembershipState = MembershipState.UNJOINED) -> MembershipState:
     state = start
     for event in events:
         state, _ = step(state, event)
@@ -26,61 +26,61 @@ def walk(*events: MemberEvent, start: MemberState = MemberState.UNJOINED) -> Mem
 
 
 def test_member_joins_syncs_and_is_stable():
-    assert walk(MemberEvent.JOIN_SENT, MemberEvent.JOINED, MemberEvent.SYNCED) is MemberState.STABLE
+    assert walk(MembershipEvent.JOIN_SENT, MembershipEvent.JOINED, MembershipEvent.SYNCED) is MembershipState.STABLE
 
 
 def test_first_join_is_sent_again_with_the_given_id():
-    state, effect = step(MemberState.JOINING, MemberEvent.MEMBER_ID_GIVEN)
-    assert state is MemberState.UNJOINED
-    assert effect is MemberEffect.ADOPT_MEMBER_ID
+    state, effect = step(MembershipState.JOINING, MembershipEvent.MEMBER_ID_GIVEN)
+    assert state is MembershipState.UNJOINED
+    assert effect is MembershipEffect.ADOPT_MEMBER_ID
 
 
 @pytest.mark.parametrize("state", ACTIVE)
 def test_expelled_member_loses_its_partitions_and_its_name(state):
-    after, effect = step(state, MemberEvent.EXPELLED)
-    assert after is MemberState.UNJOINED
-    assert effect & MemberEffect.LOSE_PARTITIONS
-    assert effect & MemberEffect.FORGET_MEMBER_ID
+    after, effect = step(state, MembershipEvent.EXPELLED)
+    assert after is MembershipState.UNJOINED
+    assert effect & MembershipEffect.LOSE_PARTITIONS
+    assert effect & MembershipEffect.FORGET_MEMBER_ID
 
 
 @pytest.mark.parametrize("state", ACTIVE)
 def test_member_of_an_old_generation_loses_its_partitions_but_keeps_its_name(state):
-    _, effect = step(state, MemberEvent.STALE)
-    assert effect & MemberEffect.LOSE_PARTITIONS
-    assert not effect & MemberEffect.FORGET_MEMBER_ID
+    _, effect = step(state, MembershipEvent.STALE)
+    assert effect & MembershipEffect.LOSE_PARTITIONS
+    assert not effect & MembershipEffect.FORGET_MEMBER_ID
 
 
 def test_rebalance_lets_a_member_give_its_partitions_back_in_order():
-    state, effect = step(MemberState.STABLE, MemberEvent.REBALANCE)
-    assert state is MemberState.UNJOINED
-    assert not effect & MemberEffect.LOSE_PARTITIONS
+    state, effect = step(MembershipState.STABLE, MembershipEvent.REBALANCE)
+    assert state is MembershipState.UNJOINED
+    assert not effect & MembershipEffect.LOSE_PARTITIONS
 
 
 def test_lost_connection_does_not_end_a_stable_membership():
-    state, effect = step(MemberState.STABLE, MemberEvent.COORDINATOR_LOST)
-    assert state is MemberState.STABLE
-    assert effect is MemberEffect.FIND_COORDINATOR
+    state, effect = step(MembershipState.STABLE, MembershipEvent.COORDINATOR_LOST)
+    assert state is MembershipState.STABLE
+    assert effect is MembershipEffect.FIND_COORDINATOR
 
 
 @pytest.mark.parametrize("state", ACTIVE)
 def test_fenced_member_never_comes_back(state):
-    after, effect = step(state, MemberEvent.TAKEN_OVER)
-    assert after is MemberState.FENCED
-    assert effect & MemberEffect.RAISE
-    for event in MemberEvent:
-        if event is not MemberEvent.LEAVE:
+    after, effect = step(state, MembershipEvent.TAKEN_OVER)
+    assert after is MembershipState.FENCED
+    assert effect & MembershipEffect.RAISE
+    for event in MembershipEvent:
+        if event is not MembershipEvent.LEAVE:
             with pytest.raises(IllegalTransition):
-                step(MemberState.FENCED, event)
-    assert step(MemberState.FENCED, MemberEvent.LEAVE) == (MemberState.LEFT, MemberEffect.NOTHING)
+                step(MembershipState.FENCED, event)
+    assert step(MembershipState.FENCED, MembershipEvent.LEAVE) == (MembershipState.LEFT, MembershipEffect.NOTHING)
 
 
-@pytest.mark.parametrize("state", MemberState)
+@pytest.mark.parametrize("state", MembershipState)
 def test_every_state_can_be_left(state):
-    assert step(state, MemberEvent.LEAVE)[0] is MemberState.LEFT
+    assert step(state, MembershipEvent.LEAVE)[0] is MembershipState.LEFT
 
 
-@pytest.mark.parametrize("state", MemberState)
-@pytest.mark.parametrize("event", MemberEvent)
+@pytest.mark.parametrize("state", MembershipState)
+@pytest.mark.parametrize("event", MembershipEvent)
 def test_whatever_is_not_in_the_table_is_refused_by_name(state, event):
     if (state, event) in TRANSITIONS:
         assert step(state, event) == TRANSITIONS[state, event]
@@ -93,13 +93,13 @@ def test_whatever_is_not_in_the_table_is_refused_by_name(state, event):
 @pytest.mark.parametrize("code", [code for code in ErrorCode if code is not ErrorCode.NONE])
 def test_any_error_of_the_coordinator_has_an_answer_where_it_can_come(state, code):
     event = event_of(code)
-    if event is MemberEvent.MEMBER_ID_GIVEN and state is not MemberState.JOINING:
+    if event is MembershipEvent.MEMBER_ID_GIVEN and state is not MembershipState.JOINING:
         return  # only JoinGroup answers that
     step(state, event)
 
 
 def test_errors_that_waiting_cures_are_not_raised():
-    assert event_of(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) is MemberEvent.BUSY
-    assert event_of(ErrorCode.REQUEST_TIMED_OUT) is MemberEvent.BUSY
-    assert event_of(ErrorCode.GROUP_AUTHORIZATION_FAILED) is MemberEvent.REFUSED
-    assert event_of(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) is MemberEvent.REFUSED
+    assert event_of(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) is MembershipEvent.BUSY
+    assert event_of(ErrorCode.REQUEST_TIMED_OUT) is MembershipEvent.BUSY
+    assert event_of(ErrorCode.GROUP_AUTHORIZATION_FAILED) is MembershipEvent.REFUSED
+    assert event_of(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) is MembershipEvent.REFUSED

@@ -304,7 +304,7 @@ DELETE_GROUPS = Api(42, DeleteGroupsRequest, DeleteGroupsResponse, "0-2", flexib
 # What consumers hand each other inside JoinGroup and SyncGroup: subscriptions and assignments.
 
 
-class TopicPartition(Struct):
+class ConsumerProtocolTopic(Struct):
     topic: str = ""
     partitions: list[int32] = []
 
@@ -314,7 +314,7 @@ class ConsumerProtocolSubscription(Struct):
 
     topics: list[str] = []
     user_data: bytes | None = None
-    owned_partitions: Annotated[list[TopicPartition], versions("1+"), ignorable] = []
+    owned_partitions: Annotated[list[ConsumerProtocolTopic], versions("1+"), ignorable] = []
     generation_id: Annotated[int32, versions("2+"), ignorable] = -1
     rack_id: Annotated[str | None, versions("3+"), ignorable] = None
 
@@ -322,7 +322,7 @@ class ConsumerProtocolSubscription(Struct):
 class ConsumerProtocolAssignment(Struct):
     """What a member is given."""
 
-    assigned_partitions: list[TopicPartition] = []
+    assigned_partitions: list[ConsumerProtocolTopic] = []
     user_data: bytes | None = None
 
 
