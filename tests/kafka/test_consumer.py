@@ -257,10 +257,10 @@ def test_position_outside_the_log_follows_the_reset_policy(cluster: Cluster, sin
         assert len(read(consumer, 6)) == 6
 
 
-def test_no_position_and_no_policy_is_an_error(cluster: Cluster, single: str) -> None:
+def test_no_committed_offset_and_no_policy_is_an_error(cluster: Cluster, single: str) -> None:
     with consumer_for(cluster, auto_offset_reset="none", group_id=cluster.unique("g")) as consumer:
         consumer.assign([(single, 0)])
-        with pytest.raises(NoOffsetError, match="no position"):
+        with pytest.raises(NoOffsetError, match="no committed offset"):
             consumer.poll(5000)
 
 

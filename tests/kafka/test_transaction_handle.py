@@ -110,10 +110,16 @@ def test_processes_write_into_one_transaction_and_of_two_attempts_one_wins(
     assert committed_offset(cluster.bootstrap, owner.settings.transactional_id or "", topic) == 3
 
 
-def test_an_attempt_that_comes_late_learns_whose_the_partition_is(topic: str, owner: TransactionOwner) -> None:
-    """A broker remembers five batches of a producer: after more it refuses an opening and does not name the owner."""
+@pytest.mark.parametrize("is_refused_while_sending", [False, True], ids=["refused later", "refused while sending"])
+def test_an_attempt_that_comes_late_learns_whose_the_partition_is(
+    topic: str, owner: TransactionOwner, monkeypatch: pytest.MonkeyPatch, is_refused_while_sending: bool
+) -> None:
+    """A broker keeps five batches of a producer: after more it refuses an opening and does not name the owner."""
     handle = owner.begin(places(topic))
     with handle.writer() as first, handle.writer() as late:
+        if is_refused_while_sending:  # the response is there before the writer begins to wait for it
+            step = late._sender.step
+            monkeypatch.setattr(late._sender, "step", lambda *_: [step(5) for _ in range(2)])
         assert first.open(topic, 0, rows("a", 1), mark=77).is_owner
         for number in range(6):
             first.write(topic, 0, rows(f"b{number}", 1))

@@ -129,8 +129,8 @@ class PartitionWriter:
         if len(batches) != 1:
             raise FatalError(f"an opening has the rows of one batch, this one of {len(batches)}; give fewer rows")
         self._batches[place] = []
-        self._add(place, batches)
         try:
+            self._add(place, batches)  # a fast broker may refuse it here already
             self.flush(deadline.remaining_s())
         except KafkaError as error:
             if error.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:  # another attempt has written more than an opening
