@@ -37,7 +37,7 @@ from benchmarks.contestants import (
     write_to_all,
 )
 from benchmarks.harness import Better, Report, compare, interleave, median, spread
-from semel.local.semel_broker import SemelBroker
+from semel.local.brokers import SemelBroker
 
 SIZES = {"100 B": 100, "1 KB": 1_000}
 RECORDS_MAX = 1_500_000  # through a client in one run

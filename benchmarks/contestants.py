@@ -12,7 +12,7 @@ from typing import Literal
 
 from benchmarks.peers.apache_kafka import VERSION, ApacheKafka
 from benchmarks.peers.raw_client import RawClient
-from semel.local.semel_broker import SemelBroker
+from semel.local.brokers import SemelBroker
 
 KAFKA = f"Apache Kafka {VERSION}"
 PARTITIONS = 4

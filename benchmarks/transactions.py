@@ -20,7 +20,7 @@ from benchmarks.harness import Report, compare
 from benchmarks.peers.apache_kafka import ApacheKafka, tool_command
 from benchmarks.peers.raw_client import RawClient, patiently
 from benchmarks.transaction_frames import TransactionFrames
-from semel.local.semel_broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.transactions import InitProducerIdRequest, InitProducerIdResponse

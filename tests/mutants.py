@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from semel.prove.plan import FIRST_GENERATION
+from semel.prove.command import FIRST_GENERATION
 from semel.prove.schedule import BROKER, Fault, Round, Scene, Schedule
 
 

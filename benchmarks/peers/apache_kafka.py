@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from semel.local.node import Node
+from semel.local.brokers import Node
 from semel.local.processes import Process
 
 VERSION = "4.3.1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from semel.local.brokers import semel_command
 from semel.local.processes import Process
-from semel.local.semel_broker import semel_command
 from tests.support.waiting import PATIENCE_S
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.demo.gate import Gate
-from semel.demo.plan import EXACTLY_ONCE, FAULTS, GUARANTEES
+from semel.demo.program import EXACTLY_ONCE, FAULTS, GUARANTEES, Gate
 from semel.prove.injection import SINK_POINTS
 from tests.support.waiting import PATIENCE_S
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from semel.demo.plan import FAULTS, GUARANTEES
 from semel.demo.play import Moment, Story
-from semel.demo.report.page import Facts, page
-from semel.demo.report.picture import picture
-from semel.demo.report.svg import Scale
+from semel.demo.program import FAULTS, GUARANTEES
+from semel.demo.report.charts import Scale
+from semel.demo.report.page import Facts, page, picture
 from semel.demo.workloads import WORKLOADS, Outcome, Part
 
 START_S = 1_700_000_000.0

@@ -13,7 +13,7 @@ import pytest
 
 from semel.audit import audit
 from semel.broker.embedded import Broker
-from semel.demo.plan import FAULTS, GUARANTEES
+from semel.demo.program import FAULTS, GUARANTEES
 from semel.prove.checker import read
 from tests.support.demo import run_demo
 

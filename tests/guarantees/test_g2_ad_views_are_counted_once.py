@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from semel.broker.embedded import Broker
-from semel.demo.plan import FAULTS
+from semel.demo.program import FAULTS
 from semel.prove.checker import read
 from tests.support.demo import run_demo
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.spark_contestants import Job, SparkProgram, run_job, semel_fast, semel_frame
 from benchmarks.spark_topics import filled
-from semel.local.semel_broker import SemelBroker
+from semel.local.brokers import SemelBroker
 
 MB = 1_000_000
 BOUND_BYTES = 256 * MB

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.peers.apache_kafka import ApacheKafka
-from semel.local.semel_broker import SEMEL, SemelBroker, semel_command
+from semel.local.brokers import SEMEL, SemelBroker, semel_command
 from semel.prove.injection import Injection, Patch, command
 
 __all__ = ["SEMEL", "Cluster", "SemelBroker", "faulty_semel", "semel_command"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semel.demo.run import missing_for_spark
+from semel.local.brokers import semel_command
 from semel.local.processes import Process
-from semel.local.semel_broker import semel_command
 from tests.support.missing import skip_loudly
 
 

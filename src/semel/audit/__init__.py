@@ -9,9 +9,7 @@ overlaps, and counts the records that are really there. It shares no code with w
 confluent-kafka, ledger entries by their documented JSON; import-linter keeps it so.
 """
 
-from semel.audit.entries import Entry, Written
-from semel.audit.findings import Finding, Kind
-from semel.audit.looking import Audit, audit
-from semel.audit.topics import CannotLookError
+from semel.audit.findings import Entry, Finding, Kind, Written
+from semel.audit.looking import Audit, CannotLookError, audit
 
 __all__ = ["Audit", "CannotLookError", "Entry", "Finding", "Kind", "Written", "audit"]

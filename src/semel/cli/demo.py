@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from semel.demo.plan import Fault
+    from semel.demo.program import Fault
 
 HELP = """Runs a pipeline on this machine three times side by side, at most once, at least once and exactly once, and
 kills it (kill -9) while it commits: the Spark driver twice, the broker once. An independent client counts what came
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _faults(names: str) -> tuple[Fault, ...]:
     from semel.cli.errors import UsageError
-    from semel.demo.plan import FAULTS
+    from semel.demo.program import FAULTS
 
     known = {fault.name: fault for fault in FAULTS}
     wanted = [name.strip() for name in names.split(",") if name.strip()]

@@ -4,10 +4,9 @@ One Spark program runs the same query three times on the same input: at most onc
 killed (kill -9) while all three are in the middle of a commit, and so is the broker. What came out is then counted by
 an independent client.
 
-    play.py       what happens, in order
-    plan.py       the faults, and the point at which each guarantee is hit
-    stage.py      the broker, the program and the producer as processes and threads
-    driver.py     the Spark program; loop_driver.py the one for machines without Java; gate.py holds them at a point
+    play.py       the broker, the producer and the program; what happens, in order; the count
+    program.py    the faults, the point at which each guarantee is hit, and the gate that holds the pipelines there
+    driver.py     the Spark program; loop_driver.py the one for machines without Java
     workloads/    what goes in, and what must come out
     screen.py     live progress; tables.py the result; report/ the page
 """

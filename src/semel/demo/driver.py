@@ -15,9 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from semel.demo.gate import Gate
-from semel.demo.plan import GUARANTEES, RETURNED
-from semel.demo.telling import play, tell
+from semel.demo.program import GUARANTEES, RETURNED, Gate, play, tell
 from semel.demo.workloads import WORKLOADS, Topics
 
 RESTARTS_BORNE = 20

@@ -15,9 +15,7 @@ from typing import Any
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.consumer_types import ConsumerRecord
-from semel.demo.gate import Gate
-from semel.demo.plan import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY
-from semel.demo.telling import play, tell
+from semel.demo.program import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY, Gate, play, tell
 from semel.demo.workloads import WORKLOADS, Topics, Workload
 from semel.patterns.process import Output, Processor, Stats
 

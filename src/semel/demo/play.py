@@ -1,15 +1,254 @@
-"""What happens in a demo, in order."""
+"""What a demo starts (broker, producer, program), what happens in it, in order, and what is counted at its end."""
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from semel.demo.plan import FAULTS, GUARANTEES, Fault
+from semel.broker.embedded import Broker
+from semel.client.admin import Admin, NewTopic
+from semel.client.errors import KafkaError
+from semel.client.producer import Producer
+from semel.demo.program import FAULTS, GUARANTEES, Fault
 from semel.demo.screen import Screen
-from semel.demo.stage import Stage
-from semel.demo.workloads import Outcome, Topics
+from semel.demo.workloads import Event, Outcome, Record, Topics, Workload
+from semel.local.processes import Process
+
+PER_TRANSACTION = 20
+ABORTED = 0.08  # share of transactions that the producer takes back
+BACKOFF_S = 0.2
+
+
+class Feeder(threading.Thread):
+    """Runs until `finish`. An id is never sent twice: what became of a failed transaction need not be known."""
+
+    def __init__(self, brokers: str, topic: str, workload: Workload, seed: int, per_s: float) -> None:
+        super().__init__(name="feeder", daemon=True)
+        self._options = {
+            "bootstrap_servers": brokers,
+            "transactional_id": f"{topic}.producer",
+            "transaction_timeout_ms": 10_000,
+            "linger_ms": 0,
+        }
+        self._topic = topic
+        self._workload = workload
+        self._rng = random.Random(seed)
+        self._per_s = per_s
+        self._started_ms = int(time.time()) * 1000
+        self._events: Iterator[Event] = workload.events(random.Random(seed + 1), self._started_ms, per_s)
+        self._produced = 0
+        self._ending = threading.Event()
+        self.committed = self.aborted = self.failed = 0  # records
+        self.error: BaseException | None = None
+
+    def finish(self, timeout_s: float = 30.0) -> None:
+        """Sends what closes the input and returns when it is committed."""
+        self._ending.set()
+        self.join(timeout_s)
+        if self.is_alive():
+            raise TimeoutError(f"the producer did not finish within {timeout_s} s")
+
+    def run(self) -> None:
+        try:
+            while not self._with_one_producer():
+                time.sleep(BACKOFF_S)
+        except BaseException as error:
+            self.error = error
+
+    def _with_one_producer(self) -> bool:
+        """Until it is told to stop (True), or the producer is of no more use."""
+        with Producer(self._options) as producer:
+            try:
+                producer.init_transactions()
+                while not self._ending.wait(self._due_in_s()):
+                    self._transaction(producer, list(islice(self._events, PER_TRANSACTION)))
+                self._close(producer)
+            except KafkaError:
+                return False
+        return True
+
+    def _due_in_s(self) -> float:
+        due_ms = self._started_ms + (self._produced + PER_TRANSACTION) * 1000 / self._per_s
+        return max(0.001, min(1.0, due_ms / 1000 - time.time()))
+
+    def _close(self, producer: Producer) -> None:
+        closing = self._workload.closing(self._started_ms, self._produced, self._per_s)
+        if closing:
+            self._transaction(producer, closing, may_abort=False)
+
+    def _transaction(self, producer: Producer, events: list[Event], may_abort: bool = True) -> None:
+        self._produced += len(events)
+        aborts = may_abort and self._rng.random() < ABORTED
+        try:
+            producer.begin_transaction()
+            for event in events:
+                producer.send(self._topic, event.value, event.key)
+            producer.abort_transaction() if aborts else producer.commit_transaction()
+        except KafkaError:
+            self.failed += len(events)
+            raise
+        if aborts:
+            self.aborted += len(events)
+        else:
+            self.committed += len(events)
+
+
+# --- the broker, the producer and the program under test as processes and threads ---
+
+
+POLL_S = 0.05
+DRIVERS = {"spark": "semel.demo.driver", "process": "semel.demo.loop_driver"}
+
+
+class StageError(Exception):
+    """The demo could not go on; the message says why."""
+
+
+class Stage:
+    """Everything that a demo starts. Use it as a context manager."""
+
+    def __init__(self, workload: Workload, engine: str, seed: int, per_s: float, *, keep: bool = False) -> None:
+        self.workload = workload
+        self.engine = engine
+        self.prefix = f"demo-{workload.name}"
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))
+        self._keep = keep
+        self.broker = Broker(self.folder / "broker", settings={"group.initial.rebalance.delay.ms": 0})
+        self._seed, self._per_s = seed, per_s
+        self.feeder: Feeder | None = None
+        self.driver: Process | None = None
+        self._read_lines = 0
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes; the folder goes, unless it is to be kept."""
+        if self.driver is not None:
+            self.driver.kill()
+        self.broker.stop()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- the broker and the producer ---
+
+    def start_broker(self) -> None:
+        self.broker.start()
+
+    def create_topics(self) -> None:
+        wanted = {name: count for g in GUARANTEES for name, count in Topics.of(self.prefix, g).partitions().items()}
+        with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
+            admin.create_topics([NewTopic(name, count) for name, count in wanted.items()])
+
+    def start_feeder(self) -> Feeder:
+        source = Topics.of(self.prefix, GUARANTEES[0]).source
+        self.feeder = Feeder(self.broker.bootstrap, source, self.workload, self._seed, self._per_s)
+        self.feeder.start()
+        return self.feeder
+
+    # --- the program ---
+
+    def start_driver(self) -> None:
+        job = {
+            "brokers": self.broker.bootstrap,
+            "workload": self.workload.name,
+            "prefix": self.prefix,
+            "folder": str(self.folder / "checkpoints"),
+        }
+        command = [sys.executable, "-m", DRIVERS[self.engine], json.dumps(job)]
+        self.driver = Process(command, stdin=True, cwd=self.folder)
+        self._read_lines = 0
+
+    def command(self, *words: object) -> None:
+        assert self.driver is not None
+        self.driver.write(" ".join(map(str, words)) + "\n")
+
+    def kill_driver(self) -> None:
+        """kill -9 of the program and its JVM."""
+        assert self.driver is not None
+        self.driver.kill()
+
+    def events(self, timeout_s: float) -> Iterator[dict[str, Any] | None]:
+        """What the program says, as it says it; None now and then, so that the caller can look at the clock."""
+        assert self.driver is not None
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            running = self.driver.running
+            if not running:
+                self.driver.wait()  # until its last words are here
+            lines = self.driver.lines(self._read_lines)
+            self._read_lines += len(lines)
+            for line in lines:
+                if line.startswith('{"event"'):
+                    yield json.loads(line)
+            if not lines:
+                if not running:
+                    raise StageError(f"the program ended by itself:\n{self._last_words()}")
+                yield None
+                time.sleep(POLL_S)
+        raise StageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        assert self.driver is not None
+        return "\n".join(self.driver.output.splitlines()[-30:])
+
+
+# --- reading for the count: through confluent-kafka where it is installed, else through semel's own consumer ---
+
+
+class _Own(NamedTuple):
+    timestamp_ms: int
+    value: bytes | None
+
+
+def reader_name() -> str:
+    """Who counts."""
+    if find_spec("confluent_kafka") is None:
+        return "semel's own consumer (an independent one needs `pip install semel[prove]`)"
+    import confluent_kafka
+
+    return f"confluent-kafka {confluent_kafka.__version__}"
+
+
+def read(brokers: str, topic: str) -> Sequence[Record]:
+    """Every committed record."""
+    if find_spec("confluent_kafka") is None:
+        return _read_own(brokers, topic)
+    from semel.prove.checker import read as read_independently
+
+    return read_independently(brokers, [topic])
+
+
+def _read_own(brokers: str, topic: str) -> Sequence[Record]:
+    from semel.client.consumer import Consumer
+    from semel.client.consumer_types import TopicPartition
+
+    with Consumer(bootstrap_servers=brokers, isolation_level="read_committed") as consumer:
+        places = [TopicPartition(topic, number) for number in consumer.partitions_for(topic)]
+        consumer.assign(places)
+        consumer.seek_to_beginning(*places)
+        ends = consumer.end_offsets(places)
+        found: list[Record] = []
+        while any(consumer.position(place) < ends[place] for place in places):
+            found += [_Own(record.timestamp, record.value) for record in consumer.poll(timeout_ms=500)]
+        return found
+
+
+# --- what happens, in order ---
+
 
 START_TIMEOUT_S = 120.0
 GET_ON_TIMEOUT_S = 120.0
@@ -145,8 +384,6 @@ class Play:
 
 def judge(stage: Stage) -> list[Outcome]:
     """Reads all topics through the independent client and counts."""
-    from semel.demo.reading import read
-
     outcomes = []
     for guarantee in GUARANTEES:
         topics = Topics.of(stage.prefix, guarantee)

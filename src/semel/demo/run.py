@@ -12,12 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.demo.plan import EXACTLY_ONCE, FAULTS, Fault
+from semel.demo.program import EXACTLY_ONCE, FAULTS, Fault
 from semel.demo.screen import Screen
 
 if TYPE_CHECKING:
-    from semel.demo.play import Story
-    from semel.demo.stage import Stage
+    from semel.demo.play import Stage, Story
     from semel.demo.workloads import Outcome
 
 NO_JAVA = (
@@ -73,7 +72,7 @@ def run(options: Options) -> int:
 
 
 def _on_stage(options: Options, engine: str, screen: Screen) -> int:
-    from semel.demo.stage import Stage
+    from semel.demo.play import Stage
     from semel.demo.workloads import WORKLOADS
 
     workload = WORKLOADS[options.workload]
@@ -94,8 +93,7 @@ def _on_stage(options: Options, engine: str, screen: Screen) -> int:
 
 
 def _play(options: Options, stage: Stage, screen: Screen) -> int:
-    from semel.demo.play import Play, judge
-    from semel.demo.reading import reader_name
+    from semel.demo.play import Play, judge, reader_name
 
     story = Play(stage, screen, options.faults).run()
     screen.moment(f"counting, through {reader_name()}")

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import IO
 
-from semel.demo.plan import GUARANTEES
+from semel.demo.program import GUARANTEES
 
 REDRAW_S = 0.1
 PLAIN_EVERY_S = 5.0

@@ -7,6 +7,7 @@ import signal
 import sys
 import uuid
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,13 +19,47 @@ from semel.prove.app import AppError, expectation_name, load
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
 from semel.prove.checker import CheckerError, delete_topics, topics_like
+from semel.prove.decks import FIRST_GENERATION_APIS, deal, network_cards
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
-from semel.prove.plan import plan
-from semel.prove.schedule import BROKER, Schedule, ScheduleError
+from semel.prove.schedule import BROKER, Scene, Schedule, ScheduleError
 from semel.prove.schedule import load as load_schedule
 from semel.prove.stage import Stage, StageError
 from semel.prove.workloads import WORKLOADS
+
+ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
+FIRST_GENERATION = "transaction.version=1"  # the protocol of Kafka before 4.0
+
+
+def plan(
+    seed: int,
+    workloads: list[str],
+    guarantee: str,
+    rounds: int,
+    *,
+    own_broker: bool,
+    per_round: int | None = None,
+    options: Mapping[str, str] | None = None,
+    settings: Sequence[str] = (),
+) -> Schedule:
+    """`rounds` of each workload."""
+    scenes: list[Scene] = []
+    for name in workloads:
+        kind = WORKLOADS[name]
+        rng = random.Random(f"{seed}-{name}-{guarantee}")
+        deck = kind.deck(guarantee, broker=own_broker)
+        if FIRST_GENERATION in settings:
+            deck += network_cards(FIRST_GENERATION_APIS, "")
+        dealt = deal(deck, rng, rounds, per_round or kind.faults_per_round, kind.spread_ms)
+        scenes += [
+            Scene(name, guarantee, dealt[first : first + ROUNDS_PER_SCENE], dict(options or {}))
+            for first in range(0, len(dealt), ROUNDS_PER_SCENE)
+        ]
+    return Schedule(seed, scenes, settings=list(settings))
+
+
+# --- the command ---
+
 
 KEPT, VIOLATED, NOTHING_FIRED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 3, 4, 130
 MUTANTS = "tests.mutants"  # of a checkout

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from semel.local.brokers import SemelBroker
 from semel.local.processes import Process, ProcessFailed
-from semel.local.semel_broker import SemelBroker
 from semel.prove.injection import Control, Injection, Patch, command, spark_python
 from semel.prove.powercut import cut_power
 from semel.prove.proxy import Proxy

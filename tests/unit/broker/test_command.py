@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.local.semel_broker import semel_command
+from semel.local.brokers import semel_command
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataRequestTopic
 from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
 from tests.support.direct import DirectClient, batch_of

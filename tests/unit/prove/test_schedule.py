@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.command import Wish, WishError, schedule_of
+from semel.prove.command import Wish, WishError, plan, schedule_of
 from semel.prove.decks import boundaries
-from semel.prove.plan import plan
 from semel.prove.schedule import BROKER, ScheduleError, load
 from semel.prove.workloads import WORKLOADS
 from tests.mutants import HUNTS, MUTANTS

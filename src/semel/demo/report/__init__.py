@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from semel.demo.report.page import Facts, page
-from semel.demo.report.picture import picture
+from semel.demo.report.page import Facts, page, picture
 
 __all__ = ["Facts", "page", "picture", "write"]
 

@@ -10,21 +10,22 @@ ended is taken from the raw log by a reader of its own. Nothing of semel is impo
 A `Watcher` that runs during the faults adds what a reader saw meanwhile; pass its `observation`.
 """
 
-from semel.prove.checker.check import RULES, check
-from semel.prove.checker.expectation import Expectation, Positions
-from semel.prove.checker.raw_log import Fate, LogReadError, read_log
+from semel.prove.checker.check import RULES, Expectation, Kind, Positions, Verdict, Violation, check
 from semel.prove.checker.reading import (
     CheckerError,
+    Fate,
+    LogReadError,
+    Observation,
     Seen,
+    Watcher,
     create_topics,
     delete_topics,
     ends,
     group_positions,
     read,
+    read_log,
     topics_like,
 )
-from semel.prove.checker.verdict import Kind, Verdict, Violation
-from semel.prove.checker.watcher import Observation, Watcher
 
 __all__ = [
     "RULES",

@@ -3,16 +3,133 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
-from semel.prove.checker.expectation import Expectation, Positions
-from semel.prove.checker.raw_log import Batch, Fate, PartitionLog, read_log
-from semel.prove.checker.reading import CheckerError, Place, Seen, ends, group_positions, partitions_of, read
-from semel.prove.checker.verdict import Kind, Verdict, Violation
-from semel.prove.checker.watcher import Observation
+import msgspec
+
+from semel.prove.checker.reading import (
+    Batch,
+    CheckerError,
+    Fate,
+    Observation,
+    PartitionLog,
+    Place,
+    Seen,
+    ends,
+    group_positions,
+    partitions_of,
+    read,
+    read_log,
+)
+
+
+class Kind(Enum):
+    LOST = "lost"
+    DUPLICATED = "duplicated"
+    UNEXPECTED = "unexpected"
+    REORDERED = "reordered"
+    ABORTED_READ = "aborted data read"
+    PARTIAL = "partial transaction"
+    POSITIONS = "positions disagree with output"
+    NON_MONOTONIC = "non-monotonic read"
+    UNDECIDED = "transaction never ended"
+    STUCK = "pipeline came to a halt"  # found by those who run a pipeline, not by reading topics
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One thing that must not be. Partition and offset are -1 where there is no such place."""
+
+    kind: Kind
+    topic: str
+    partition: int
+    offset: int
+    record: str  # its id
+    transaction: str  # "producer 4000 epoch 3", the workload's own name for it, or ""
+    detail: str
+
+    def __str__(self) -> str:
+        place = f"{self.topic}-{self.partition}" if self.partition >= 0 else self.topic
+        place += f" offset {self.offset}" if self.offset >= 0 else ""
+        whose = f", {self.transaction}" if self.transaction else ""
+        return f"{self.kind.value}: {self.record or '(no record)'} at {place}{whose}: {self.detail}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a check found, and how much it looked at."""
+
+    violations: list[Violation]
+    records_read: int = 0
+    records_observed: int = 0  # by the watcher
+    transactions: int = 0
+    aborted_transactions: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    @property
+    def counts(self) -> Counter[Kind]:
+        return Counter(violation.kind for violation in self.violations)
+
+    def summary(self) -> str:
+        """One line."""
+        if self.ok:
+            return f"nothing violated in {self.records_read} records, {self.transactions} transactions"
+        return ", ".join(f"{count} {kind.value}" for kind, count in self.counts.most_common())
+
+
+# --- what should have come out of a pipeline ---
+
+
+def value_text(record: Seen) -> str:
+    return (record.value or b"").decode(errors="replace")
+
+
+class Positions(NamedTuple):
+    """A consumer group that stands, in the source, exactly where the output ends."""
+
+    group: str
+    source: str
+    outputs_of: Callable[[Seen], Iterable[str]]  # the ids in the output that come from an input record
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is to be true of some topics at the end.
+
+    topics        the output topics that are read
+    ids           record id -> how often it must be there; None: any id may be there, once
+    identify      the id of a record; its value as text by default
+    order         (stream, number) of a record: numbers of a stream must rise within a partition; None: not ordered
+    totals        name -> the last number that the output must say for it (balances, counts); None: no such thing
+    total_of      (name, number) of a record, for `totals`
+    forbidden     ids of transactions that the workload aborted itself: nobody may ever see them
+    transaction   the workload's own name for the transaction of a record (say, from a header); None: it has none
+    transactions  name -> ids that belong to it: all of them are there, or none
+    one_epoch_each  every transaction had a producer epoch of its own, so (producer id, epoch) names it too
+    positions     groups that must agree with the output
+    """
+
+    topics: tuple[str, ...]
+    ids: Mapping[str, int] | None = None
+    identify: Callable[[Seen], str] = value_text
+    order: Callable[[Seen], tuple[str, int] | None] | None = None
+    totals: Mapping[str, int] | None = None
+    total_of: Callable[[Seen], tuple[str, int]] | None = None
+    forbidden: frozenset[str] = frozenset()
+    transaction: Callable[[Seen], str | None] | None = None
+    transactions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    one_epoch_each: bool = False
+    positions: tuple[Positions, ...] = ()
+
+
+# --- the rules ---
+
 
 SETTLE_S = 20.0
 UNSEEN = (Fate.ABORTED, Fate.OPEN)

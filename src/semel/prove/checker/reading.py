@@ -1,9 +1,17 @@
-"""Topics, groups and their positions, through confluent-kafka."""
+"""What the checker reads, through confluent-kafka: committed records, offsets of groups, the log as it is, and a reader
+beside a running campaign.
+"""
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -194,3 +202,243 @@ def group_positions(brokers: str, group: str, places: Iterable[Place], timeout_s
     if wrong is not None:
         raise CheckerError(f"the position of group {group} in {wrong.topic}-{wrong.partition}: {wrong.error}")
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+
+# --- the log as it is: the headers of record batches and the markers, by plain Fetch requests ---
+# confluent-kafka shows records, not their producers. This reads just enough of the log for the checker to say which
+# transaction a record belongs to, and to know from the markers themselves, not from the broker's list of aborts, how
+# that ended.
+
+
+_FETCH, _VERSION = 1, 4  # the oldest version that every broker in use still serves
+_HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61 bytes in front of every batch
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
+_CHUNK_BYTES = 8 << 20
+_TIMEOUT_S = 20.0
+
+
+class LogReadError(Exception):
+    """The broker's answer could not be used."""
+
+
+class Fate(Enum):
+    PLAIN = "not in a transaction"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "not ended"
+
+
+class Batch(NamedTuple):
+    first_offset: int
+    last_offset: int
+    producer_id: int
+    epoch: int
+    fate: Fate
+
+    @property
+    def transaction(self) -> str:
+        return f"producer {self.producer_id} epoch {self.epoch}" if self.fate is not Fate.PLAIN else ""
+
+
+class PartitionLog(NamedTuple):
+    """The data batches of a partition, in order, and the ends of its transactions."""
+
+    batches: list[Batch]
+    markers: list[tuple[int, int, int, bool]]  # offset, producer id, epoch, commit
+
+    def batch_at(self, offset: int) -> Batch | None:
+        at = bisect_right(self.batches, offset, key=lambda batch: batch.first_offset) - 1
+        return self.batches[at] if at >= 0 and self.batches[at].last_offset >= offset else None
+
+
+def read_log(brokers: str, topic: str, timeout_s: float = _TIMEOUT_S) -> dict[int, PartitionLog]:
+    """The logs of all partitions of a topic, each from its leader."""
+    found = AdminClient({"bootstrap.servers": brokers, "log_level": 0}).list_topics(topic, timeout=timeout_s)
+    logs = {}
+    for partition, metadata in found.topics[topic].partitions.items():
+        leader = found.brokers[metadata.leader]
+        with socket.create_connection((leader.host, leader.port), timeout_s) as sock:
+            logs[partition] = _read_partition(sock, topic, partition)
+    return logs
+
+
+def _read_partition(sock: socket.socket, topic: str, partition: int) -> PartitionLog:
+    raw: list[tuple[int, int, int, int, int, bool | None]] = []
+    offset = 0
+    while True:
+        high_watermark, records = _fetch(sock, topic, partition, offset)
+        new = _headers(records)
+        raw += [batch for batch in new if batch[1] >= offset]
+        if new:
+            offset = new[-1][1] + 1
+        if offset >= high_watermark:
+            return _decided(raw)
+        if not new:
+            raise LogReadError(f"{topic}-{partition}: nothing at offset {offset}, but the log ends at {high_watermark}")
+
+
+def _fetch(sock: socket.socket, topic: str, partition: int, offset: int) -> tuple[int, bytes]:
+    name = topic.encode()
+    head = struct.pack(">hhih", _FETCH, _VERSION, 0, -1)
+    body = struct.pack(">iiiib", -1, 100, 1, _CHUNK_BYTES, 0)
+    place = struct.pack(f">ih{len(name)}siiqi", 1, len(name), name, 1, partition, offset, _CHUNK_BYTES)
+    request = head + body + place
+    sock.sendall(struct.pack(">i", len(request)) + request)
+    answer = _exactly(sock, struct.unpack(">i", _exactly(sock, 4))[0])
+    at = 4 + 4 + 4 + 2 + len(name) + 4  # correlation id, throttle time, one topic, its name, one partition
+    _, code, high_watermark, _, aborted = struct.unpack_from(">ihqqi", answer, at)
+    if code:
+        raise LogReadError(f"{topic}-{partition} cannot be read from offset {offset}: error code {code}")
+    at += 26 + 16 * max(aborted, 0)
+    return high_watermark, answer[at + 4 :]
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            raise LogReadError("the broker closed the connection in the middle of an answer")
+        data += chunk
+    return bytes(data)
+
+
+def _headers(records: bytes) -> list[tuple[int, int, int, int, int, bool | None]]:
+    """(first, last, producer id, epoch, attributes, commit) of every whole batch; commit is None but for markers."""
+    found = []
+    at = 0
+    while at + _HEADER.size <= len(records):
+        base, length, _, magic, _, attributes, last_delta, _, _, producer_id, epoch, _, _ = _HEADER.unpack_from(
+            records, at
+        )
+        if magic != 2:
+            raise LogReadError(f"a batch of format {magic} at offset {base}; only format 2 has transactions")
+        if at + 12 + length > len(records):
+            break  # the end of the chunk cuts the last batch
+        commit = _is_commit(records, at + _HEADER.size) if attributes & _CONTROL else None
+        found.append((base, base + last_delta, producer_id, epoch, attributes, commit))
+        at += 12 + length
+    return found
+
+
+def _is_commit(records: bytes, at: int) -> bool:
+    """The type in a control record's key: 0 abort, 1 commit."""
+    at = _skip_varint(records, at) + 1  # length, attributes
+    for _ in range(3):  # timestamp delta, offset delta, key length
+        at = _skip_varint(records, at)
+    return bool(struct.unpack_from(">hh", records, at)[1] == 1)
+
+
+def _skip_varint(data: bytes, at: int) -> int:
+    while data[at] & 0x80:
+        at += 1
+    return at + 1
+
+
+def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> PartitionLog:
+    """A marker decides everything that its producer wrote before it and that is not decided yet."""
+    fates: dict[int, Fate] = {}
+    waiting: dict[int, list[int]] = {}
+    markers = []
+    for number, (first, _, producer_id, epoch, attributes, commit) in enumerate(raw):
+        if commit is not None:
+            markers.append((first, producer_id, epoch, commit))
+            fates |= dict.fromkeys(waiting.pop(producer_id, []), Fate.COMMITTED if commit else Fate.ABORTED)
+        elif attributes & _TRANSACTIONAL:
+            waiting.setdefault(producer_id, []).append(number)
+    batches = []
+    for number, (first, last, producer_id, epoch, attributes, commit) in enumerate(raw):
+        if commit is None:
+            fate = fates.get(number, Fate.OPEN) if attributes & _TRANSACTIONAL else Fate.PLAIN
+            batches.append(Batch(first, last, producer_id, epoch, fate))
+    return PartitionLog(batches, markers)
+
+
+# --- a reader that runs all the time, as a consumer of the output would ---
+
+
+SAMPLE_INTERVAL_S = 0.25
+
+
+@dataclass
+class Observation:
+    """What the watcher saw, in the order in which it saw it."""
+
+    records: list[Seen] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)  # monotonic, one for each record
+    ends: list[tuple[float, bool, dict[Place, int]]] = field(default_factory=list)  # when, stable or not, where
+    out_of_range: list[tuple[Place, str]] = field(default_factory=list)  # it had read further than the log went
+
+
+class Watcher:
+    """Reads topics from their start until it is stopped; also samples how far their ends are.
+
+    `committed=False` makes it a reader that does not care for transactions, to show what the checker says of one.
+    """
+
+    def __init__(self, brokers: str, topics: Iterable[str], *, committed: bool = True) -> None:
+        self._brokers = brokers
+        self._places = partitions_of(brokers, topics)
+        self._committed = committed
+        self._done = threading.Event()
+        self.observation = Observation()
+        self._threads = [
+            threading.Thread(target=work, name=f"watcher-{name}", daemon=True)
+            for name, work in (("records", self._read), ("ends", self._sample))
+        ]
+
+    def start(self) -> Watcher:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> Observation:
+        """What was seen. May be called twice."""
+        self._done.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(30)
+        return self.observation
+
+    def __enter__(self) -> Watcher:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_for(self, count: int, timeout_s: float = 30.0) -> bool:
+        """Until so many records were seen."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.observation.records) < count and time.monotonic() < deadline_s:
+            self._done.wait(0.02)
+        return len(self.observation.records) >= count
+
+    def _read(self) -> None:
+        consumer = open_consumer(self._brokers, self._committed, **{"enable.partition.eof": False})
+        try:
+            consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in self._places])
+            while not self._done.is_set():
+                self._take(consumer)
+        finally:
+            consumer.close()
+
+    def _take(self, consumer: Consumer) -> None:
+        messages: list[Any] = consumer.consume(500, 0.1)
+        for message in messages:
+            error = message.error()
+            if error is None:
+                self.observation.times_s.append(time.monotonic())
+                self.observation.records.append(seen_of(message))  # last: who reads along counts these
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                self.observation.out_of_range.append(((message.topic(), message.partition()), error.str()))
+
+    def _sample(self) -> None:
+        admin = AdminClient(settings(self._brokers))
+        while not self._done.wait(SAMPLE_INTERVAL_S):
+            for stable in (False, True):
+                try:
+                    found = ends(self._brokers, self._places, stable=stable, timeout_s=5, admin=admin)
+                except CheckerError:  # the broker is down; that is somebody's fault, not a violation
+                    admin = AdminClient(settings(self._brokers))  # the old one would not find it again
+                    continue
+                self.observation.ends.append((time.monotonic(), stable, found))
