@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Callable
 from enum import Enum, auto
-from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -189,13 +188,12 @@ class PartitionLog:
         epochs = [epoch for epoch, _ in contents.epochs]  # higher in a folder that was copied in
         self._leader_epoch = max([self._leader_epoch, *epochs])
         opened = self._opened = OpenLog(
-            f"{self.topic}-{self.partition}",
             self.folder,
             contents,
             self._config,
             self._leader_epoch,
             self._shared,
-            partial(self._shared.mark_unsynced, self),
+            self._mark_unsynced,
             self._advanced,
         )
         self.cleaned_offset = min(self.cleaned_offset, opened.end_offset)  # what comes after a cut is not compacted
@@ -225,6 +223,9 @@ class PartitionLog:
                 cache.files.sync_file(cache.fd(handle), handle.path)
             cache.files.sync_dir(self.folder)
         return contents
+
+    def _mark_unsynced(self) -> None:
+        self._shared.mark_unsynced(self)
 
     def _advanced(self) -> None:
         if self.on_advance is not None:

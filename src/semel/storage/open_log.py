@@ -59,7 +59,6 @@ class OpenLog:
         "_folder",
         "_hw_base",
         "_hw_position",
-        "_name",
         "_names_unsynced",
         "_on_advance",
         "_on_unsynced",
@@ -81,7 +80,6 @@ class OpenLog:
 
     def __init__(
         self,
-        name: str,
         folder: str,
         contents: LogContents,
         config: LogConfig,
@@ -98,7 +96,6 @@ class OpenLog:
         self.start_offset = contents.start_offset
         self.end_offset = contents.end_offset
         self.unsaved = bool(contents.unsynced)  # whether a clean stop has something to write
-        self._name = name
         self._folder = folder
         self._shared = shared
         self._waits_for_disk = shared.waits_for_disk
@@ -109,6 +106,10 @@ class OpenLog:
         self._unsynced_files: list[Handle] = []  # besides the active segment's batches
         self._names_unsynced = False  # files were created or renamed
         self._set_high_watermark(self.end_offset, self.segments.active.base_offset, self.segments.active.size)
+
+    @property
+    def _name(self) -> str:
+        return os.path.basename(self._folder)
 
     # Offsets
 
