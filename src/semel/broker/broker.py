@@ -24,6 +24,7 @@ from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.topics import Topic, Topics
 from semel.broker.transactions import TransactionCoordinator
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
 
@@ -104,7 +105,9 @@ class Broker:
         """Ends a transaction in its partitions. Durable on return; every partition has an entry, NONE or its error."""
         results: dict[TopicPartition, ErrorCode] = {}
         waits = []
-        for name, index in partitions:
+        turns = Turns()
+        for name, index in tuple(partitions):
+            await turns.next()
             partition = self.topics.partition(name, index)
             if partition is None:
                 results[name, index] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Coroutine
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,10 +24,12 @@ from semel.broker.context import RequestContext
 from semel.broker.eager import Done, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
-from semel.protocol.api import API_VERSIONS_KEY, read_request_header
+from semel.broker.turns import MANY
+from semel.protocol.api import API_VERSIONS_KEY, RequestHeader, read_request_header
 from semel.protocol.apis import FLEXIBLE_FROM
 from semel.protocol.errors import ProtocolError, UnsupportedVersionError
-from semel.protocol.schema import Struct
+from semel.protocol.produce_size import has_more_partitions
+from semel.protocol.schema import Buffer, Struct, fields_of
 
 if TYPE_CHECKING:
     from semel.broker.dispatch import Answer, Served
@@ -39,7 +41,8 @@ MAX_UNANSWERED = 64  # requests taken off the socket before their answers are ou
 MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
 WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
 JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
-LARGE_REQUEST_BYTES = 64 << 10  # beyond this a request other than Produce is decoded by a thread
+LARGE_REQUEST_BYTES = 16 << 10  # beyond this a request is decoded by a thread
+LARGE_PRODUCE_BYTES = 64 << 10  # the same of Produce, unless most of it is records
 _PRODUCE, _FETCH = 0, 1
 
 
@@ -183,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             header = read_request_header(frame, FLEXIBLE_FROM)
             served = self._server.dispatcher.find(header.api_key, header.version)
-            is_large = len(frame) > LARGE_REQUEST_BYTES and header.api_key != _PRODUCE  # that one is mostly records
+            is_large = len(frame) > LARGE_REQUEST_BYTES and _has_many_parts(frame, header)
             request = None if is_large else served.decode(frame, header.version, header.body_at)
         except UnsupportedVersionError as error:
             self._refuse_version(frame, error)
@@ -208,20 +211,17 @@ class Connection(asyncio.BufferedProtocol):
         self._settle(slot, answer)
 
     async def _work_on_large(self, slot: Slot, context: RequestContext, frame: bytes, body_at: int) -> Struct | None:
-        """A request of very many entries: a thread decodes it and encodes the response, handlers take turns."""
-        in_thread = partial(self._loop.run_in_executor, self._broker.codec)
+        """A request of very many entries: a thread decodes it, handlers take turns."""
         served = slot.served
         try:
-            request = await in_thread(served.decode, frame, slot.version, body_at)
+            request = await self._loop.run_in_executor(self._broker.codec, served.decode, frame, slot.version, body_at)
         except ProtocolError as error:
             self.close(str(error))
             return None
         answer: Any = served.handler(self._broker, context, request)
         while answer is not None and not isinstance(answer, Struct):
             answer = await answer
-        if answer is not None and slot.charged is None:  # a quota changes the response
-            slot.parts = await in_thread(served.api.frame_response, answer, slot.version, slot.correlation_id)
-        return cast("Struct | None", answer)
+        return answer
 
     def _settle(self, slot: Slot, answer: Answer) -> None:
         """Sends an answer that is there, or waits for one that is not."""
@@ -267,16 +267,38 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on()
 
     def _complete(self, slot: Slot, response: Struct | None) -> None:
-        slot.is_done = True
         slot.served.seconds += perf_counter() - slot.started_s
         if slot.charged is not None:
             self._charge(slot.served.api.key, *slot.charged, response)
-        if response is not None and slot.parts is None:
+        if response is not None:
+            may_be_large = slot.future is not None or slot.served.api.key != _PRODUCE  # one that is large takes turns
+            if may_be_large and has_many_entries(response):
+                frame = partial(slot.served.api.frame_response, response, slot.version, slot.correlation_id)
+                slot.future = self._loop.run_in_executor(self._broker.codec, frame)
+                slot.future.add_done_callback(lambda future: self._on_framed(slot, future))
+                return
             try:
                 slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)
             except ProtocolError:
                 self._on_bug(slot.served)
                 return
+        self._on_ready(slot)
+
+    def _on_framed(self, slot: Slot, future: asyncio.Future[list[Any]]) -> None:
+        """A thread encoded a large response."""
+        if self._transport is None or future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            log.error("response not encoded", exc_info=error, extra={"api": slot.served.name})
+            self.close(f"a bug in the handler of {slot.served.name}", level=logging.ERROR)
+            return
+        slot.parts = future.result()
+        self._on_ready(slot)
+        self._go_on()
+
+    def _on_ready(self, slot: Slot) -> None:
+        slot.is_done = True
         if faults.armed:
             faults.hit(f"{slot.served.name}.before_answer")
         self._send_done()
@@ -387,6 +409,35 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._is_reading = True
             self._transport.resume_reading()
+
+
+def _has_many_parts(frame: Buffer, header: RequestHeader) -> bool:
+    """Whether decoding a request of many bytes takes long. Produce is mostly records, which are not decoded."""
+    if header.api_key != _PRODUCE:
+        return True
+    return len(frame) > LARGE_PRODUCE_BYTES and has_more_partitions(frame, header.version, header.body_at, MANY)
+
+
+def has_many_entries(response: Struct) -> bool:
+    """Whether a response is so long that encoding it would hold up others."""
+    count = 0
+    for name in _arrays_of(type(response)):
+        entries = getattr(response, name)
+        if entries:
+            count += len(entries)
+            if isinstance(entries[0], Struct):
+                if count > MANY:
+                    return True
+                names = _arrays_of(type(entries[0]))
+                for entry in entries:
+                    for inner in names:
+                        count += len(getattr(entry, inner) or ())
+    return count > MANY
+
+
+@cache
+def _arrays_of(kind: type[Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields_of(kind) if field.is_array)
 
 
 def _records_bytes(response: Any) -> int:

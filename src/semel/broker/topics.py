@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID, uuid4
 
@@ -14,6 +15,7 @@ from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.partition_plan import PartitionPlan, find_folders, plan_partitions
 from semel.broker.settings import SettingError, Settings
 from semel.broker.store import NEXT_PRODUCER_ID, Store
+from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, LogConfig, PartitionLog, StorageError
 
@@ -111,6 +113,9 @@ class Topics:
         self._settings = settings
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self._by_plain_name: dict[str, str] = {}  # plain form of every name, also of those that are being changed
+        self._changing: set[str] = set()  # names of topics that are being created or deleted, which takes several turns
+        self.changes = asyncio.Lock()  # held by requests that change topics: one after the other
         self._base_config = topic_configs.base_config(settings)
         self.on_deleted: Callable[[Topic], None] = lambda topic: None
 
@@ -135,6 +140,10 @@ class Topics:
         partition = self.partition(name, index)
         return partition.log if partition is not None else None
 
+    def is_changing(self, name: str) -> bool:
+        """Whether a topic that does not exist is being created, or one that did is being deleted."""
+        return name in self._changing
+
     def value_of(self, topic: Topic, setting: str) -> object:
         """A setting of a topic, its own or the broker's default, in its own type."""
         return topic_configs.value_of(self._settings, topic.configs, setting)
@@ -155,7 +164,9 @@ class Topics:
         self._report(plan)
         for name, entry in plan.topics.items():
             topic = Topic(name, UUID(entry["id"]).bytes, entry["configs"], entry.get("epoch_base", 0))
-            self._open_partitions(topic, entry["partitions"])
+            opened: list[Partition] = []
+            at_once(self._open_partitions(topic, entry["partitions"], opened))
+            topic.partitions = opened
             self._register(topic)
         self._data_dir.drop_stale_checkpoints()
         self._data_dir.sync_namespace()
@@ -204,8 +215,8 @@ class Topics:
                     extra={"topic": name, "partition": index, "had_records_up_to": end_offset},
                 )
 
-    def _open_partitions(self, topic: Topic, count: int) -> None:
-        """Gives a topic its partitions up to a number, from the folder where it has them."""
+    def _open_partitions(self, topic: Topic, count: int, opened: list[Partition]) -> Generator[None, None, None]:
+        """Opens a topic's partitions up to a number, from the folder where it has them. Yields after each."""
         config, topic_id = self.log_config(topic.configs), UUID(bytes=topic.id)
         leader_epoch = topic.epoch_base + EPOCHS_PER_START * self._store.starts
         for index in range(len(topic.partitions), count):
@@ -217,11 +228,22 @@ class Topics:
                 log = self._data_dir.create(topic.name, index, topic_id, config)
             log.config = config
             log.leader_epoch = leader_epoch
-            topic.partitions.append(Partition(topic, index, log))
+            opened.append(Partition(topic, index, log))
+            yield
 
     def _register(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
         self._by_id[topic.id] = topic
+        self._by_plain_name[plain_name(topic.name)] = topic.name
+
+    def _claim(self, name: str) -> None:
+        self._changing.add(name)
+        self._by_plain_name[plain_name(name)] = name
+
+    def _release(self, name: str) -> None:
+        self._changing.discard(name)
+        if name not in self._by_name:
+            self._by_plain_name.pop(plain_name(name), None)
 
     # -- changing ------------------------------------------------------------------------------------------------------
     def create(self, name: str, partition_count: int, configs: Mapping[str, str] | None = None) -> Topic:
@@ -230,28 +252,42 @@ class Topics:
 
     def create_many(self, wanted: list[tuple[str, int, dict[str, str]]]) -> list[Topic]:
         """New topics that were checked with `check_new`, for the price of one fsync."""
-        created: list[Topic] = []
+        return at_once(self.creation(wanted))
+
+    def creation(self, wanted: list[tuple[str, int, dict[str, str]]]) -> Generator[None, None, list[Topic]]:
+        """The steps of `create_many`. Nobody sees the topics before the last one."""
+        created: list[tuple[Topic, list[Partition]]] = []
+        claimed: list[str] = []
         try:
             for name, count, configs in wanted:
                 self.check_new(name, count, configs)
+                self._claim(name)
+                claimed.append(name)
                 topic = Topic(name, _new_id(), configs, -EPOCHS_PER_START * self._store.starts)
-                self._register(topic)
-                created.append(topic)
-                self._open_partitions(topic, count)
+                created.append((topic, []))
+                yield from self._open_partitions(topic, count, created[-1][1])
+            for topic, partitions in created:
+                topic.partitions = partitions
                 self._put(topic)
             self._data_dir.drop_stale_checkpoints()
             self._commit()
-        except (TopicError, StorageError, OSError) as error:
+            for topic, _ in created:
+                self._register(topic)
+        except BaseException as error:
             self._take_back(created)
-            raise _refusal(error) from error
-        return created
+            if isinstance(error, TopicError | StorageError | OSError):
+                raise _refusal(error) from error
+            raise
+        finally:
+            for name in claimed:
+                self._release(name)
+        return [topic for topic, _ in created]
 
-    def _take_back(self, created: list[Topic]) -> None:
+    def _take_back(self, created: list[tuple[Topic, list[Partition]]]) -> None:
         """After a failure, as with a full disk: none of the topics of the request exists."""
         self._store.discard_changes()
-        for topic in created:
-            del self._by_name[topic.name], self._by_id[topic.id]
-            for partition in topic.partitions:
+        for topic, partitions in created:
+            for partition in partitions:
                 self._data_dir.delete(topic.name, partition.index)
 
     def _commit(self) -> None:
@@ -268,9 +304,10 @@ class Topics:
     def check_new(self, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
         """Raises TopicError unless a topic could be created like this."""
         check_name(name)
-        if name in self._by_name:
+        if name in self._by_name or name in self._changing:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        check_collision(name, self._by_name)
+        if (other := self._by_plain_name.get(plain_name(name))) is not None:
+            check_collision(name, other)
         if partition_count < 1:
             raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
         if partition_count > MAX_PARTITIONS_PER_TOPIC:
@@ -295,6 +332,10 @@ class Topics:
 
     def delete(self, topics: list[Topic]) -> None:
         """Deletes topics; fetches that wait for them return."""
+        at_once(self.deletion(topics))
+
+    def deletion(self, topics: list[Topic]) -> Generator[None, None, None]:
+        """The steps of `delete`. After the first one nobody sees the topics."""
         for topic in topics:
             self._store.put(TOPIC_KEY + topic.name, None)
             self._store.put(DELETED_KEY + topic.id.hex(), 1)
@@ -304,25 +345,41 @@ class Topics:
             raise _refusal(error) from error
         for topic in topics:
             del self._by_name[topic.name], self._by_id[topic.id]
+            self._claim(topic.name)
             for partition in topic.partitions:
                 partition.log.on_advance = None
-                self._data_dir.delete(topic.name, partition.index)
-                partition.wake_all()
-            self.on_deleted(topic)
+        try:
+            for topic in topics:
+                for partition in topic.partitions:
+                    self._data_dir.delete(topic.name, partition.index)
+                    partition.wake_all()
+                    yield
+                self.on_deleted(topic)
+        finally:
+            for topic in topics:
+                self._release(topic.name)
 
     def add_partitions(self, topic: Topic, count: int) -> None:
         """More partitions, up to a number."""
+        at_once(self.addition(topic, count))
+
+    def addition(self, topic: Topic, count: int) -> Generator[None, None, None]:
+        """The steps of `add_partitions`. Nobody sees the partitions before the last one."""
         before = len(topic.partitions)
+        added: list[Partition] = []
         try:
-            self._open_partitions(topic, count)
+            yield from self._open_partitions(topic, count, added)
             self._data_dir.drop_stale_checkpoints()
+            topic.partitions += added
             self._put(topic)
             self._commit()
-        except (StorageError, OSError) as error:
-            for partition in topic.partitions[before:]:
-                self._data_dir.delete(topic.name, partition.index)
+        except BaseException as error:
             del topic.partitions[before:]
-            raise _refusal(error) from error
+            for partition in added:
+                self._data_dir.delete(topic.name, partition.index)
+            if isinstance(error, StorageError | OSError):
+                raise _refusal(error) from error
+            raise
 
     def set_configs(self, topic: Topic, configs: dict[str, str]) -> None:
         """Replaces a topic's own settings, which were checked with `check_configs`."""
@@ -371,14 +428,10 @@ def plain_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-def check_collision(name: str, others: Iterable[str]) -> None:
+def check_collision(name: str, other: str) -> None:
     """Kafka's metrics write '.' as '_', so names that differ only there are refused."""
-    if "." not in name and "_" not in name:
-        return
-    plain = plain_name(name)
-    for other in others:
-        if plain_name(other) == plain:
-            raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
+    if ("." in name or "_" in name) and plain_name(other) == plain_name(name):
+        raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}")
 
 
 def name_problem(name: str) -> str | None:

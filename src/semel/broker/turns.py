@@ -7,11 +7,12 @@ waits only if it takes long; until then it costs no task (see `eager`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TURN_S = 0.01  # how long one handler has the event loop
+MANY = 500  # entries: fewer are done in one turn
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,8 +35,29 @@ class Turns:
                 await self.next()
         return results
 
+    async def run(self, steps: Generator[None, Any, R]) -> R:
+        """What a generator returns. It yields where others may run."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                result: R = ended.value
+                return result
+            if perf_counter() > self._until_s:
+                await self.next()
+
     async def next(self) -> None:
         """Lets others run, if this one had its turn."""
         if perf_counter() > self._until_s:
             await asyncio.sleep(0)
             self._until_s = perf_counter() + TURN_S
+
+
+def at_once(steps: Generator[None, Any, R]) -> R:
+    """What a generator returns, for callers that do not wait."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: R = ended.value
+            return result

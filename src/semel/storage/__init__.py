@@ -12,6 +12,7 @@ from semel.storage.results import (
     PartitionProducer,
     ReadResult,
     StorageError,
+    TimedBatch,
     TimestampOffset,
 )
 from semel.storage.sync import FsyncMode, SyncGroup
@@ -32,6 +33,7 @@ __all__ = [
     "ReadResult",
     "StorageError",
     "SyncGroup",
+    "TimedBatch",
     "TimestampOffset",
     "write_fully",
 ]

@@ -20,7 +20,15 @@ from semel.storage.config import LogConfig
 from semel.storage.files import Files, Handle
 from semel.storage.open_log import LogShared, OpenLog, storage_error
 from semel.storage.producer_state import MarkerBatch, ProducerEntry, ProducerStates, Verification
-from semel.storage.results import AppendResult, Isolation, PartitionProducer, ReadResult, StorageError, TimestampOffset
+from semel.storage.results import (
+    AppendResult,
+    Isolation,
+    PartitionProducer,
+    ReadResult,
+    StorageError,
+    TimedBatch,
+    TimestampOffset,
+)
 from semel.storage.segment import Segment
 from semel.storage.validation import Inspection
 
@@ -449,13 +457,27 @@ class PartitionLog:
 
     def offset_for_time(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record with this timestamp or a later one (ListOffsets by time); None if there is none."""
+        batch = self.batch_for_time(timestamp_ms)
+        while batch is not None:
+            found = batch.first_record()
+            if found is not None:
+                return found
+            batch = self.batch_for_time(timestamp_ms, batch.header.next_offset)
+        return None
+
+    def batch_for_time(self, timestamp_ms: int, from_offset: int = 0) -> TimedBatch | None:
+        """The first batch that should hold such a record; if it turns out that it does not, ask for the next one."""
         opened = self.opened
-        return opened.segments.first_at_or_after(timestamp_ms, opened.start_offset)
+        return opened.segments.batch_at_or_after(timestamp_ms, max(from_offset, opened.start_offset))
 
     def max_timestamp(self) -> TimestampOffset | None:
         """The record with the highest timestamp (ListOffsets -3)."""
+        batch = self.batch_of_max_timestamp()
+        return None if batch is None else batch.first_record()
+
+    def batch_of_max_timestamp(self) -> TimedBatch | None:
         opened = self.opened
-        return opened.segments.highest_timestamp(opened.start_offset)
+        return opened.segments.batch_of_highest_timestamp(opened.start_offset)
 
     def epoch_end_offset(self, leader_epoch: int) -> tuple[int, int]:
         """(epoch, end offset) for OffsetForLeaderEpoch; (-1, -1) if the epoch is unknown."""

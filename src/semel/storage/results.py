@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from semel.protocol.errors import ErrorCode
+from semel.protocol.batch import BatchHeader
+from semel.protocol.errors import CorruptBatchError, ErrorCode
 
 Isolation = Literal["high_watermark", "last_stable", "log_end"]
 
@@ -58,3 +59,31 @@ class TimestampOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
+
+
+_FEW_RECORDS = 1_000
+_FEW_BYTES = 16 << 10
+
+
+class TimedBatch(NamedTuple):
+    """A batch that may hold the first record, from an offset on, with at least a timestamp. It is a copy: any thread
+    may decode it."""
+
+    batch: bytes
+    header: BatchHeader
+    timestamp_ms: int
+    start_offset: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes long to find the record."""
+        return self.header.record_count > _FEW_RECORDS or len(self.batch) > _FEW_BYTES
+
+    def first_record(self) -> TimestampOffset | None:
+        from semel.protocol.record_fields import first_at_or_after
+
+        try:
+            found = first_at_or_after(self.batch, self.timestamp_ms, self.start_offset)
+        except CorruptBatchError as error:
+            raise StorageError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        return None if found is None else TimestampOffset(*found, self.header.leader_epoch)

@@ -12,7 +12,7 @@ from semel.protocol.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, Batch
 from semel.protocol.errors import ErrorCode
 from semel.storage.config import LogConfig
 from semel.storage.files import FileCache
-from semel.storage.results import StorageError, TimestampOffset
+from semel.storage.results import StorageError, TimedBatch
 from semel.storage.segment import CLEANED, DELETED, RELATIVE_OFFSET_MAX, SNAPSHOT, SWAP, Segment, file_name
 
 Limit = tuple[int, int, int]  # offset, base offset of its segment, position: where a read must stop
@@ -123,8 +123,8 @@ class SegmentList:
 
     # Times: the indexes find the batch, the batch is decoded to find the record
 
-    def first_at_or_after(self, timestamp_ms: int, start_offset: int) -> TimestampOffset | None:
-        """The first record, by offset, whose timestamp is at least this."""
+    def batch_at_or_after(self, timestamp_ms: int, start_offset: int) -> TimedBatch | None:
+        """The first batch, from an offset on, that has a record of at least this timestamp."""
         for segment in self.items:
             if segment.load_max_timestamp() < timestamp_ms:
                 continue
@@ -132,13 +132,11 @@ class SegmentList:
             from_offset = max(start_offset, segment.base_offset + entry.second if entry else segment.base_offset)
             for position, header in segment.batches(segment.position_hint(from_offset)):
                 if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
-                    found = _first_record(segment, position, header, timestamp_ms, start_offset)
-                    if found is not None:
-                        return found
+                    return _read_timed(segment, position, header, timestamp_ms, start_offset)
         return None
 
-    def highest_timestamp(self, start_offset: int) -> TimestampOffset | None:
-        """The first record that has the highest timestamp of the log."""
+    def batch_of_highest_timestamp(self, start_offset: int) -> TimedBatch | None:
+        """The batch with the first record that has the highest timestamp of the log."""
         with_time = [segment for segment in self.items if segment.load_max_timestamp() >= 0]
         if not with_time:
             return None
@@ -146,7 +144,7 @@ class SegmentList:
         place = top.find(top.max_timestamp_offset)
         if place is None:
             return None
-        return _first_record(top, *place, place[1].max_timestamp, start_offset)
+        return _read_timed(top, *place, place[1].max_timestamp, start_offset)
 
     # Growing
 
@@ -266,14 +264,11 @@ def _last_whole(segment: Segment, data: bytes, start: int, first: int, limit: in
     return at, next_offset
 
 
-def _first_record(
+def _read_timed(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
-) -> TimestampOffset | None:
-    from semel.protocol.record_fields import first_at_or_after
-
+) -> TimedBatch:
     batch = segment.files.read_at(segment.fd, header.size, position)
-    found = first_at_or_after(batch, timestamp_ms, start_offset)
-    return None if found is None else TimestampOffset(*found, header.leader_epoch)
+    return TimedBatch(batch, header, timestamp_ms, start_offset)
 
 
 def _is_old(segment: Segment, config: LogConfig, timestamp_ms: int, now_ms: int) -> bool:

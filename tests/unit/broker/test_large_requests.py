@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,11 +70,18 @@ def test_list_offsets_of_many_partitions_takes_linear_time_and_gives_way() -> No
 
 def test_names_of_one_request_that_collide_are_found_without_comparing_all() -> None:
     topics = [CreatableTopic(f"topic.{number}", 1, 1) for number in range(20_000)] + [CreatableTopic("topic_9", 1, 1)]
-    broker: Any = SimpleNamespace(
-        topics=SimpleNamespace(check_new=lambda *_: None, create_many=lambda _: []), settings=Settings()
-    )
+
+    def creation(_: Any) -> Generator[None, None, list[Any]]:
+        yield
+        return []
+
+    async def run() -> Any:
+        known = SimpleNamespace(check_new=lambda *_: None, creation=creation, changes=asyncio.Lock())
+        broker: Any = SimpleNamespace(topics=known, settings=Settings())
+        return await create_topics(broker, CONTEXT, CreateTopicsRequest(topics=topics))
+
     started_s = time.monotonic()
-    response = create_topics(broker, CONTEXT, CreateTopicsRequest(topics=topics))
+    response = asyncio.run(run())
     assert time.monotonic() - started_s < STALL_S
     assert {each.name for each in response.topics if each.error_code} == {"topic_9"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from semel.broker.groups.classic_group import CONSUMER, Act, Group, GroupError, GroupEvent, GroupState
@@ -10,6 +10,7 @@ from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import NO_TIME, CommittedOffset, OffsetRecord, Slot
 from semel.broker.groups.state import Core, TopicOffsets
+from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID
 
@@ -57,7 +58,22 @@ class Commits:
         version: int = GROUP_ID_NOT_FOUND_FROM,
         retention_ms: int = NO_TIME,
     ) -> ErrorCode:
-        """Stores offsets. Returns when they are durable, or with the error for all of them."""
+        """Stores offsets. Returns when they are durable, or with the error for all of them.
+
+        Very many are written in several batches, so that others are served in between; whether the caller may commit is
+        checked for each.
+        """
+        turns = Turns()
+        for some in _in_batches(commits):
+            code = await self._commit(group_id, who, some, version, retention_ms)
+            if code is not ErrorCode.NONE:
+                return code
+            await turns.next()
+        return ErrorCode.NONE
+
+    async def _commit(
+        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], version: int, retention_ms: int
+    ) -> ErrorCode:
         try:
             group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
@@ -78,6 +94,17 @@ class Commits:
         self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], producer: tuple[int, int]
     ) -> ErrorCode:
         """Stores offsets inside a producer's transaction (id, epoch); they wait there for its marker."""
+        turns = Turns()
+        for some in _in_batches(commits):
+            code = await self._txn_commit(group_id, who, some, producer)
+            if code is not ErrorCode.NONE:
+                return code
+            await turns.next()
+        return ErrorCode.NONE
+
+    async def _txn_commit(
+        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], producer: tuple[int, int]
+    ) -> ErrorCode:
         try:
             group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
@@ -187,6 +214,12 @@ def _records(group_id: str, commits: Sequence[OffsetToCommit], now_ms: int, expi
         )
         for commit in commits
     ]
+
+
+def _in_batches(commits: Sequence[OffsetToCommit]) -> Iterator[Sequence[OffsetToCommit]]:
+    """At least one, also of no offsets: the caller is checked all the same."""
+    for at in range(0, max(len(commits), 1), MANY):
+        yield commits[at : at + MANY]
 
 
 def _is_other_topic(stored: bytes, asked: bytes) -> bool:

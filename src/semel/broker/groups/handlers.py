@@ -192,7 +192,7 @@ async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetF
     answers = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in asked]
     if context.version >= MANY_GROUPS_FROM:
         return OffsetFetchResponse(groups=answers)
-    return OffsetFetchResponse(topics=[_old_form(topic) for topic in answers[0].topics])
+    return OffsetFetchResponse(topics=await turns.map(_old_form, answers[0].topics))
 
 
 async def _fetch_group(
@@ -206,7 +206,10 @@ async def _fetch_group(
     except GroupError as error:
         return OffsetFetchResponseGroup(group.group_id, error_code=error.code)
     topics = group.topics if group.topics is not None else _all_topics(broker, context, group.group_id)
-    found = [await _fetch_topic(broker, context, group.group_id, topic, require_stable, turns) for topic in topics]
+    found = []
+    for topic in topics:
+        found.append(await _fetch_topic(broker, context, group.group_id, topic, require_stable, turns))
+        await turns.next()
     return OffsetFetchResponseGroup(group.group_id, found)
 
 

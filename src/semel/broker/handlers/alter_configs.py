@@ -10,6 +10,7 @@ from semel.broker import named_settings, topic_configs
 from semel.broker.handlers.config_resources import BROKER, TOPIC, current_settings, replace_settings
 from semel.broker.settings import Setting, SettingError, as_text, row_of
 from semel.broker.topics import TopicError
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as incremental
 from semel.protocol.messages import configs as whole
@@ -22,10 +23,11 @@ SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 _OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
-def alter_configs(
+async def alter_configs(
     broker: Broker, context: RequestContext, request: whole.AlterConfigsRequest
 ) -> whole.AlterConfigsResponse:
     responses = []
+    turns = Turns()
     counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
     for resource in request.resources:
         result = whole.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
@@ -38,13 +40,15 @@ def alter_configs(
         except TopicError as error:
             result.error_code, result.error_message = error.code, error.message
         responses.append(result)
+        await turns.next()
     return whole.AlterConfigsResponse(responses=responses)
 
 
-def incremental_alter_configs(
+async def incremental_alter_configs(
     broker: Broker, context: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse:
     responses = []
+    turns = Turns()
     counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
     for resource in request.resources:
         result = incremental.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
@@ -58,6 +62,7 @@ def incremental_alter_configs(
         except TopicError as error:
             result.error_code, result.error_message = error.code, error.message
         responses.append(result)
+        await turns.next()
     return incremental.IncrementalAlterConfigsResponse(responses=responses)
 
 

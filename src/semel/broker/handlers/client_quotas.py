@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as alter
 from semel.protocol.messages import configs as described
@@ -76,10 +77,11 @@ def _matches(entity: dict[str, str | None], request: described.DescribeClientQuo
     return not request.strict or len(entity) == len(request.components)
 
 
-def alter_client_quotas(
+async def alter_client_quotas(
     broker: Broker, context: RequestContext, request: alter.AlterClientQuotasRequest
 ) -> alter.AlterClientQuotasResponse:
     results = []
+    turns = Turns()
     for entry in request.entries:
         result = alter.EntryDataResult(
             0, None, [alter.EntityDataResult(part.entity_type, part.entity_name) for part in entry.entity]
@@ -89,6 +91,7 @@ def alter_client_quotas(
         except _Refused as error:
             result.error_code, result.error_message = error.code, str(error)
         results.append(result)
+        await turns.next()
     return alter.AlterClientQuotasResponse(entries=results)
 
 

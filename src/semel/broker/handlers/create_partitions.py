@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.handlers.assignments import check_assignment
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import (
     CreatePartitionsRequest,
@@ -21,21 +22,24 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 
-def create_partitions(
+async def create_partitions(
     broker: Broker, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     counts = Counter(asked.name for asked in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
-    for asked in request.topics:
-        try:
-            if counts[asked.name] > 1:
-                raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            topic = _check(broker, asked)
-            if not request.validate_only:
-                broker.topics.add_partitions(topic, asked.count)
-            results[asked.name] = CreatePartitionsTopicResult(asked.name)
-        except TopicError as error:
-            results[asked.name] = CreatePartitionsTopicResult(asked.name, error.code, error.message)
+    turns = Turns()
+    async with broker.topics.changes:
+        for asked in request.topics:
+            try:
+                if counts[asked.name] > 1:
+                    raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                topic = _check(broker, asked)
+                if not request.validate_only:
+                    await turns.run(broker.topics.addition(topic, asked.count))
+                results[asked.name] = CreatePartitionsTopicResult(asked.name)
+            except TopicError as error:
+                results[asked.name] = CreatePartitionsTopicResult(asked.name, error.code, error.message)
+            await turns.next()
     return CreatePartitionsResponse(results=list(results.values()))
 
 

@@ -9,6 +9,7 @@ from semel.broker import describe_settings
 from semel.broker.handlers.assignments import check_assignment
 from semel.broker.handlers.config_resources import accept_topic_settings
 from semel.broker.topics import TopicError, check_collision, plain_name
+from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import (
     CreatableTopic,
@@ -28,38 +29,45 @@ _DEFAULT = -1
 Wanted = tuple[str, int, dict[str, str]]
 
 
-def create_topics(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+async def create_topics(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    turns = Turns()
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatableTopicResult] = {}
     wanted: list[Wanted] = []
     plain_names: dict[str, str] = {}
-    for asked in request.topics:
-        try:
-            if counts[asked.name] > 1:
-                raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            wanted.append(_check(broker, asked, plain_names))
-            results[asked.name] = CreatableTopicResult(asked.name)
-        except TopicError as error:
-            results[asked.name] = _refused(asked.name, error)
-    _create(broker, wanted, request.validate_only, results)
+    async with broker.topics.changes:
+        for asked in request.topics:
+            try:
+                if counts[asked.name] > 1:
+                    raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                wanted.append(_check(broker, asked, plain_names))
+                results[asked.name] = CreatableTopicResult(asked.name)
+            except TopicError as error:
+                results[asked.name] = _refused(asked.name, error)
+            await turns.next()
+        for at in range(0, len(wanted), MANY):
+            await _create(broker, wanted[at : at + MANY], request.validate_only, results, turns)
     return CreateTopicsResponse(topics=list(results.values()))
 
 
-def _create(
-    broker: Broker, wanted: list[Wanted], validate_only: bool, results: dict[str, CreatableTopicResult]
+async def _create(
+    broker: Broker, wanted: list[Wanted], validate_only: bool, results: dict[str, CreatableTopicResult], turns: Turns
 ) -> None:
+    """Creates some topics for the price of one fsync; if that fails, none of them exists."""
     if validate_only:
         for name, count, configs in wanted:
             results[name] = _result(broker, broker.topics.draft(name, configs), count)
+            await turns.next()
         return
     try:
-        created = broker.topics.create_many(wanted)
+        created = await turns.run(broker.topics.creation(wanted))
     except TopicError as error:  # the disk is full, say
         for name, _, _ in wanted:
             results[name] = _refused(name, error)
         return
     for topic in created:
         results[topic.name] = _result(broker, topic, len(topic.partitions))
+        await turns.next()
 
 
 def _refused(name: str, error: TopicError) -> CreatableTopicResult:
@@ -71,7 +79,7 @@ def _check(broker: Broker, asked: CreatableTopic, earlier: dict[str, str]) -> Wa
     stand under their plain form."""
     plain = plain_name(asked.name)
     if plain in earlier:
-        check_collision(asked.name, (earlier[plain],))
+        check_collision(asked.name, earlier[plain])
     configs: dict[str, str] = {}
     for config in asked.configs:
         if config.value is None:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from semel.broker.topics import TopicError
+from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import (
     DeletableTopicResult,
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
 _FIRST_WITH_DISABLED = 3
 
 
-def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+async def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     asked = request.topics or [DeleteTopicState(name) for name in request.topic_names]
     if not broker.settings["delete.topic.enable"]:
         has_code = context.version >= _FIRST_WITH_DISABLED
         code = ErrorCode.TOPIC_DELETION_DISABLED if has_code else ErrorCode.INVALID_REQUEST
         refused = [DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked]
         return DeleteTopicsResponse(responses=refused)
+    async with broker.topics.changes:
+        return DeleteTopicsResponse(responses=await _delete(broker, asked))
+
+
+async def _delete(broker: Broker, asked: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+    turns = Turns()
     counts = Counter((state.name, state.topic_id) for state in asked)
     results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     doomed: dict[str, Topic] = {}
@@ -44,12 +51,16 @@ def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopics
             results[key] = DeletableTopicResult(topic.name, topic.id)
         except TopicError as error:
             results[key] = DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
+        await turns.next()
+    topics = list(doomed.values())
     try:
-        broker.topics.delete(list(doomed.values()))
+        for at in range(0, len(topics), MANY):
+            await turns.run(broker.topics.deletion(topics[at : at + MANY]))
     except TopicError as error:  # the disk is full, say
         for result in results.values():
-            result.error_code, result.error_message = error.code, error.message
-    return DeleteTopicsResponse(responses=list(results.values()))
+            if not result.error_code and result.name is not None and broker.topics.get(result.name) is not None:
+                result.error_code, result.error_message = error.code, error.message
+    return list(results.values())
 
 
 def _find(broker: Broker, state: DeleteTopicState) -> Topic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from semel.broker.turns import Turns
 from semel.protocol.messages.topics import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def describe_log_dirs(
+async def describe_log_dirs(
     broker: Broker, context: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     if request.topics is None:
@@ -26,11 +27,15 @@ def describe_log_dirs(
     else:
         asked = {topic.topic: topic.partitions for topic in request.topics}
     topics = []
+    turns = Turns()
     for name, indexes in asked.items():
-        found = [(index, log) for index in indexes if (log := broker.topics.find_log(name, index)) is not None]
+        found = []
+        for index in indexes:
+            if (log := broker.topics.find_log(name, index)) is not None:
+                found.append(DescribeLogDirsPartition(index, log.size_bytes))
+            await turns.next()
         if found:
-            sizes = [DescribeLogDirsPartition(index, log.size_bytes) for index, log in found]
-            topics.append(DescribeLogDirsTopic(name, sizes))
+            topics.append(DescribeLogDirsTopic(name, found))
     disk = os.statvfs(broker.data_dir.path)
     folder = DescribeLogDirsResult(
         log_dir=str(broker.data_dir.path.absolute()),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from semel.broker.handlers.rights import TOPIC_OPERATIONS
 from semel.broker.topics import INTERNAL_TOPICS, name_problem
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import (
     CursorResult,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 
-def describe_topic_partitions(
+async def describe_topic_partitions(
     broker: Broker, context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
@@ -35,7 +36,9 @@ def describe_topic_partitions(
             first = request.cursor.partition_index
     room = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
     response = DescribeTopicPartitionsResponse()
+    turns = Turns()
     for name in names:
+        await turns.next()
         if room == 0:
             response.next_cursor = CursorResult(name, 0)
             break

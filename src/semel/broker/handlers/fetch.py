@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 from semel.broker.fetch_sessions import (
@@ -16,6 +17,7 @@ from semel.broker.fetch_sessions import (
     uses_topic_ids,
 )
 from semel.broker.handlers.epochs import epoch_error
+from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (
     AbortedTransaction,
@@ -38,12 +40,16 @@ _READ_COMMITTED = 1
 _RESPONSE_LIMIT_BYTES = 8 << 20  # an answer is in memory until it is sent; a client may ask again
 
 
-def fetch(broker: Broker, context: RequestContext, request: FetchRequest) -> FetchResponse | asyncio.Future[Any]:
+def fetch(
+    broker: Broker, context: RequestContext, request: FetchRequest
+) -> FetchResponse | asyncio.Future[Any] | Coroutine[Any, Any, FetchResponse]:
     try:
         session, is_full = _session_of(broker, context, request)
     except SessionError as error:
         return FetchResponse(error_code=error.code)
     work = Fetch(broker, context, request, session, is_full)
+    if work.has_many:
+        return work.run()
     answers = work.read()
     if work.is_enough() or request.max_wait_ms <= 0:
         return work.respond(answers)
@@ -66,7 +72,7 @@ class Fetch:
     """A fetch request at work: it reads, and if that is too little it waits until one of its logs moves."""
 
     __slots__ = (
-        "_answer", "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_partitions", "_request",
+        "_answer", "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_moved", "_partitions", "_request",
         "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error",
     )  # fmt: skip
 
@@ -88,6 +94,12 @@ class Fetch:
         self._timer: asyncio.TimerHandle | None = None
         self._watched: dict[Partition, int] = {}
         self._is_queued = False
+        self._moved: asyncio.Event | None = None  # of a fetch that takes turns: there may be something new
+
+    @property
+    def has_many(self) -> bool:
+        """Whether reading all partitions at once would hold up others."""
+        return len(self._partitions) > MANY
 
     def _find(self, key: Key) -> Partition | None:
         name, topic_id, index = key
@@ -152,37 +164,82 @@ class Fetch:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def respond(self, answers: list[tuple[Key, PartitionData]]) -> FetchResponse:
-        session_id = NO_SESSION
+        response = FetchResponse(session_id=NO_SESSION if self._session is None else self._session.id)
+        self._add(response, answers)
+        return response
+
+    def _add(self, response: FetchResponse, answers: list[tuple[Key, PartitionData]]) -> None:
         if self._session is not None:
-            session_id = self._session.id
             told = self._session.changes(answers)
             answers = answers if self._is_full else told
-        response = FetchResponse(session_id=session_id)
-        current: FetchableTopicResponse | None = None
+        current = response.responses[-1] if response.responses else None
         for (name, topic_id, _), data in answers:
             if current is None or current.topic != name or current.topic_id != topic_id:
                 current = FetchableTopicResponse(name, topic_id, [])
                 response.responses.append(current)
             current.partitions.append(data)
+
+    # -- many partitions -----------------------------------------------------------------------------------------------
+    async def run(self) -> FetchResponse:
+        """The response of a fetch of many partitions: it reads in turns with others."""
+        self._moved = asyncio.Event()
+        self._start_timer()
+        try:
+            turns = Turns()
+            answers = await turns.run(self._read_steps())
+            while not self.is_enough() and self._timer is not None:
+                await self._moved.wait()
+                self._moved.clear()
+                if self._timer is None or self._may_be_enough():
+                    turns = Turns()
+                    answers = await turns.run(self._read_steps())
+        finally:
+            self.stop_waiting()
+        response = self.respond(answers[:MANY])
+        for at in range(MANY, len(answers), MANY):
+            await turns.next()
+            self._add(response, answers[at : at + MANY])
         return response
+
+    def _read_steps(self) -> Generator[None, None, list[tuple[Key, PartitionData]]]:
+        self.found_bytes = 0
+        self.has_error = False
+        answers = []
+        for at, (key, ask, _) in enumerate(self._partitions):
+            partition = self._find(key)
+            self._partitions[at] = (key, ask, partition)
+            if partition is not None and partition not in self._watched:
+                self._watch(partition)  # before it is read, so that nothing is missed
+            answers.append((key, self._read_partition(key, ask, partition)))
+            yield
+        return answers
 
     # -- waiting -------------------------------------------------------------------------------------------------------
     def wait(self) -> asyncio.Future[Any]:
         """An answer as soon as there is enough, at the latest when max_wait_ms is over."""
-        loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
+        self._answer = asyncio.get_running_loop().create_future()
         self._answer.add_done_callback(lambda _: self.stop_waiting())  # also when the client went away
-        self._timer = loop.call_later(self._request.max_wait_ms / 1000, self.finish)
-        self._broker.fetches.waiting.add(self)
+        self._start_timer()
         for _, _, partition in self._partitions:
             if partition is not None:
-                self._watched[partition] = partition.log.visible_bytes
-                partition.waiters.add(self)
+                self._watch(partition)
         return self._answer
+
+    def _start_timer(self) -> None:
+        if self._request.max_wait_ms > 0:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._request.max_wait_ms / 1000, self.finish)
+        self._broker.fetches.waiting.add(self)
+
+    def _watch(self, partition: Partition) -> None:
+        self._watched[partition] = partition.log.visible_bytes
+        partition.waiters.add(self)
 
     def wake(self, partition: Partition) -> None:
         """A log moved. What came in the same turn of the event loop is looked at together."""
-        if not self._is_queued:
+        if self._moved is not None:
+            self._moved.set()
+        elif not self._is_queued:
             self._is_queued = True
             asyncio.get_running_loop().call_soon(self._look_again)
 
@@ -208,6 +265,9 @@ class Fetch:
 
     def finish(self) -> None:
         """Answers now, with whatever there is."""
+        if self._moved is not None:
+            self._stop_timer()
+            self._moved.set()
         if self._answer is not None and not self._answer.done():
             self._find_all()
             self._complete(self.read())
@@ -220,9 +280,13 @@ class Fetch:
         assert self._answer is not None
         self._answer.set_result(self.respond(answers))
 
-    def stop_waiting(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def stop_waiting(self) -> None:
+        self._stop_timer()
         self._broker.fetches.waiting.discard(self)
         for partition in self._watched:
             partition.waiters.discard(self)

@@ -47,7 +47,8 @@ async def metadata(broker: Broker, context: RequestContext, request: MetadataReq
         response.topics = await Turns().map(lambda topic: _describe(broker, topic, operations), list(broker.topics))
     else:
         may_create = request.allow_auto_topic_creation and broker.settings["auto.create.topics.enable"]
-        response.topics = await Turns().map(lambda asked: _find(broker, asked, may_create, operations), request.topics)
+        once = {(asked.name, asked.topic_id): asked for asked in request.topics}.values()  # as Kafka: a set of topics
+        response.topics = await Turns().map(lambda asked: _find(broker, asked, may_create, operations), once)
     return response
 
 
@@ -70,7 +71,7 @@ def _find(broker: Broker, asked: MetadataRequestTopic, may_create: bool, operati
 def _create(broker: Broker, name: str, may_create: bool) -> Topic:
     if name_problem(name):
         raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, name)
-    if not may_create:
+    if not may_create or broker.topics.is_changing(name):  # in the latter case the client asks again
         raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name)
     if name in INTERNAL_TOPICS:
         return broker.topics.internal(name)

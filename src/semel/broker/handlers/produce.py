@@ -13,9 +13,10 @@ import gc
 import logging
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semel.broker.turns import MANY, Turns, at_once
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
 from semel.protocol.messages.records import (
@@ -63,23 +64,48 @@ def produce(
 ) -> ProduceResponse | asyncio.Future[Any] | Any:
     if request.acks not in (_ACKS_ALL, 0, 1):
         return _refuse(request, ErrorCode.INVALID_REQUIRED_ACKS)
+    if sum([len(data.partition_data) for data in request.topic_data]) > MANY:
+        _keep_batches(request)
+        return _produce_many(broker, context, request)
     if _has_transactional(request):
         if request.transactional_id is None:
             return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         if not _is_let_in(broker, context, request):
             guards = _Guards(broker, context, request)
+            at_once(guards.ask_logs())
             if guards.needed:
+                _keep_batches(request)
                 return guards.produce()
-    response, waiting, heavy = _append_all(broker, context, request, {})
+    response, waiting, heavy = at_once(_append_all(broker, context, request, {}))
     if heavy:
         return _append_heavy(broker, context, request, response, waiting, heavy)
     return _answer(broker, context, request, response, waiting)
 
 
+async def _produce_many(
+    broker: Broker, context: RequestContext, request: ProduceRequest
+) -> ProduceResponse | asyncio.Future[Any] | None:
+    """A request for very many partitions: others are served in between."""
+    guards = _Guards(broker, context, request)
+    if _has_transactional(request):
+        if request.transactional_id is None:
+            return _refuse(request, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        await Turns().run(guards.ask_logs())
+    return await guards.produce()
+
+
+def _keep_batches(request: ProduceRequest) -> None:
+    """Copies the batches of a request that has to wait: the receive buffer will be used again."""
+    for data in request.topic_data:
+        for part in data.partition_data:
+            if part.records is not None:
+                part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]
+
+
 def _append_all(
     broker: Broker, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
-) -> tuple[ProduceResponse, Waiting, list[Heavy]]:
-    """Appends what may be appended; an ErrorCode in place of a guard refuses its batch."""
+) -> Generator[None, None, tuple[ProduceResponse, Waiting, list[Heavy]]]:
+    """Appends what may be appended; an ErrorCode in place of a guard refuses its batch. Yields before each batch."""
     waiting: Waiting = []
     heavy: list[Heavy] = []
     topics = []
@@ -88,6 +114,7 @@ def _append_all(
         topic = find_topic(broker, context.version, data)
         results = []
         for part in data.partition_data:
+            yield
             result = PartitionProduceResponse(index=part.index, base_offset=-1)
             results.append(result)
             if topic is None or not 0 <= part.index < len(topic.partitions):
@@ -308,8 +335,12 @@ class _Guards:
         self.needed: dict[tuple[bytes, int], Any] = {}
         self._partitions: dict[tuple[str, int], tuple[bytes, int]] = {}
         self._producers: set[tuple[int, int]] = set()
+
+    def ask_logs(self) -> Generator[None, None, None]:
+        """Finds out what is needed. Yields after each batch."""
         for topic, part in self._transactional_parts():
             self._ask_log(topic, part)
+            yield
 
     def _transactional_parts(self) -> Iterator[tuple[Topic, PartitionProduceData]]:
         for data in self._request.topic_data:
@@ -366,15 +397,10 @@ class _Guards:
             if code is not ErrorCode.NONE:
                 self.needed[self._partitions[partition]] = code
 
-    def produce(self) -> Any:
-        """The rest of the request as a coroutine. The batches are copied: the receive buffer will be used again."""
-        for data in self._request.topic_data:
-            for part in data.partition_data:
-                if part.records is not None:
-                    part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]
-        return self._produce()
-
-    async def _produce(self) -> ProduceResponse | asyncio.Future[Any] | None:
-        await self._ask_coordinator()
-        response, waiting, heavy = _append_all(self._broker, self._context, self._request, self.needed)
+    async def produce(self) -> ProduceResponse | asyncio.Future[Any] | None:
+        """The rest of the request, whose batches were copied."""
+        if self.needed:
+            await self._ask_coordinator()
+        steps = _append_all(self._broker, self._context, self._request, self.needed)
+        response, waiting, heavy = await Turns().run(steps)
         return await _append_heavy(self._broker, self._context, self._request, response, waiting, heavy)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode
 from typing import TYPE_CHECKING
 
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
     Listener,
     Node,
+    PartitionData,
     PartitionDataResult,
     ReplicaState,
     TopicDataResult,
@@ -27,18 +29,14 @@ _METADATA = "__cluster_metadata"
 _FIRST_WITH_FOLDERS = 2
 
 
-def describe_quorum(broker: Broker, context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+async def describe_quorum(
+    broker: Broker, context: RequestContext, request: DescribeQuorumRequest
+) -> DescribeQuorumResponse:
     asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     if asked != [(_METADATA, 0)]:
+        turns = Turns()
         topics = [
-            TopicDataResult(
-                topic.topic_name,
-                [
-                    PartitionDataResult(part.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
+            TopicDataResult(topic.topic_name, await turns.map(_unknown, topic.partitions)) for topic in request.topics
         ]
         return DescribeQuorumResponse(topics=topics)
     end, now_ms = broker.store.size_bytes, broker.clock.now_ms()
@@ -53,6 +51,10 @@ def describe_quorum(broker: Broker, context: RequestContext, request: DescribeQu
         topics=[TopicDataResult(_METADATA, [partition])],
         nodes=[Node(broker.node_id, [Listener("PLAINTEXT", host, port)])] if names_folders else [],
     )
+
+
+def _unknown(asked: PartitionData) -> PartitionDataResult:
+    return PartitionDataResult(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 
 
 def _directory_id(broker: Broker) -> bytes:

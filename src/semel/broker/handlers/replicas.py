@@ -5,10 +5,12 @@ There is one replica of everything, in one data folder.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.handlers.assignments import check_assignment
 from semel.broker.topics import TopicError
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import (
     AlterPartitionReassignmentsRequest,
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
     from semel.broker.context import RequestContext
 
 
-def elect_leaders(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+async def elect_leaders(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
     """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
+    turns = Turns()
     return ElectLeadersResponse(
         replica_election_results=[
-            ReplicaElectionResult(topic.topic, [_elect(broker, topic.topic, index) for index in topic.partitions])
+            ReplicaElectionResult(topic.topic, await turns.map(partial(_elect, broker, topic.topic), topic.partitions))
             for topic in request.topic_partitions or []
         ]
     )
@@ -57,14 +60,17 @@ def list_partition_reassignments(
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
-def alter_partition_reassignments(
+async def alter_partition_reassignments(
     broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    turns = Turns()
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
         responses=[
-            ReassignableTopicResponse(topic.name, [_reassign(broker, topic.name, ask) for ask in topic.partitions])
+            ReassignableTopicResponse(
+                topic.name, await turns.map(partial(_reassign, broker, topic.name), topic.partitions)
+            )
             for topic in request.topics
         ],
     )
@@ -82,11 +88,12 @@ def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> Reassig
     return ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)
 
 
-def alter_replica_log_dirs(
+async def alter_replica_log_dirs(
     broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     """A replica may be moved to where it is."""
     results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    turns = Turns()
     for folder in request.dirs:
         is_ours = folder.path == str(broker.data_dir.path)
         for topic in folder.topics:
@@ -97,4 +104,5 @@ def alter_replica_log_dirs(
                 result.partitions.append(
                     AlterReplicaLogDirPartitionResult(index, code if is_ours else ErrorCode.LOG_DIR_NOT_FOUND)
                 )
+                await turns.next()
     return AlterReplicaLogDirsResponse(results=list(results.values()))

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.security import (
     AlterUserScramCredentialsRequest,
@@ -27,18 +28,20 @@ if TYPE_CHECKING:
 
 _KEY = "scram/"
 _MECHANISMS = {1: "sha256", 2: "sha512"}
+_AT_ONCE = 100  # changes for one fsync; others are served after that
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 16384
 
 Refusal = tuple[ErrorCode, str]
 Change = ScramCredentialDeletion | ScramCredentialUpsertion
 
 
-def describe_user_scram_credentials(
+async def describe_user_scram_credentials(
     broker: Broker, context: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     counts = Counter(user.name for user in request.users or [])
     names = list(counts) or sorted(name for name, _ in broker.store.items(_KEY))
-    return DescribeUserScramCredentialsResponse(results=[_describe(broker, name, counts[name] > 1) for name in names])
+    results = await Turns().map(lambda name: _describe(broker, name, counts[name] > 1), names)
+    return DescribeUserScramCredentialsResponse(results=results)
 
 
 def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
@@ -53,13 +56,23 @@ def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScram
     return DescribeUserScramCredentialsResult(name, credential_infos=infos)
 
 
-def alter_user_scram_credentials(
+async def alter_user_scram_credentials(
     broker: Broker, context: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     """All changes of a user, or none."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
     counts = Counter(change.name for change in changes)
     refused: dict[str, Refusal] = {}
+    turns = Turns()
+    for at in range(0, len(changes), _AT_ONCE):
+        _alter(broker, changes[at : at + _AT_ONCE], counts, refused)
+        await turns.next()
+    names = dict.fromkeys(change.name for change in changes)
+    results = [AlterUserScramCredentialsResult(name, *refused.get(name, (ErrorCode.NONE, None))) for name in names]
+    return AlterUserScramCredentialsResponse(results=results)
+
+
+def _alter(broker: Broker, changes: list[Change], counts: Counter[str], refused: dict[str, Refusal]) -> None:
     for change in changes:
         refusal = _refusal(broker, change, counts[change.name] > 1)
         if refusal is not None:
@@ -71,9 +84,6 @@ def alter_user_scram_credentials(
         broker.store.discard_changes()
         message = f"the data folder cannot be written: {error}"
         refused |= {change.name: (ErrorCode.KAFKA_STORAGE_ERROR, message) for change in accepted}
-    names = dict.fromkeys(change.name for change in changes)
-    results = [AlterUserScramCredentialsResult(name, *refused.get(name, (ErrorCode.NONE, None))) for name in names]
-    return AlterUserScramCredentialsResponse(results=results)
 
 
 def _refusal(broker: Broker, change: Change, is_double: bool) -> Refusal | None:

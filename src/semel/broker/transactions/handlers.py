@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import OffsetToCommit
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -97,21 +99,20 @@ async def add_partitions_to_txn(
             verify_only=False,
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
-    results = [
-        AddPartitionsToTxnResult(
+    results = []
+    turns = Turns()
+    for txn in request.transactions:
+        topics = await _add_partitions(
+            broker,
+            ctx.version,
             txn.transactional_id,
-            await _add_partitions(
-                broker,
-                ctx.version,
-                txn.transactional_id,
-                txn.producer_id,
-                txn.producer_epoch,
-                txn.topics,
-                verify_only=txn.verify_only,
-            ),
+            txn.producer_id,
+            txn.producer_epoch,
+            txn.topics,
+            verify_only=txn.verify_only,
         )
-        for txn in request.transactions
-    ]
+        results.append(AddPartitionsToTxnResult(txn.transactional_id, topics))
+        await turns.next()
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
@@ -127,7 +128,12 @@ async def _add_partitions(
 ) -> list[AddPartitionsToTxnTopicResult]:
     """One transaction of a request. One partition that does not exist fails them all."""
     wanted = [(topic.name, index) for topic in topics for index in topic.partitions]
-    unknown = {partition for partition in wanted if broker.topics.partition(*partition) is None}
+    turns = Turns()
+    unknown = set()
+    for partition in wanted:
+        if broker.topics.partition(*partition) is None:
+            unknown.add(partition)
+        await turns.next()
     if unknown:
         codes = {
             partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -177,7 +183,9 @@ async def txn_offset_commit(
     codes: dict[TopicPartition, ErrorCode] = {}
     commits: dict[TopicPartition, OffsetToCommit] = {}  # of several offsets for a partition the last one counts
     limit = broker.groups.config.metadata_max_size
+    turns = Turns()
     for asked in request.topics:
+        await turns.next()
         topic = broker.topics.get(asked.name)
         for part in asked.partitions:
             key = (asked.name, part.partition_index)
@@ -262,7 +270,12 @@ async def write_txn_markers(
     broker: Broker, ctx: RequestContext, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     """Markers written by hand: how an operator aborts a hanging transaction (KIP-664)."""
-    return WriteTxnMarkersResponse([await _write_marker(broker, marker) for marker in request.markers])
+    turns = Turns()
+    results = []
+    for marker in request.markers:
+        results.append(await _write_marker(broker, marker))
+        await turns.next()
+    return WriteTxnMarkersResponse(results)
 
 
 async def _write_marker(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
@@ -289,13 +302,12 @@ async def _write_marker(broker: Broker, marker: WritableTxnMarker) -> WritableTx
 # --- operators ------------------------------------------------------------------------------------------------------
 
 
-def describe_transactions(
+async def describe_transactions(
     broker: Broker, ctx: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     """State, owner and partitions of transactional ids."""
-    return DescribeTransactionsResponse(
-        transaction_states=[_describe(broker.transactions, id_) for id_ in request.transactional_ids]
-    )
+    states = await Turns().map(partial(_describe, broker.transactions), request.transactional_ids)
+    return DescribeTransactionsResponse(transaction_states=states)
 
 
 def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> DescribedTransaction:
