@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from semel.local.brokers import Node
+from semel.local.brokers import BrokerProcess
 from semel.local.processes import Process
 
 VERSION = "4.3.1"
@@ -115,7 +115,7 @@ def start_tool(name: str, *arguments: str | Path, stdin: bool = False) -> Proces
 # --- the broker ---
 
 
-class ApacheKafka(Node):
+class ApacheKafka(BrokerProcess):
     """One node of Apache Kafka. `start` formats the folder the first time; ports and data stay over restarts.
 
     fsync="os" is Kafka's own default (the operating system writes when it likes); "commit" forces every batch to

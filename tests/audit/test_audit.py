@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from semel.audit import Audit, CannotLookError, Kind, audit
+from semel.audit import Audit, CannotLookError, FindingKind, audit
 from semel.cli import main
 from semel.prove.checker import ends
 from semel.spark.ledger import Entry
@@ -104,7 +104,7 @@ def app(cluster: Cluster) -> Application:
     return Application(cluster)
 
 
-def kinds(result: Audit) -> list[Kind]:
+def kinds(result: Audit) -> list[FindingKind]:
     return [finding.kind for finding in result.findings]
 
 
@@ -125,7 +125,7 @@ def test_a_gap_in_the_input_is_found(app: Application) -> None:
     app.batch(0, 40)
     app.batch(45, 70)
     (finding,) = app.audit().findings
-    assert (finding.kind, finding.sequence, finding.place) == (Kind.GAP, 1, f"{app.source}-0")
+    assert (finding.kind, finding.sequence, finding.place) == (FindingKind.GAP, 1, f"{app.source}-0")
     assert "offsets 40 to 44 were skipped" in str(finding)
 
 
@@ -133,7 +133,7 @@ def test_an_overlap_in_the_input_is_found(app: Application) -> None:
     app.batch(0, 40)
     app.batch(30, 70)
     (finding,) = app.audit().findings
-    assert (finding.kind, finding.sequence) == (Kind.OVERLAP, 1)
+    assert (finding.kind, finding.sequence) == (FindingKind.OVERLAP, 1)
     assert "offsets 30 to 39 were read before" in str(finding)
 
 
@@ -142,7 +142,7 @@ def test_a_count_that_is_not_what_the_output_holds_is_found(app: Application, wr
     app.batch(0, 40)
     app.batch(40, 50, writes=writes, says=says)
     (finding,) = app.audit().findings
-    assert (finding.kind, finding.sequence, finding.place) == (Kind.COUNT, 1, f"{app.output}-0")
+    assert (finding.kind, finding.sequence, finding.place) == (FindingKind.COUNT, 1, f"{app.output}-0")
     assert f"hold {writes} records, it says {says}" in finding.detail
     assert why in finding.detail
     assert app.audit(counting=False).clean  # the ledger alone fits together
@@ -151,7 +151,7 @@ def test_a_count_that_is_not_what_the_output_holds_is_found(app: Application, wr
 def test_offsets_that_two_batches_claim_are_found(app: Application) -> None:
     app.batch(0, 40)
     app.batch(40, 50, written=[LedgerWritten(app.output, 0, 10, 35, 44)])
-    assert Kind.OVERLAP in kinds(app.audit(counting=False))
+    assert FindingKind.OVERLAP in kinds(app.audit(counting=False))
 
 
 def test_missing_and_doubled_entries_are_found(app: Application) -> None:
@@ -159,7 +159,7 @@ def test_missing_and_doubled_entries_are_found(app: Application) -> None:
     app.batch(40, 50, sequence=2)
     app.batch(50, 60, sequence=2)
     first, second = app.audit().findings
-    assert (first.kind, second.kind) == (Kind.LEDGER, Kind.LEDGER)
+    assert (first.kind, second.kind) == (FindingKind.LEDGER, FindingKind.LEDGER)
     assert "those in between are gone" in str(first)
     assert "two writers" in str(second)
 
@@ -168,7 +168,7 @@ def test_a_group_that_was_moved_is_found(app: Application) -> None:
     app.batch(0, 40)
     app.move_group(12)
     (finding,) = app.audit().findings
-    assert finding.kind is Kind.POSITIONS
+    assert finding.kind is FindingKind.POSITIONS
     assert "stands at 12, the ledger ends at 40" in finding.detail
 
 
@@ -197,7 +197,7 @@ def test_a_topic_that_was_created_anew_may_begin_anywhere(app: Application) -> N
     app.batch(0, 40, starts=at(0, "B"), ends=at(40, "B"))
     assert app.audit().clean
     app.batch(0, 40, starts=at(0, "B"), ends=at(40, "B"))
-    assert kinds(app.audit()) == [Kind.OVERLAP]
+    assert kinds(app.audit()) == [FindingKind.OVERLAP]
 
 
 def test_sources_that_are_not_kafka_are_compared_as_they_are(app: Application) -> None:
@@ -205,7 +205,7 @@ def test_sources_that_are_not_kafka_are_compared_as_they_are(app: Application) -
     app.batch(10, 20, starts=["file-7"], ends=["file-9"])
     assert app.audit().clean
     app.batch(20, 30, starts=["file-10"], ends=["file-11"])
-    assert kinds(app.audit()) == [Kind.GAP]
+    assert kinds(app.audit()) == [FindingKind.GAP]
 
 
 def test_only_the_last_batches_are_looked_at_if_asked(app: Application) -> None:

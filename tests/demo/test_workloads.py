@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from semel.demo.workloads import WORKLOADS, Outcome, Workload
+from semel.demo.workloads import WORKLOADS, DemoWorkload, Outcome
 
 PER_S = 200.0
 
@@ -22,7 +22,7 @@ class Stored(NamedTuple):
 class Run:
     """A pipeline that did everything right, to be damaged."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: DemoWorkload) -> None:
         self.workload = workload
         events = list(islice(workload.events(random.Random(7), 1_700_000_000_000, PER_S), 600))
         events += workload.closing(1_700_000_000_000, 600, PER_S)

@@ -9,7 +9,7 @@ overlaps, and counts the records that are really there. It shares no code with w
 confluent-kafka, ledger entries by their documented JSON; import-linter keeps it so.
 """
 
-from semel.audit.findings import Entry, Finding, Kind, Written
+from semel.audit.findings import AuditedWrite, AuditEntry, Finding, FindingKind
 from semel.audit.looking import Audit, CannotLookError, audit
 
-__all__ = ["Audit", "CannotLookError", "Entry", "Finding", "Kind", "Written", "audit"]
+__all__ = ["Audit", "AuditEntry", "AuditedWrite", "CannotLookError", "Finding", "FindingKind", "audit"]

@@ -21,7 +21,7 @@ class UnreadableEntryError(ValueError):
     """What is in the ledger is no entry of a known format."""
 
 
-class Written(msgspec.Struct, frozen=True):
+class AuditedWrite(msgspec.Struct, frozen=True):
     """What a batch says that it wrote into one partition."""
 
     topic: str
@@ -31,7 +31,7 @@ class Written(msgspec.Struct, frozen=True):
     last_offset: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class AuditEntry(msgspec.Struct, frozen=True):
     """One committed batch. A source's start or end is a text: positions in topics as JSON, or whatever it uses."""
 
     sequence: int
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True):
     starts: list[str | None]
     ends: list[str | None]
     run_id: str = ""
-    written: list[Written] = []
+    written: list[AuditedWrite] = []
     rows: int = 0  # all that was written, dead letters among them
     dead_letters: int = 0
     attempts: int = 1
@@ -53,9 +53,9 @@ class Entry(msgspec.Struct, frozen=True):
         return bool(self.starts or self.ends)
 
 
-def decode(value: bytes, offset: int) -> Entry:
+def decode(value: bytes, offset: int) -> AuditEntry:
     try:
-        entry = msgspec.json.decode(value, type=Entry)
+        entry = msgspec.json.decode(value, type=AuditEntry)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableEntryError(f"offset {offset} of the ledger is no entry: {error}") from error
     if entry.format != KNOWN_FORMAT:
@@ -102,7 +102,7 @@ def _are_positions(value: Any) -> bool:
 # --- the rules ---
 
 
-class Kind(Enum):
+class FindingKind(Enum):
     GAP = "gap"
     OVERLAP = "overlap"
     COUNT = "count"
@@ -113,7 +113,7 @@ class Kind(Enum):
 class Finding(msgspec.Struct, frozen=True):
     """One thing that must not be. `sequence` is the ledger's number of the batch, -1 if it is about no batch."""
 
-    kind: Kind
+    kind: FindingKind
     sequence: int
     place: str
     detail: str
@@ -127,23 +127,23 @@ def named(place: Place) -> str:
     return f"{place[0]}-{place[1]}"
 
 
-def chain(entries: Sequence[Entry]) -> Iterator[Finding]:
+def chain(entries: Sequence[AuditEntry]) -> Iterator[Finding]:
     """Every batch starts where the one before ended, and no number is there twice or missing."""
     for before, entry in pairwise(entries):
         if entry.sequence == before.sequence:
             detail = f"batch {before.batch_id} and batch {entry.batch_id} have the same number: two writers"
-            yield Finding(Kind.LEDGER, entry.sequence, "the ledger", detail)
+            yield Finding(FindingKind.LEDGER, entry.sequence, "the ledger", detail)
         elif entry.sequence != before.sequence + 1:
             detail = f"the entry before it is {before.sequence}; those in between are gone"
-            yield Finding(Kind.LEDGER, entry.sequence, "the ledger", detail)
+            yield Finding(FindingKind.LEDGER, entry.sequence, "the ledger", detail)
     for before, entry in pairwise([entry for entry in entries if entry.has_sources]):
         yield from _between(before, entry)
 
 
-def _between(before: Entry, entry: Entry) -> Iterator[Finding]:
+def _between(before: AuditEntry, entry: AuditEntry) -> Iterator[Finding]:
     if len(before.ends) != len(entry.starts):
         detail = f"{len(entry.starts)} sources, the batch before had {len(before.ends)}"
-        yield Finding(Kind.LEDGER, entry.sequence, "sources", detail)
+        yield Finding(FindingKind.LEDGER, entry.sequence, "sources", detail)
         return
     for number, (end, start) in enumerate(zip(before.ends, entry.starts, strict=True)):
         old, new = positions(end), positions(start)
@@ -151,7 +151,7 @@ def _between(before: Entry, entry: Entry) -> Iterator[Finding]:
             yield from _between_positions(before, entry, _of_the_same_topics(old, end, start), new)
         elif end != start and start is not None:
             detail = f"starts at {start}, the batch before ended at {end}"
-            yield Finding(Kind.GAP, entry.sequence, f"source {number}", detail)
+            yield Finding(FindingKind.GAP, entry.sequence, f"source {number}", detail)
 
 
 def _of_the_same_topics(ends: Positions, end: str | None, start: str | None) -> Positions:
@@ -161,21 +161,21 @@ def _of_the_same_topics(ends: Positions, end: str | None, start: str | None) -> 
     return {place: at for place, at in ends.items() if place[0] not in others}
 
 
-def _between_positions(before: Entry, entry: Entry, old: Positions, new: Positions) -> Iterator[Finding]:
+def _between_positions(before: AuditEntry, entry: AuditEntry, old: Positions, new: Positions) -> Iterator[Finding]:
     for place, end in sorted(old.items()):
         start = new.get(place)
         if start is None:
             detail = f"entry {before.sequence} ended at {end}, this one does not read the partition"
-            yield Finding(Kind.GAP, entry.sequence, named(place), detail)
+            yield Finding(FindingKind.GAP, entry.sequence, named(place), detail)
         elif start > end:
             detail = f"offsets {end} to {start - 1} were skipped: entry {before.sequence} ended at {end}"
-            yield Finding(Kind.GAP, entry.sequence, named(place), detail)
+            yield Finding(FindingKind.GAP, entry.sequence, named(place), detail)
         elif start < end:
             detail = f"offsets {start} to {end - 1} were read before: entry {before.sequence} ended at {end}"
-            yield Finding(Kind.OVERLAP, entry.sequence, named(place), detail)
+            yield Finding(FindingKind.OVERLAP, entry.sequence, named(place), detail)
 
 
-def backwards(entries: Sequence[Entry]) -> Iterator[Finding]:
+def backwards(entries: Sequence[AuditEntry]) -> Iterator[Finding]:
     """No batch ends before it starts."""
     for entry in entries:
         for start, end in zip(entry.starts, entry.ends, strict=False):
@@ -183,11 +183,11 @@ def backwards(entries: Sequence[Entry]) -> Iterator[Finding]:
             for place, offset in sorted(old.items()):
                 if new.get(place, offset) < offset:
                     detail = f"starts at {offset} and ends at {new[place]}"
-                    yield Finding(Kind.LEDGER, entry.sequence, named(place), detail)
+                    yield Finding(FindingKind.LEDGER, entry.sequence, named(place), detail)
 
 
-def by_place(entries: Sequence[Entry]) -> dict[Place, list[tuple[Entry, Written]]]:
-    found: dict[Place, list[tuple[Entry, Written]]] = defaultdict(list)
+def by_place(entries: Sequence[AuditEntry]) -> dict[Place, list[tuple[AuditEntry, AuditedWrite]]]:
+    found: dict[Place, list[tuple[AuditEntry, AuditedWrite]]] = defaultdict(list)
     for entry in entries:
         for part in entry.written:
             if part.count:
@@ -195,7 +195,7 @@ def by_place(entries: Sequence[Entry]) -> dict[Place, list[tuple[Entry, Written]
     return dict(found)
 
 
-def output_ranges(entries: Sequence[Entry]) -> Iterator[Finding]:
+def output_ranges(entries: Sequence[AuditEntry]) -> Iterator[Finding]:
     """What batches wrote into a partition lies one behind the other."""
     for place, parts in sorted(by_place(entries).items()):
         for (before, old), (entry, new) in pairwise(parts):
@@ -204,19 +204,19 @@ def output_ranges(entries: Sequence[Entry]) -> Iterator[Finding]:
                     f"says that it wrote offsets {new.first_offset} to {new.last_offset}, entry {before.sequence} says "
                     f"{old.first_offset} to {old.last_offset}"
                 )
-                yield Finding(Kind.OVERLAP, entry.sequence, named(place), detail)
+                yield Finding(FindingKind.OVERLAP, entry.sequence, named(place), detail)
 
 
-def sums(entries: Sequence[Entry]) -> Iterator[Finding]:
+def sums(entries: Sequence[AuditEntry]) -> Iterator[Finding]:
     """The rows of a batch are the sum of its partitions."""
     for entry in entries:
         total = sum(part.count for part in entry.written)
         if total != entry.rows:
             detail = f"says {entry.rows} rows, its partitions add up to {total}"
-            yield Finding(Kind.COUNT, entry.sequence, "the ledger", detail)
+            yield Finding(FindingKind.COUNT, entry.sequence, "the ledger", detail)
 
 
-def counts(place: Place, parts: Sequence[tuple[Entry, Written]], found: Sequence[int]) -> Iterator[Finding]:
+def counts(place: Place, parts: Sequence[tuple[AuditEntry, AuditedWrite]], found: Sequence[int]) -> Iterator[Finding]:
     """The records between a batch's offsets are as many as it says."""
     for (entry, part), there in zip(parts, found, strict=True):
         if there == part.count:
@@ -227,7 +227,7 @@ def counts(place: Place, parts: Sequence[tuple[Entry, Written]], found: Sequence
             else "another producer writes to this partition, or rows were written twice"
         )
         detail = f"offsets {part.first_offset} to {part.last_offset} hold {there} records, it says {part.count}: {why}"
-        yield Finding(Kind.COUNT, entry.sequence, named(place), detail)
+        yield Finding(FindingKind.COUNT, entry.sequence, named(place), detail)
 
 
 def group(ends: Positions, committed: Positions) -> Iterator[Finding]:
@@ -235,7 +235,7 @@ def group(ends: Positions, committed: Positions) -> Iterator[Finding]:
     for place, end in sorted(ends.items()):
         if committed.get(place, end) != end:
             detail = f"the group stands at {committed[place]}, the ledger ends at {end}: somebody moved the group"
-            yield Finding(Kind.POSITIONS, -1, named(place), detail)
+            yield Finding(FindingKind.POSITIONS, -1, named(place), detail)
 
 
 RULES = (chain, backwards, output_ranges, sums)

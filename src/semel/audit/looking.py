@@ -16,12 +16,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from semel.audit import findings
 from semel.audit.findings import (
     SUFFIX,
-    Entry,
+    AuditedWrite,
+    AuditEntry,
     Finding,
     Place,
     Positions,
     UnreadableEntryError,
-    Written,
     decode,
     named,
     positions,
@@ -193,7 +193,7 @@ class Audit(msgspec.Struct, frozen=True):
     """What was found."""
 
     application_id: str
-    entries: list[Entry]
+    entries: list[AuditEntry]
     findings: list[Finding]
     notes: list[str]
     counted: int  # records of the output that were counted
@@ -237,12 +237,12 @@ def _look(cluster: AuditedCluster, application_id: str, last: int, counting: boo
 
 def _settled(
     cluster: AuditedCluster, application_id: str, topics: Mapping[str, list[int]]
-) -> tuple[list[Entry], Positions]:
+) -> tuple[list[AuditEntry], Positions]:
     """The ledger and the group's positions of the same moment, although the application may go on meanwhile."""
     ledger = (f"{application_id}{SUFFIX}", 0)
     if ledger[0] not in topics:
         raise CannotLookError(_no_ledger(application_id, cluster.brokers, topics))
-    entries: list[Entry] = []
+    entries: list[AuditEntry] = []
     for _ in range(LOOKS):
         low, high = cluster.ends([ledger])[ledger]
         entries = _entries(cluster, ledger, low, high)
@@ -253,7 +253,7 @@ def _settled(
     return entries, {}  # it writes too fast for its positions to be compared
 
 
-def _entries(cluster: AuditedCluster, ledger: Place, low: int, high: int) -> list[Entry]:
+def _entries(cluster: AuditedCluster, ledger: Place, low: int, high: int) -> list[AuditEntry]:
     messages = cluster.records(ledger, low, high - 1) if high > low else ()
     found = [_decoded(ledger[0], message) for message in messages if message.value() is not None]
     if not found:
@@ -261,7 +261,7 @@ def _entries(cluster: AuditedCluster, ledger: Place, low: int, high: int) -> lis
     return sorted(found, key=lambda entry: entry.sequence)
 
 
-def _decoded(name: str, message: Any) -> Entry:
+def _decoded(name: str, message: Any) -> AuditEntry:
     try:
         return decode(message.value(), message.offset())
     except UnreadableEntryError as error:
@@ -280,7 +280,7 @@ def _no_ledger(application_id: str, brokers: str, topics: Mapping[str, list[int]
     )
 
 
-def _ends(entries: list[Entry]) -> Positions:
+def _ends(entries: list[AuditEntry]) -> Positions:
     """Where the sources stand after the last batch; the lower position where two sources share a topic."""
     merged: Positions = {}
     linked = [entry for entry in entries if entry.has_sources]
@@ -296,14 +296,16 @@ def _lag(cluster: AuditedCluster, ends: Positions, topics: Mapping[str, list[int
 
 
 def _count(
-    cluster: AuditedCluster, entries: list[Entry], topics: Mapping[str, list[int]], progress: Progress
+    cluster: AuditedCluster, entries: list[AuditEntry], topics: Mapping[str, list[int]], progress: Progress
 ) -> tuple[int, list[Finding], list[str]]:
     """Counts what is between the offsets that the entries state."""
     counted, found, notes = 0, list[Finding](), list[str]()
     for place, parts in sorted(findings.by_place(entries).items()):
         progress(f"counting {named(place)}")
         if place[1] not in topics.get(place[0], ()):
-            found.append(Finding(findings.Kind.COUNT, parts[-1][0].sequence, named(place), "is not there any more"))
+            found.append(
+                Finding(findings.FindingKind.COUNT, parts[-1][0].sequence, named(place), "is not there any more")
+            )
             continue
         present, note = _still_there(cluster, place, parts)
         notes += note
@@ -323,8 +325,8 @@ def _count(
 
 
 def _still_there(
-    cluster: AuditedCluster, place: Place, parts: list[tuple[Entry, Written]]
-) -> tuple[list[tuple[Entry, Written]], list[str]]:
+    cluster: AuditedCluster, place: Place, parts: list[tuple[AuditEntry, AuditedWrite]]
+) -> tuple[list[tuple[AuditEntry, AuditedWrite]], list[str]]:
     """What retention has left. A log that ends before what was written has lost it: that is counted as missing."""
     low, _ = cluster.ends([place])[place]
     kept = [(entry, part) for entry, part in parts if part.first_offset >= low]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from semel.cli.client_options import add_connection_options, add_json_option, pairs, print_json, print_table
 
 if TYPE_CHECKING:
-    from semel.audit import Audit, Entry
+    from semel.audit import Audit, AuditEntry
 
 HELP = """Says for an application on Spark which input each committed batch covered and what it wrote where, looks for
 gaps and overlaps, and counts the records that are really there. Reads the ledger and the topics, nothing else, through
@@ -128,13 +128,13 @@ def _ago(duration_s: float) -> str:
     return f"{duration_s:.0f} s"
 
 
-def _row(entry: Entry) -> tuple[object, ...]:
+def _row(entry: AuditEntry) -> tuple[object, ...]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.committed_at_ms / 1000))
     output = " ".join(f"{w.topic}-{w.partition}[{w.first_offset}..{w.last_offset}]" for w in entry.written if w.count)
     return entry.sequence, entry.batch_id, when, _input(entry), output or "nothing", entry.rows, entry.dead_letters
 
 
-def _input(entry: Entry) -> str:
+def _input(entry: AuditEntry) -> str:
     """Ranges of positions, end not included; the text itself for a source that is not Kafka."""
     from semel.audit.findings import positions
 

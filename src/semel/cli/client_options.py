@@ -87,7 +87,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-class Progress:
+class ProgressLine:
     """A count on the terminal while something long runs; silent where stderr is no terminal."""
 
     EVERY_S = 0.5
@@ -112,8 +112,8 @@ class Progress:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Progress]:
-    shown = Progress(what)
+def progress(what: str) -> Iterator[ProgressLine]:
+    shown = ProgressLine(what)
     try:
         yield shown
     finally:

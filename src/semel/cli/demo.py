@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from semel.demo.program import Fault
+    from semel.demo.program import DemoFault
 
 HELP = """Runs a pipeline on this machine three times side by side, at most once, at least once and exactly once, and
 kills it (kill -9) while it commits: the Spark driver twice, the broker once. An independent client counts what came
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.demo.run import Options, default_report
+    from semel.demo.run import DemoOptions, default_report
     from semel.demo.run import run as run_demo
 
     report = args.report or default_report(args.workload)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         _check_place(flag, path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
     return run_demo(
-        Options(
+        DemoOptions(
             args.workload,
             args.engine,
             args.seed,
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _faults(names: str) -> tuple[Fault, ...]:
+def _faults(names: str) -> tuple[DemoFault, ...]:
     from semel.cli.errors import UsageError
     from semel.demo.program import FAULTS
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from semel.demo.program import GUARANTEES, RETURNED, Gate, play, tell
-from semel.demo.workloads import WORKLOADS, Topics
+from semel.demo.workloads import WORKLOADS, DemoTopics
 
 RESTARTS_BORNE = 20
 ERROR_CHARS = 1_000  # Spark searches the message of an error with a regular expression that long ones overflow
@@ -35,7 +35,7 @@ SETTINGS = {
 TRIGGER = "500 milliseconds"
 
 
-class Program:
+class SparkProgram:
     """Three queries, each started again when it fails, as a supervisor would do."""
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Program:
     def _start(self, guarantee: str) -> Any:
         import semel
 
-        topics = Topics.of(self._job["prefix"], guarantee)
+        topics = DemoTopics.of(self._job["prefix"], guarantee)
         sink = semel.sink(
             self._job["brokers"],
             application_id=topics.application_id,
@@ -115,4 +115,4 @@ class Program:
 
 
 if __name__ == "__main__":
-    play(Program(json.loads(sys.argv[1])))
+    play(SparkProgram(json.loads(sys.argv[1])))

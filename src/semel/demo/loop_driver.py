@@ -16,7 +16,7 @@ from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.consumer_types import ConsumerRecord
 from semel.demo.program import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY, Gate, play, tell
-from semel.demo.workloads import WORKLOADS, Topics, Workload
+from semel.demo.workloads import WORKLOADS, DemoTopics, DemoWorkload
 from semel.patterns.process import Output, Processor, Stats
 
 COMMIT_INTERVAL_MS = 600
@@ -28,7 +28,7 @@ class Loop:
     """One pipeline. It stands at its half-way point when a part of its output is sent and nothing is committed; at
     most once, when positions are committed and their output is not sent."""
 
-    def __init__(self, workload: Workload, topics: Topics, guarantee: str, brokers: str, gate: Gate) -> None:
+    def __init__(self, workload: DemoWorkload, topics: DemoTopics, guarantee: str, brokers: str, gate: Gate) -> None:
         self._workload = workload
         self._topics = topics
         self._guarantee = guarantee
@@ -77,12 +77,12 @@ class Loop:
             os._exit(1)
 
 
-class Program:
+class LoopProgram:
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
         self.gate = Gate(GUARANTEES, tell)
         workload = WORKLOADS[job["workload"]]
-        self._topics = {g: Topics.of(job["prefix"], g) for g in GUARANTEES}
+        self._topics = {g: DemoTopics.of(job["prefix"], g) for g in GUARANTEES}
         self._loops = [Loop(workload, self._topics[g], g, job["brokers"], self.gate) for g in GUARANTEES]
 
     def pipelines(self) -> list[Callable[[], None]]:
@@ -97,7 +97,7 @@ class Program:
                 loop.processor.stop()
 
 
-def is_drained(brokers: str, admin: Admin, topics: Topics) -> bool:
+def is_drained(brokers: str, admin: Admin, topics: DemoTopics) -> bool:
     """Nothing is left to read. Lag alone would not say so: what was aborted at the end of a partition stays lag."""
     places = admin.group_lag(topics.application_id)
     behind = {(place.topic, place.partition): place for place in places if place.lag != 0}
@@ -114,4 +114,4 @@ def is_drained(brokers: str, admin: Admin, topics: Topics) -> bool:
 
 
 if __name__ == "__main__":
-    play(Program(json.loads(sys.argv[1])))
+    play(LoopProgram(json.loads(sys.argv[1])))

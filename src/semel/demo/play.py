@@ -19,9 +19,9 @@ from semel.broker.embedded import Broker
 from semel.client.admin import Admin, NewTopic
 from semel.client.errors import KafkaError
 from semel.client.producer import Producer
-from semel.demo.program import FAULTS, GUARANTEES, Fault
+from semel.demo.program import FAULTS, GUARANTEES, DemoFault
 from semel.demo.screen import Screen
-from semel.demo.workloads import Event, Outcome, Record, Topics, Workload
+from semel.demo.workloads import DemoTopics, DemoWorkload, Event, Outcome, OutputRecord
 from semel.local.processes import Process
 
 PER_TRANSACTION = 20
@@ -32,7 +32,7 @@ BACKOFF_S = 0.2
 class Feeder(threading.Thread):
     """Runs until `finish`. An id is never sent twice: what became of a failed transaction need not be known."""
 
-    def __init__(self, brokers: str, topic: str, workload: Workload, seed: int, per_s: float) -> None:
+    def __init__(self, brokers: str, topic: str, workload: DemoWorkload, seed: int, per_s: float) -> None:
         super().__init__(name="feeder", daemon=True)
         self._options = {
             "bootstrap_servers": brokers,
@@ -110,14 +110,14 @@ POLL_S = 0.05
 DRIVERS = {"spark": "semel.demo.driver", "process": "semel.demo.loop_driver"}
 
 
-class StageError(Exception):
+class DemoStageError(Exception):
     """The demo could not go on; the message says why."""
 
 
-class Stage:
+class DemoStage:
     """Everything that a demo starts. Use it as a context manager."""
 
-    def __init__(self, workload: Workload, engine: str, seed: int, per_s: float, *, keep: bool = False) -> None:
+    def __init__(self, workload: DemoWorkload, engine: str, seed: int, per_s: float, *, keep: bool = False) -> None:
         self.workload = workload
         self.engine = engine
         self.prefix = f"demo-{workload.name}"
@@ -129,7 +129,7 @@ class Stage:
         self.driver: Process | None = None
         self._read_lines = 0
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,12 +149,12 @@ class Stage:
         self.broker.start()
 
     def create_topics(self) -> None:
-        wanted = {name: count for g in GUARANTEES for name, count in Topics.of(self.prefix, g).partitions().items()}
+        wanted = {name: count for g in GUARANTEES for name, count in DemoTopics.of(self.prefix, g).partitions().items()}
         with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
             admin.create_topics([NewTopic(name, count) for name, count in wanted.items()])
 
     def start_feeder(self) -> Feeder:
-        source = Topics.of(self.prefix, GUARANTEES[0]).source
+        source = DemoTopics.of(self.prefix, GUARANTEES[0]).source
         self.feeder = Feeder(self.broker.bootstrap, source, self.workload, self._seed, self._per_s)
         self.feeder.start()
         return self.feeder
@@ -196,10 +196,10 @@ class Stage:
                     yield json.loads(line)
             if not lines:
                 if not running:
-                    raise StageError(f"the program ended by itself:\n{self._last_words()}")
+                    raise DemoStageError(f"the program ended by itself:\n{self._last_words()}")
                 yield None
                 time.sleep(POLL_S)
-        raise StageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_words()}")
+        raise DemoStageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_words()}")
 
     def _last_words(self) -> str:
         assert self.driver is not None
@@ -223,7 +223,7 @@ def reader_name() -> str:
     return f"confluent-kafka {confluent_kafka.__version__}"
 
 
-def read(brokers: str, topic: str) -> Sequence[Record]:
+def read(brokers: str, topic: str) -> Sequence[OutputRecord]:
     """Every committed record."""
     if find_spec("confluent_kafka") is None:
         return _read_own(brokers, topic)
@@ -232,7 +232,7 @@ def read(brokers: str, topic: str) -> Sequence[Record]:
     return read_independently(brokers, [topic])
 
 
-def _read_own(brokers: str, topic: str) -> Sequence[Record]:
+def _read_own(brokers: str, topic: str) -> Sequence[OutputRecord]:
     from semel.client.consumer import Consumer
     from semel.client.consumer_types import TopicPartition
 
@@ -241,7 +241,7 @@ def _read_own(brokers: str, topic: str) -> Sequence[Record]:
         consumer.assign(places)
         consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
-        found: list[Record] = []
+        found: list[OutputRecord] = []
         while any(consumer.position(place) < ends[place] for place in places):
             found += [_Own(record.timestamp, record.value) for record in consumer.poll(timeout_ms=500)]
         return found
@@ -279,7 +279,7 @@ class Story(NamedTuple):
 class Play:
     """Runs faults on a stage, one after the other."""
 
-    def __init__(self, stage: Stage, screen: Screen, faults: Sequence[Fault] = FAULTS) -> None:
+    def __init__(self, stage: DemoStage, screen: Screen, faults: Sequence[DemoFault] = FAULTS) -> None:
         self._stage = stage
         self._screen = screen
         self._faults = faults
@@ -304,7 +304,7 @@ class Play:
         self._stage.start_feeder()
         self._start_driver()
 
-    def _inflict(self, fault: Fault) -> None:
+    def _inflict(self, fault: DemoFault) -> None:
         self._stage.command("arm", fault.name, BATCHES_BEFORE)
         self._await("all_held", fault)
         if fault.victim == "driver":
@@ -340,7 +340,7 @@ class Play:
         self._await("started", timeout_s=START_TIMEOUT_S)
         self._note("driver", "up", f"{name} is up{again}, with three pipelines")
 
-    def _await(self, wanted: str, fault: Fault | None = None, timeout_s: float = GET_ON_TIMEOUT_S) -> None:
+    def _await(self, wanted: str, fault: DemoFault | None = None, timeout_s: float = GET_ON_TIMEOUT_S) -> None:
         for event in self._stage.events(timeout_s):
             self._show_feeder()
             self._screen.refresh()
@@ -350,7 +350,7 @@ class Play:
             if event["event"] == wanted:
                 return
 
-    def _take(self, event: dict[str, Any], fault: Fault | None) -> None:
+    def _take(self, event: dict[str, Any], fault: DemoFault | None) -> None:
         lane = self._screen.lanes.get(event.get("guarantee", ""))
         if event["event"] == "batch" and lane is not None:
             lane.add(event["rows"])
@@ -382,11 +382,11 @@ class Play:
         self._screen.moment(text, bad=bad)
 
 
-def judge(stage: Stage) -> list[Outcome]:
+def judge(stage: DemoStage) -> list[Outcome]:
     """Reads all topics through the independent client and counts."""
     outcomes = []
     for guarantee in GUARANTEES:
-        topics = Topics.of(stage.prefix, guarantee)
+        topics = DemoTopics.of(stage.prefix, guarantee)
         source, output, rejected = (
             read(stage.broker.bootstrap, topic) for topic in (topics.source, topics.output, topics.rejected)
         )

@@ -21,7 +21,7 @@ GUARANTEES = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)
 RETURNED = "returned"
 
 
-class Fault(NamedTuple):
+class DemoFault(NamedTuple):
     """One kill -9, when all three pipelines have reached their points."""
 
     name: str
@@ -38,9 +38,9 @@ HALF_WAY = {
 COMMITTED = {AT_MOST_ONCE: RETURNED, AT_LEAST_ONCE: RETURNED, EXACTLY_ONCE: "sink.after_commit"}
 
 FAULTS = (
-    Fault("half-way", "driver", "in the middle of a commit", HALF_WAY),
-    Fault("broker", "broker", "in the middle of a commit", HALF_WAY),
-    Fault("committed", "driver", "after the commit, before Spark notes it", COMMITTED),
+    DemoFault("half-way", "driver", "in the middle of a commit", HALF_WAY),
+    DemoFault("broker", "broker", "in the middle of a commit", HALF_WAY),
+    DemoFault("committed", "driver", "after the commit, before Spark notes it", COMMITTED),
 )
 
 
@@ -118,7 +118,7 @@ def tell(event: str, **facts: Any) -> None:
         print(json.dumps({"event": event, "at_s": time.time(), **facts}), flush=True)
 
 
-class Program(Protocol):
+class DemoProgram(Protocol):
     """What is under test: three pipelines."""
 
     gate: Gate
@@ -130,7 +130,7 @@ class Program(Protocol):
         """No more input will come: end when everything is read."""
 
 
-def play(program: Program) -> None:
+def play(program: DemoProgram) -> None:
     """Runs the program to its end, and obeys meanwhile."""
     tell("started")
     threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.demo.program import EXACTLY_ONCE, FAULTS, Fault
+from semel.demo.program import EXACTLY_ONCE, FAULTS, DemoFault
 from semel.demo.screen import Screen
 
 if TYPE_CHECKING:
-    from semel.demo.play import Stage, Story
+    from semel.demo.play import DemoStage, Story
     from semel.demo.workloads import Outcome
 
 NO_JAVA = (
@@ -31,7 +31,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     workload: str = "bank"
     engine: str = "auto"  # spark, process
     seed: int = 1
@@ -40,7 +40,7 @@ class Options:
     picture: Path | None = None
     as_json: bool = False
     keep: bool = False
-    faults: tuple[Fault, ...] = FAULTS
+    faults: tuple[DemoFault, ...] = FAULTS
 
 
 def missing_for_spark() -> str | None:
@@ -57,7 +57,7 @@ def missing_for_spark() -> str | None:
     return None if found else NO_JAVA
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """The exit code: 0 if exactly once was exact and every fault hit all three pipelines."""
     screen = Screen(silent=options.as_json)
     logging.getLogger("semel.client").setLevel(logging.ERROR)  # the demo kills its broker, and says so itself
@@ -71,14 +71,14 @@ def run(options: Options) -> int:
     return _on_stage(options, engine, screen)
 
 
-def _on_stage(options: Options, engine: str, screen: Screen) -> int:
-    from semel.demo.play import Stage
+def _on_stage(options: DemoOptions, engine: str, screen: Screen) -> int:
+    from semel.demo.play import DemoStage
     from semel.demo.workloads import WORKLOADS
 
     workload = WORKLOADS[options.workload]
     screen.line(f"  {workload.title}; examples/{workload.file} on {'Spark' if engine == 'spark' else 'semel.process'}")
     screen.line(f"  seed {options.seed}; Ctrl-C stops everything\n")
-    stage = Stage(workload, engine, options.seed, options.per_s, keep=options.keep)
+    stage = DemoStage(workload, engine, options.seed, options.per_s, keep=options.keep)
     left = f"{stage.folder} is left behind" if options.keep else "nothing is left behind"
     try:
         with stage:
@@ -92,7 +92,7 @@ def _on_stage(options: Options, engine: str, screen: Screen) -> int:
     return code
 
 
-def _play(options: Options, stage: Stage, screen: Screen) -> int:
+def _play(options: DemoOptions, stage: DemoStage, screen: Screen) -> int:
     from semel.demo.play import Play, judge, reader_name
 
     story = Play(stage, screen, options.faults).run()
@@ -104,7 +104,7 @@ def _play(options: Options, stage: Stage, screen: Screen) -> int:
     return 0 if exact.is_exact else 1
 
 
-def _tell(options: Options, stage: Stage, screen: Screen, story: Story, outcomes: list[Outcome]) -> None:
+def _tell(options: DemoOptions, stage: DemoStage, screen: Screen, story: Story, outcomes: list[Outcome]) -> None:
     from semel.demo import tables
     from semel.demo.report import Facts, picture, write
 

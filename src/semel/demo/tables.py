@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from semel.demo.play import Story
-from semel.demo.workloads import Outcome, Workload
+from semel.demo.workloads import DemoWorkload, Outcome
 
 
-def header(workload: Workload) -> tuple[str, ...]:
+def header(workload: DemoWorkload) -> tuple[str, ...]:
     return ("", "records in", "counted", "lost", "duplicated", f"{workload.total} in", f"{workload.total} out")
 
 
-def rows(workload: Workload, outcomes: list[Outcome]) -> list[tuple[str, ...]]:
+def rows(workload: DemoWorkload, outcomes: list[Outcome]) -> list[tuple[str, ...]]:
     return [
         (
             outcome.guarantee,
@@ -27,7 +27,7 @@ def rows(workload: Workload, outcomes: list[Outcome]) -> list[tuple[str, ...]]:
     ]
 
 
-def text(workload: Workload, outcomes: list[Outcome]) -> str:
+def text(workload: DemoWorkload, outcomes: list[Outcome]) -> str:
     """Aligned columns, numbers to the right."""
     table = [header(workload), *rows(workload, outcomes)]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
@@ -40,7 +40,7 @@ def text(workload: Workload, outcomes: list[Outcome]) -> str:
     return "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
 
 
-def as_json(workload: Workload, outcomes: list[Outcome], story: Story, seed: int, engine: str) -> dict[str, Any]:
+def as_json(workload: DemoWorkload, outcomes: list[Outcome], story: Story, seed: int, engine: str) -> dict[str, Any]:
     return {
         "demo": workload.name,
         "engine": engine,

@@ -14,7 +14,7 @@ from typing import Self
 from semel.local.processes import Process
 
 
-class Node(ABC):
+class BrokerProcess(ABC):
     """One broker process on 127.0.0.1. Data and port stay over restarts. Use it as a context manager."""
 
     patience_s: float = 30  # with a start and with an orderly end
@@ -91,7 +91,7 @@ def semel_command(*arguments: str | Path, semel: Sequence[str] = SEMEL) -> list[
     return [*semel, *(str(argument) for argument in arguments)]
 
 
-class SemelBroker(Node):
+class SemelBroker(BrokerProcess):
     """One broker process. Data and port stay over restarts; `options` go to `semel broker` as they are.
 
     `semel`: the command that is started, such as one with faults (`semel.prove.injection`). It counts from the next

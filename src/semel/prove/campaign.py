@@ -11,10 +11,10 @@ import msgspec
 from semel.prove import inputs
 from semel.prove.checker import (
     CheckerError,
-    Kind,
+    CheckResult,
     Seen,
-    Verdict,
     Violation,
+    ViolationKind,
     Watcher,
     check,
     create_topics,
@@ -38,10 +38,10 @@ PROGRESS_EVERY_S = 10.0
 FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
 
 # What a guarantee does not promise: counted, and not a violation.
-ALLOWED: dict[str, frozenset[Kind]] = {
+ALLOWED: dict[str, frozenset[ViolationKind]] = {
     "exactly_once": frozenset(),
-    "at_least_once": frozenset({Kind.DUPLICATED, Kind.REORDERED}),
-    "at_most_once": frozenset({Kind.LOST, Kind.POSITIONS}),
+    "at_least_once": frozenset({ViolationKind.DUPLICATED, ViolationKind.REORDERED}),
+    "at_most_once": frozenset({ViolationKind.LOST, ViolationKind.POSITIONS}),
 }
 
 
@@ -250,7 +250,9 @@ class ScenePlay:
 
     def _stuck(self, what: str) -> Violation:
         words = "\n".join(self._stage.last_words(PRODUCER))
-        return Violation(Kind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip())
+        return Violation(
+            ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip()
+        )
 
     def _recover(self) -> None:
         """Whatever is down comes up, so that it can be looked at."""
@@ -258,7 +260,7 @@ class ScenePlay:
             actor.thaw()
         self._stage.supervise()
 
-    def _verdict(self, is_last: bool) -> Verdict:
+    def _verdict(self, is_last: bool) -> CheckResult:
         observation = self._require_watcher().observation
         expectations = [self._workload.expectation(self._transactions)]
         if is_last:

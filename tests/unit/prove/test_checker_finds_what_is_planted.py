@@ -9,7 +9,16 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from semel.prove.checker import Expectation, Kind, Observation, Positions, Verdict, Watcher, check, create_topics
+from semel.prove.checker import (
+    CheckResult,
+    Expectation,
+    Observation,
+    OffsetsRule,
+    ViolationKind,
+    Watcher,
+    check,
+    create_topics,
+)
 from tests.support.broker import Cluster, SemelBroker
 from tests.support.waiting import PATIENCE_S, until
 
@@ -46,7 +55,7 @@ class Topic:
             producer.commit_transaction(PATIENCE_S) if commit else producer.abort_transaction(PATIENCE_S)
         return producer
 
-    def check(self, observation: Observation | None = None, **expected: Any) -> Verdict:
+    def check(self, observation: Observation | None = None, **expected: Any) -> CheckResult:
         return check(Expectation((self.name,), **expected), self.brokers, observation, settle_s=1)
 
 
@@ -59,7 +68,7 @@ def ids(*names: str) -> dict[str, int]:
     return dict.fromkeys(names, 1)
 
 
-def only(verdict: Verdict, kind: Kind) -> Any:
+def only(verdict: CheckResult, kind: ViolationKind) -> Any:
     """The one violation that there is."""
     assert [violation.kind for violation in verdict.violations] == [kind], "\n".join(map(str, verdict.violations))
     return verdict.violations[0]
@@ -88,17 +97,17 @@ def test_nothing_is_found_where_nothing_is_wrong(topic: Topic) -> None:
 def test_lost_record_is_named_with_the_aborted_transaction_that_had_it(topic: Topic) -> None:
     topic.write("1")
     topic.transaction(False, "2")
-    lost = only(topic.check(ids=ids("1", "2")), Kind.LOST)
+    lost = only(topic.check(ids=ids("1", "2")), ViolationKind.LOST)
     assert (lost.record, lost.partition, lost.offset) == ("2", 0, 1)
     assert lost.transaction.startswith("producer ")
     assert "aborted" in lost.detail
-    assert only(topic.check(ids=ids("1", "5")), Kind.LOST).offset == -1
+    assert only(topic.check(ids=ids("1", "5")), ViolationKind.LOST).offset == -1
 
 
 def test_duplicated_record_is_named_with_both_places(topic: Topic) -> None:
     topic.transaction(True, "1")
     topic.transaction(True, "1", partition=1)
-    twice = only(topic.check(ids=ids("1")), Kind.DUPLICATED)
+    twice = only(topic.check(ids=ids("1")), ViolationKind.DUPLICATED)
     assert (twice.record, twice.partition, twice.offset) == ("1", 1, 0)
     assert f"{topic.name}-0 offset 0" in twice.detail
     assert "producer" in twice.transaction
@@ -106,20 +115,20 @@ def test_duplicated_record_is_named_with_both_places(topic: Topic) -> None:
 
 def test_record_that_nobody_expected_is_named(topic: Topic) -> None:
     topic.write("1", "stranger")
-    assert only(topic.check(ids=ids("1")), Kind.UNEXPECTED).record == "stranger"
+    assert only(topic.check(ids=ids("1")), ViolationKind.UNEXPECTED).record == "stranger"
 
 
 def test_reordered_records_are_named(topic: Topic) -> None:
     topic.write("1", "3", "2")
-    late = only(topic.check(ids=ids("1", "2", "3"), order=numbered), Kind.REORDERED)
+    late = only(topic.check(ids=ids("1", "2", "3"), order=numbered), ViolationKind.REORDERED)
     assert (late.record, late.offset) == ("2", 2)
     assert "after 3 at offset 1" in late.detail
 
 
 def test_total_that_is_too_low_is_lost_and_too_high_is_twice(topic: Topic) -> None:
     topic.write("1", "2", key="a")
-    assert only(topic.check(totals={"a": 3}, total_of=numbered), Kind.LOST).record == "a"
-    assert only(topic.check(totals={"a": 1}, total_of=numbered), Kind.DUPLICATED).record == "a"
+    assert only(topic.check(totals={"a": 3}, total_of=numbered), ViolationKind.LOST).record == "a"
+    assert only(topic.check(totals={"a": 1}, total_of=numbered), ViolationKind.DUPLICATED).record == "a"
     assert topic.check(totals={"a": 2}, total_of=numbered).ok
 
 
@@ -129,14 +138,14 @@ def test_aborted_record_that_a_reader_got_is_named_with_its_transaction(topic: T
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
         assert watcher.wait_for(2)
     verdict = topic.check(watcher.observation, ids={})
-    assert verdict.counts == {Kind.ABORTED_READ: 2}
+    assert verdict.counts == {ViolationKind.ABORTED_READ: 2}
     assert verdict.violations[0].record == "1"
     assert verdict.violations[0].transaction.startswith("producer ")
 
 
 def test_record_that_the_workload_aborted_is_named_when_it_is_visible(topic: Topic) -> None:
     topic.transaction(True, "1")
-    assert only(topic.check(ids={}, forbidden=frozenset("1")), Kind.ABORTED_READ).record == "1"
+    assert only(topic.check(ids={}, forbidden=frozenset("1")), ViolationKind.ABORTED_READ).record == "1"
 
 
 def test_record_of_an_open_transaction_that_a_reader_got_is_named(topic: Topic) -> None:
@@ -144,7 +153,7 @@ def test_record_of_an_open_transaction_that_a_reader_got_is_named(topic: Topic) 
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
         assert watcher.wait_for(1)
     verdict = topic.check(watcher.observation, ids={})
-    assert verdict.counts == {Kind.ABORTED_READ: 1, Kind.UNDECIDED: 1}
+    assert verdict.counts == {ViolationKind.ABORTED_READ: 1, ViolationKind.UNDECIDED: 1}
     producer.abort_transaction(PATIENCE_S)
 
 
@@ -152,7 +161,7 @@ def test_transaction_with_two_endings_is_named(topic: Topic) -> None:
     topic.transaction(True, "1", tag="transfer-7")
     topic.transaction(False, "2", partition=1, tag="transfer-7")
     verdict = topic.check(ids=ids("1"), transaction=lambda seen: (seen.header("txn") or b"").decode())
-    partial = only(verdict, Kind.PARTIAL)
+    partial = only(verdict, ViolationKind.PARTIAL)
     assert (partial.record, partial.partition) == ("2", 1)
     assert partial.transaction.startswith("transfer-7 (producer ")
 
@@ -160,7 +169,7 @@ def test_transaction_with_two_endings_is_named(topic: Topic) -> None:
 def test_transaction_with_a_missing_part_is_named(topic: Topic) -> None:
     topic.write("1", "2")
     verdict = topic.check(transactions={"transfer": frozenset("123")})
-    partial = only(verdict, Kind.PARTIAL)
+    partial = only(verdict, ViolationKind.PARTIAL)
     assert "2 of 3 records of transfer" in partial.detail
 
 
@@ -169,7 +178,7 @@ def test_part_of_a_transaction_that_the_running_reader_did_not_get_is_named(topi
     with Watcher(topic.brokers, [topic.name]) as watcher:
         assert watcher.wait_for(3)
     del watcher.observation.records[1]  # the plant: the reader was not given the middle
-    partial = only(topic.check(watcher.observation, ids=ids("1", "2", "3")), Kind.PARTIAL)
+    partial = only(topic.check(watcher.observation, ids=ids("1", "2", "3")), ViolationKind.PARTIAL)
     assert (partial.record, partial.offset) == ("2", 1)
 
 
@@ -183,8 +192,8 @@ def test_positions_that_disagree_with_the_output_are_named(
     consumer = Consumer({"bootstrap.servers": topic.brokers, "group.id": group})
     consumer.commit(offsets=[TopicPartition(source.name, 0, position)], asynchronous=False)
     consumer.close()
-    rule = Positions(group, source.name, lambda seen: [(seen.value or b"").decode()])
-    wrong = only(topic.check(positions=(rule,)), Kind.POSITIONS)
+    rule = OffsetsRule(group, source.name, lambda seen: [(seen.value or b"").decode()])
+    wrong = only(topic.check(positions=(rule,)), ViolationKind.POSITIONS)
     assert (wrong.topic, wrong.offset) == (source.name, input_offset)
     assert where in wrong.detail
 
@@ -212,7 +221,7 @@ def test_record_that_changed_or_went_between_two_reads_is_named(topic: Topic, la
     observation = watcher.stop()
     recreate(topic)
     topic.write(*later)
-    wrong = only(topic.check(observation, ids=ids(*later)), Kind.NON_MONOTONIC)
+    wrong = only(topic.check(observation, ids=ids(*later)), ViolationKind.NON_MONOTONIC)
     assert (wrong.record, wrong.offset) == ("2", 1)
     assert said in wrong.detail
 
@@ -233,7 +242,7 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
         semel_broker.start()
         until(lambda: both_ends_seen(watcher, (name, 0), 0))
     verdict = check(Expectation((name,)), semel_broker.bootstrap, watcher.observation)
-    assert set(verdict.counts) == {Kind.NON_MONOTONIC}
+    assert set(verdict.counts) == {ViolationKind.NON_MONOTONIC}
     details = " / ".join(violation.detail for violation in verdict.violations)
     assert "high watermark went back from 5" in details
     assert "last stable offset went back from 5" in details

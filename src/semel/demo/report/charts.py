@@ -78,14 +78,14 @@ LEFT, RIGHT = 54, 10
 Shown = Callable[[float], str]
 
 
-class Clock(NamedTuple):
+class TimeAxis(NamedTuple):
     """Seconds of the demo to pixels, the same for all charts."""
 
     started_s: float
     scale: Scale
 
     @classmethod
-    def of(cls, story: Story, width: int = WIDTH) -> Clock:
+    def of(cls, story: Story, width: int = WIDTH) -> TimeAxis:
         duration_s = max(1.0, story.ended_s - story.started_s)
         return cls(story.started_s, Scale(0, duration_s, LEFT, width - RIGHT))
 
@@ -106,7 +106,7 @@ def kills(story: Story) -> list[Moment]:
     return [moment for moment in story.moments if moment.what == "killed"]
 
 
-def fault_lines(clock: Clock, story: Story, top: float, bottom: float) -> list[str]:
+def fault_lines(clock: TimeAxis, story: Story, top: float, bottom: float) -> list[str]:
     parts = []
     for number, moment in enumerate(kills(story), 1):
         x = clock.x(moment.at_s)
@@ -119,7 +119,7 @@ def fault_lines(clock: Clock, story: Story, top: float, bottom: float) -> list[s
 def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attributes: object) -> str:
     """What came in and what the output says, summed up over time."""
     height, top, bottom = 170, 18, 148
-    clock = Clock.of(story)
+    clock = TimeAxis.of(story)
     came, said = _sums(outcome.series_in), _sums(outcome.series_out)
     high = max([1, *(value for _, value in came), *(value for _, value in said)])
     scale = Scale(0, high * 1.05, bottom, top)
@@ -133,7 +133,7 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attribute
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}", **attributes)
 
 
-def _levels(scale: Scale, shown: Shown, clock: Clock) -> list[str]:
+def _levels(scale: Scale, shown: Shown, clock: TimeAxis) -> list[str]:
     parts = []
     for tick in scale.ticks(4):
         y = scale(tick)
@@ -154,7 +154,7 @@ def _sums(series: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def throughput(outcome: Outcome, story: Story, label: str) -> str:
     """Rows written in each second."""
     height, top, bottom = 108, 18, 86
-    clock = Clock.of(story)
+    clock = TimeAxis.of(story)
     seconds = Counter(int(at_ms / 1000 - story.started_s) for at_ms, _ in outcome.series_out)
     scale = Scale(0, max(seconds.values(), default=1) * 1.05, bottom, top)
     parts = _levels(Scale(0, scale.high, bottom, top), lambda value: f"{value:,.0f}", clock)
@@ -213,7 +213,7 @@ def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> s
 
 def timeline(story: Story, width: int = 1120) -> str:
     """Who was up when, and the moments of the faults."""
-    clock = Clock.of(story, width)
+    clock = TimeAxis.of(story, width)
     parts = clock.axis(16, 92, about=12)
     for row, who in enumerate(("broker", "driver")):
         y = 24 + row * 36

@@ -11,7 +11,7 @@ from semel.demo.play import Story, reader_name
 from semel.demo.program import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAULTS, RETURNED
 from semel.demo.report import charts
 from semel.demo.report.charts import drawing, element, line, text
-from semel.demo.workloads import Outcome, Workload
+from semel.demo.workloads import DemoWorkload, Outcome
 
 COLOURS = """
 :root { color-scheme: light dark;
@@ -97,7 +97,7 @@ POINTS = {
 class Facts(NamedTuple):
     """All that a page is made of."""
 
-    workload: Workload
+    workload: DemoWorkload
     engine: str
     seed: int
     outcomes: list[Outcome]
@@ -200,7 +200,7 @@ def _lane(facts: Facts, outcome: Outcome) -> str:
     )
 
 
-def _by_part(workload: Workload) -> str:
+def _by_part(workload: DemoWorkload) -> str:
     return "Balances" if workload.name == "bank" else f"By {workload.part}"
 
 

@@ -2,8 +2,8 @@
 
 from semel.demo.workloads.ads import Ads
 from semel.demo.workloads.bank import Bank
-from semel.demo.workloads.base import Event, Outcome, Part, Record, Topics, Workload
+from semel.demo.workloads.base import DemoTopics, DemoWorkload, Event, Outcome, OutputRecord, Part
 
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in (Bank(), Ads())}
+WORKLOADS: dict[str, DemoWorkload] = {workload.name: workload for workload in (Bank(), Ads())}
 
-__all__ = ["WORKLOADS", "Event", "Outcome", "Part", "Record", "Topics", "Workload"]
+__all__ = ["WORKLOADS", "DemoTopics", "DemoWorkload", "Event", "Outcome", "OutputRecord", "Part"]

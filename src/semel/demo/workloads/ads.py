@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from semel.demo.workloads.base import Event, Outcome, Part, Record, Workload, rejected_twice_or_never
+from semel.demo.workloads.base import DemoWorkload, Event, Outcome, OutputRecord, Part, rejected_twice_or_never
 
 CAMPAIGNS = ("spring", "summer", "autumn", "winter", "harvest", "snow", "ferry", "kite")
 WRONG = 0.04  # share of all events
@@ -18,7 +18,7 @@ CLOSING = "closing"  # a last view, long after all others: every window before i
 CLOSING_AFTER_MS = 60_000
 
 
-class Ads(Workload):
+class Ads(DemoWorkload):
     name = "ads"
     title = "ad views in, counts per campaign and second out"
     file = "ad_views.py"
@@ -51,7 +51,11 @@ class Ads(Workload):
         return f"{total:,}"
 
     def judge(
-        self, guarantee: str, source: Sequence[Record], output: Sequence[Record], rejected: Sequence[Record]
+        self,
+        guarantee: str,
+        source: Sequence[OutputRecord],
+        output: Sequence[OutputRecord],
+        rejected: Sequence[OutputRecord],
     ) -> Outcome:
         due, wrong, series_in = _expected(source)
         counts = [(record.timestamp_ms, json.loads(record.value or b"{}")) for record in output]
@@ -90,7 +94,7 @@ def _wrong(rng: random.Random, number: int, seen_ms: int) -> Event:
     return _view(number, "", seen_ms)
 
 
-def _expected(source: Sequence[Record]) -> tuple[Counter[tuple[int, str]], list[bytes], list[tuple[int, int]]]:
+def _expected(source: Sequence[OutputRecord]) -> tuple[Counter[tuple[int, str]], list[bytes], list[tuple[int, int]]]:
     """(window and campaign -> views, what must be rejected, views over time). Windows that are still open are left
     out: those of the closing views."""
     due = Counter[tuple[int, str]]()

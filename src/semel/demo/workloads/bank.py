@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from semel.demo.workloads.base import Event, Outcome, Part, Record, Workload, rejected_twice_or_never
+from semel.demo.workloads.base import DemoWorkload, Event, Outcome, OutputRecord, Part, rejected_twice_or_never
 
 ACCOUNTS = tuple(f"acc-{number:02}" for number in range(1, 25))
 OPENING_CENTS = 100_000
 DEPOSITS, WRONG = 0.35, 0.04  # shares of all events
 
 
-class Bank(Workload):
+class Bank(DemoWorkload):
     name = "bank"
     title = "a bank: deposits and transfers in, statements out"
     file = "bank.py"
@@ -46,7 +46,11 @@ class Bank(Workload):
         return f"{total / 100:,.2f}"
 
     def judge(
-        self, guarantee: str, source: Sequence[Record], output: Sequence[Record], rejected: Sequence[Record]
+        self,
+        guarantee: str,
+        source: Sequence[OutputRecord],
+        output: Sequence[OutputRecord],
+        rejected: Sequence[OutputRecord],
     ) -> Outcome:
         bookings, wrong, series_in = _expected(source)
         lines = [(record.timestamp_ms, json.loads(record.value or b"{}")) for record in output]
@@ -104,7 +108,7 @@ def _wrong(rng: random.Random, number: int) -> Event:
 Bookings = dict[int, dict[str, int]]
 
 
-def _expected(source: Sequence[Record]) -> tuple[Bookings, list[bytes], list[tuple[int, int]]]:
+def _expected(source: Sequence[OutputRecord]) -> tuple[Bookings, list[bytes], list[tuple[int, int]]]:
     """The same rules once more, without Spark: (id -> account -> cents, what must be rejected, money over time)."""
     bookings: Bookings = {}
     wrong: list[bytes] = []

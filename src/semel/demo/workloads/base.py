@@ -15,7 +15,7 @@ import msgspec
 PARTITIONS = 2
 
 
-class Topics(NamedTuple):
+class DemoTopics(NamedTuple):
     """The names of one pipeline's topics. All three pipelines read the same source."""
 
     source: str
@@ -24,7 +24,7 @@ class Topics(NamedTuple):
     application_id: str
 
     @classmethod
-    def of(cls, prefix: str, guarantee: str) -> Topics:
+    def of(cls, prefix: str, guarantee: str) -> DemoTopics:
         stem = f"{prefix}.{guarantee}"
         return cls(f"{prefix}.in", f"{stem}.out", f"{stem}.rejected", stem)
 
@@ -39,7 +39,7 @@ class Event(NamedTuple):
     value: bytes
 
 
-class Record(Protocol):
+class OutputRecord(Protocol):
     """A record as a reader got it."""
 
     @property
@@ -81,7 +81,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return sum(part.expected != part.found for part in self.parts)
 
 
-class Workload(ABC):
+class DemoWorkload(ABC):
     """What a demo needs to know of a pipeline."""
 
     name: str
@@ -105,7 +105,11 @@ class Workload(ABC):
 
     @abstractmethod
     def judge(
-        self, guarantee: str, source: Sequence[Record], output: Sequence[Record], rejected: Sequence[Record]
+        self,
+        guarantee: str,
+        source: Sequence[OutputRecord],
+        output: Sequence[OutputRecord],
+        rejected: Sequence[OutputRecord],
     ) -> Outcome:
         """Compares what came out with what went in, all of it as an independent reader saw it."""
 

@@ -10,7 +10,7 @@ ended is taken from the raw log by a reader of its own. Nothing of semel is impo
 A `Watcher` that runs during the faults adds what a reader saw meanwhile; pass its `observation`.
 """
 
-from semel.prove.checker.check import RULES, Expectation, Kind, Positions, Verdict, Violation, check
+from semel.prove.checker.check import RULES, CheckResult, Expectation, OffsetsRule, Violation, ViolationKind, check
 from semel.prove.checker.reading import (
     CheckerError,
     Fate,
@@ -29,16 +29,16 @@ from semel.prove.checker.reading import (
 
 __all__ = [
     "RULES",
+    "CheckResult",
     "CheckerError",
     "Expectation",
     "Fate",
-    "Kind",
     "LogReadError",
     "Observation",
-    "Positions",
+    "OffsetsRule",
     "Seen",
-    "Verdict",
     "Violation",
+    "ViolationKind",
     "Watcher",
     "check",
     "create_topics",

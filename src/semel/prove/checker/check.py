@@ -13,11 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from semel.prove.checker.reading import (
-    Batch,
     CheckerError,
     Fate,
+    LogBatch,
+    LogHistory,
     Observation,
-    PartitionLog,
     Place,
     Seen,
     ends,
@@ -28,7 +28,7 @@ from semel.prove.checker.reading import (
 )
 
 
-class Kind(Enum):
+class ViolationKind(Enum):
     LOST = "lost"
     DUPLICATED = "duplicated"
     UNEXPECTED = "unexpected"
@@ -44,7 +44,7 @@ class Kind(Enum):
 class Violation(msgspec.Struct, frozen=True):
     """One thing that must not be. Partition and offset are -1 where there is no such place."""
 
-    kind: Kind
+    kind: ViolationKind
     topic: str
     partition: int
     offset: int
@@ -59,7 +59,7 @@ class Violation(msgspec.Struct, frozen=True):
         return f"{self.kind.value}: {self.record or '(no record)'} at {place}{whose}: {self.detail}"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What a check found, and how much it looked at."""
 
     violations: list[Violation]
@@ -73,7 +73,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return not self.violations
 
     @property
-    def counts(self) -> Counter[Kind]:
+    def counts(self) -> Counter[ViolationKind]:
         return Counter(violation.kind for violation in self.violations)
 
     def summary(self) -> str:
@@ -90,7 +90,7 @@ def value_text(record: Seen) -> str:
     return (record.value or b"").decode(errors="replace")
 
 
-class Positions(NamedTuple):
+class OffsetsRule(NamedTuple):
     """A consumer group that stands, in the source, exactly where the output ends."""
 
     group: str
@@ -125,7 +125,7 @@ class Expectation:
     transaction: Callable[[Seen], str | None] | None = None
     transactions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     one_epoch_each: bool = False
-    positions: tuple[Positions, ...] = ()
+    positions: tuple[OffsetsRule, ...] = ()
 
 
 # --- the rules ---
@@ -142,14 +142,14 @@ class Evidence:
     expectation: Expectation
     committed: list[Seen]
     everything: list[Seen]  # also what was aborted
-    logs: dict[Place, PartitionLog]
+    logs: dict[Place, LogHistory]
     observation: Observation
-    positions: list[tuple[Positions, list[Seen], dict[Place, int]]]
+    positions: list[tuple[OffsetsRule, list[Seen], dict[Place, int]]]
 
     def id_of(self, record: Seen) -> str:
         return self.expectation.identify(record)
 
-    def batch_of(self, record: Seen) -> Batch | None:
+    def batch_of(self, record: Seen) -> LogBatch | None:
         log = self.logs.get((record.topic, record.partition))
         return log.batch_at(record.offset) if log is not None else None
 
@@ -168,7 +168,7 @@ class Evidence:
     def all_by_id(self) -> dict[str, list[Seen]]:
         return _grouped(self.everything, self.id_of)
 
-    def violation(self, kind: Kind, record: Seen, detail: str) -> Violation:
+    def violation(self, kind: ViolationKind, record: Seen, detail: str) -> Violation:
         place = (record.topic, record.partition, record.offset)
         return Violation(kind, *place, self.id_of(record), self.transaction_of(record), detail)
 
@@ -182,7 +182,7 @@ def _grouped(records: Iterable[Seen], key: Callable[[Seen], str]) -> dict[str, l
 
 def check(
     expectation: Expectation, brokers: str, observation: Observation | None = None, *, settle_s: float = SETTLE_S
-) -> Verdict:
+) -> CheckResult:
     """Reads everything and applies all rules. Waits up to `settle_s` for open transactions to end."""
     settled = _await_decisions(brokers, expectation.topics, settle_s)
     evidence = _gather(expectation, brokers, observation or Observation())
@@ -190,7 +190,7 @@ def check(
     endings = {
         (producer, epoch, commit) for log in evidence.logs.values() for _, producer, epoch, commit in log.markers
     }
-    return Verdict(
+    return CheckResult(
         violations if settled else [*violations, *_undecided(evidence)],
         len(evidence.committed),
         len(evidence.observation.records),
@@ -261,10 +261,10 @@ def _missing(evidence: Evidence, record_id: str, detail: str) -> Violation:
         record for record in evidence.all_by_id.get(record_id, ()) if record not in evidence.by_id.get(record_id, ())
     ]
     if not traces:
-        return Violation(Kind.LOST, "/".join(evidence.expectation.topics), -1, -1, record_id, "", detail)
+        return Violation(ViolationKind.LOST, "/".join(evidence.expectation.topics), -1, -1, record_id, "", detail)
     batch = evidence.batch_of(traces[-1])
     fate = f"; what is at this offset is {batch.fate.value}" if batch is not None else ""
-    return evidence.violation(Kind.LOST, traces[-1], detail + fate)
+    return evidence.violation(ViolationKind.LOST, traces[-1], detail + fate)
 
 
 def _duplicated(evidence: Evidence) -> Iterator[Violation]:
@@ -274,7 +274,7 @@ def _duplicated(evidence: Evidence) -> Iterator[Violation]:
         for record in found[max(wanted, 1) :]:
             first = f"{found[0].topic}-{found[0].partition} offset {found[0].offset}"
             yield evidence.violation(
-                Kind.DUPLICATED,
+                ViolationKind.DUPLICATED,
                 record,
                 f"it is also at {first} ({evidence.transaction_of(found[0]) or 'no transaction'})",
             )
@@ -282,7 +282,7 @@ def _duplicated(evidence: Evidence) -> Iterator[Violation]:
         if last is not None and last > wanted:
             topics = "/".join(evidence.expectation.topics)
             detail = f"the output says {last}, it should end with {wanted}: inputs were counted twice"
-            yield Violation(Kind.DUPLICATED, topics, -1, -1, name, "", detail)
+            yield Violation(ViolationKind.DUPLICATED, topics, -1, -1, name, "", detail)
 
 
 def _last_totals(evidence: Evidence) -> Iterator[tuple[str, int, int | None]]:
@@ -299,7 +299,7 @@ def _unexpected(evidence: Evidence) -> Iterator[Violation]:
     ids = evidence.expectation.ids
     for record_id, found in evidence.by_id.items():
         if ids is not None and record_id not in ids and record_id not in evidence.expectation.forbidden:
-            yield from (evidence.violation(Kind.UNEXPECTED, record, "nobody expected it") for record in found)
+            yield from (evidence.violation(ViolationKind.UNEXPECTED, record, "nobody expected it") for record in found)
 
 
 def _reordered(evidence: Evidence) -> Iterator[Violation]:
@@ -317,7 +317,7 @@ def _reordered(evidence: Evidence) -> Iterator[Violation]:
             if before is not None and number < before[0]:
                 earlier = before[1]
                 detail = f"it comes after {evidence.id_of(earlier)} at offset {earlier.offset} of stream {stream}"
-                yield evidence.violation(Kind.REORDERED, record, detail)
+                yield evidence.violation(ViolationKind.REORDERED, record, detail)
             else:
                 highest[record.topic, record.partition, stream] = (number, record)
 
@@ -333,10 +333,12 @@ def _aborted_read(evidence: Evidence) -> Iterator[Violation]:
             batch = evidence.batch_of(record)
             if batch is not None and batch.fate in UNSEEN:
                 yield evidence.violation(
-                    Kind.ABORTED_READ, record, f"{who} got it, but its transaction is {batch.fate.value}"
+                    ViolationKind.ABORTED_READ, record, f"{who} got it, but its transaction is {batch.fate.value}"
                 )
             elif evidence.id_of(record) in evidence.expectation.forbidden:
-                yield evidence.violation(Kind.ABORTED_READ, record, f"{who} got it, but the workload aborted it")
+                yield evidence.violation(
+                    ViolationKind.ABORTED_READ, record, f"{who} got it, but the workload aborted it"
+                )
 
 
 def _partial(evidence: Evidence) -> Iterator[Violation]:
@@ -367,7 +369,9 @@ def _mixed_fates(evidence: Evidence) -> Iterator[Violation]:
             other = found.get(Fate.ABORTED) or found[Fate.OPEN]
             committed = found[Fate.COMMITTED]
             where = f"{committed.topic}-{committed.partition} offset {committed.offset}"
-            yield evidence.violation(Kind.PARTIAL, other, f"{name} is committed at {where}, and here it is not")
+            yield evidence.violation(
+                ViolationKind.PARTIAL, other, f"{name} is committed at {where}, and here it is not"
+            )
 
 
 def _half_seen(evidence: Evidence) -> Iterator[Violation]:
@@ -382,7 +386,7 @@ def _half_seen(evidence: Evidence) -> Iterator[Violation]:
         passed = reached.get((record.topic, record.partition), -1) > record.offset
         if passed and (record.topic, record.partition, record.offset) not in seen:
             detail = f"the watcher never got it, but read on to offset {reached[record.topic, record.partition]}"
-            yield evidence.violation(Kind.PARTIAL, record, detail)
+            yield evidence.violation(ViolationKind.PARTIAL, record, detail)
 
 
 def _incomplete(evidence: Evidence) -> Iterator[Violation]:
@@ -393,7 +397,7 @@ def _incomplete(evidence: Evidence) -> Iterator[Violation]:
             missing = sorted(ids - set(there))
             example = evidence.by_id[there[0]][0]
             detail = f"{len(there)} of {len(ids)} records of {name} are there; not {', '.join(missing[:5])}"
-            yield evidence.violation(Kind.PARTIAL, example, detail)
+            yield evidence.violation(ViolationKind.PARTIAL, example, detail)
 
 
 def _positions_disagree(evidence: Evidence) -> Iterator[Violation]:
@@ -406,7 +410,7 @@ def _positions_disagree(evidence: Evidence) -> Iterator[Violation]:
                     done = "is in the output" if there else "is not in the output"
                     detail = f"group {rule.group} stands at {position}, and input offset {record.offset} {done}"
                     place = (record.topic, record.partition, record.offset)
-                    yield Violation(Kind.POSITIONS, *place, record_id, "", detail)
+                    yield Violation(ViolationKind.POSITIONS, *place, record_id, "", detail)
 
 
 def _non_monotonic(evidence: Evidence) -> Iterator[Violation]:
@@ -414,7 +418,7 @@ def _non_monotonic(evidence: Evidence) -> Iterator[Violation]:
     yield from _ends_that_went_back(evidence)
     for place, error in evidence.observation.out_of_range:
         detail = f"the watcher had read further than the log goes now: {error}"
-        yield Violation(Kind.NON_MONOTONIC, *place, -1, "", "", detail)
+        yield Violation(ViolationKind.NON_MONOTONIC, *place, -1, "", "", detail)
 
 
 def _changed_records(evidence: Evidence) -> Iterator[Violation]:
@@ -425,15 +429,15 @@ def _changed_records(evidence: Evidence) -> Iterator[Violation]:
         place = (record.topic, record.partition)
         if record.offset <= last.get(place, -1):
             yield evidence.violation(
-                Kind.NON_MONOTONIC, record, f"the watcher got it after it had read offset {last[place]}"
+                ViolationKind.NON_MONOTONIC, record, f"the watcher got it after it had read offset {last[place]}"
             )
         last[place] = max(last.get(place, -1), record.offset)
         found = now.get((*place, record.offset))
         if found is None:
-            yield evidence.violation(Kind.NON_MONOTONIC, record, "the watcher got it, and now it is gone")
+            yield evidence.violation(ViolationKind.NON_MONOTONIC, record, "the watcher got it, and now it is gone")
         elif found[4:] != record[4:]:
             detail = f"the watcher got it, and now there is {evidence.id_of(found)} at this offset"
-            yield evidence.violation(Kind.NON_MONOTONIC, record, detail)
+            yield evidence.violation(ViolationKind.NON_MONOTONIC, record, detail)
 
 
 def _ends_that_went_back(evidence: Evidence) -> Iterator[Violation]:
@@ -443,7 +447,9 @@ def _ends_that_went_back(evidence: Evidence) -> Iterator[Violation]:
             before = highest.get((place, stable), 0)
             if offset < before:
                 what = "last stable offset" if stable else "high watermark"
-                yield Violation(Kind.NON_MONOTONIC, *place, offset, "", "", f"the {what} went back from {before}")
+                yield Violation(
+                    ViolationKind.NON_MONOTONIC, *place, offset, "", "", f"the {what} went back from {before}"
+                )
             highest[place, stable] = max(before, offset)
 
 
@@ -451,7 +457,7 @@ def _undecided(evidence: Evidence) -> Iterator[Violation]:
     for record in evidence.everything:
         batch = evidence.batch_of(record)
         if batch is not None and batch.fate is Fate.OPEN:
-            yield evidence.violation(Kind.UNDECIDED, record, "committed readers wait here for ever")
+            yield evidence.violation(ViolationKind.UNDECIDED, record, "committed readers wait here for ever")
 
 
 RULES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {

@@ -228,7 +228,7 @@ class Fate(Enum):
     OPEN = "not ended"
 
 
-class Batch(NamedTuple):
+class LogBatch(NamedTuple):
     first_offset: int
     last_offset: int
     producer_id: int
@@ -240,18 +240,18 @@ class Batch(NamedTuple):
         return f"producer {self.producer_id} epoch {self.epoch}" if self.fate is not Fate.PLAIN else ""
 
 
-class PartitionLog(NamedTuple):
+class LogHistory(NamedTuple):
     """The data batches of a partition, in order, and the ends of its transactions."""
 
-    batches: list[Batch]
+    batches: list[LogBatch]
     markers: list[tuple[int, int, int, bool]]  # offset, producer id, epoch, commit
 
-    def batch_at(self, offset: int) -> Batch | None:
+    def batch_at(self, offset: int) -> LogBatch | None:
         at = bisect_right(self.batches, offset, key=lambda batch: batch.first_offset) - 1
         return self.batches[at] if at >= 0 and self.batches[at].last_offset >= offset else None
 
 
-def read_log(brokers: str, topic: str, timeout_s: float = _TIMEOUT_S) -> dict[int, PartitionLog]:
+def read_log(brokers: str, topic: str, timeout_s: float = _TIMEOUT_S) -> dict[int, LogHistory]:
     """The logs of all partitions of a topic, each from its leader."""
     found = AdminClient({"bootstrap.servers": brokers, "log_level": 0}).list_topics(topic, timeout=timeout_s)
     logs = {}
@@ -262,7 +262,7 @@ def read_log(brokers: str, topic: str, timeout_s: float = _TIMEOUT_S) -> dict[in
     return logs
 
 
-def _read_partition(sock: socket.socket, topic: str, partition: int) -> PartitionLog:
+def _read_partition(sock: socket.socket, topic: str, partition: int) -> LogHistory:
     raw: list[tuple[int, int, int, int, int, bool | None]] = []
     offset = 0
     while True:
@@ -335,7 +335,7 @@ def _skip_varint(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> PartitionLog:
+def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> LogHistory:
     """A marker decides everything that its producer wrote before it and that is not decided yet."""
     fates: dict[int, Fate] = {}
     waiting: dict[int, list[int]] = {}
@@ -350,8 +350,8 @@ def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> Partitio
     for number, (first, last, producer_id, epoch, attributes, commit) in enumerate(raw):
         if commit is None:
             fate = fates.get(number, Fate.OPEN) if attributes & _TRANSACTIONAL else Fate.PLAIN
-            batches.append(Batch(first, last, producer_id, epoch, fate))
-    return PartitionLog(batches, markers)
+            batches.append(LogBatch(first, last, producer_id, epoch, fate))
+    return LogHistory(batches, markers)
 
 
 # --- a reader that runs all the time, as a consumer of the output would ---

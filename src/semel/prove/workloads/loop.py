@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from semel.prove.checker import Expectation, Positions, Seen
+from semel.prove.checker import Expectation, OffsetsRule, Seen
 from semel.prove.decks import (
     ABORT_POINTS,
     COMMIT_POINTS,
@@ -86,7 +86,7 @@ class LoopWorkload(Workload):
         self.run(name, "loop", options)
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = Positions(self.application, self.source, value_of)
+        rule = OffsetsRule(self.application, self.source, value_of)
         return self.copied(self.outputs, transactions, positions=(rule,), transaction=unit_of)
 
 
@@ -116,11 +116,11 @@ class ChainWorkload(LoopWorkload):
 
     def expectation(self, transactions: int) -> Expectation:
         group, source = self.groups()[-1]
-        rule = Positions(group, source, value_of)
+        rule = OffsetsRule(group, source, value_of)
         return self.copied(self.outputs, transactions, positions=(rule,), transaction=unit_of)
 
     def further_expectations(self, transactions: int) -> list[Expectation]:
         return [
-            self.copied((sink,), transactions, positions=(Positions(group, source, value_of),), transaction=unit_of)
+            self.copied((sink,), transactions, positions=(OffsetsRule(group, source, value_of),), transaction=unit_of)
             for (group, source), sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
         ]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from semel.prove.checker import Expectation, Positions, Seen
+from semel.prove.checker import Expectation, OffsetsRule, Seen
 from semel.prove.decks import (
     COMMIT_POINTS,
     PLAIN_APIS,
@@ -113,7 +113,7 @@ class SparkWorkload(Workload):
         return {"batch.size": int(self.options["batch_bytes"])} if "batch_bytes" in self.options else {}
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = Positions(self.application, self.source, value_of)
+        rule = OffsetsRule(self.application, self.source, value_of)
         return self.copied(self.outputs, transactions, positions=(rule,), one_epoch_each=True)
 
 
@@ -131,7 +131,7 @@ class AnyOrderWorkload(SparkWorkload):
         return {"topics": list(self.outputs)}
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = Positions(self.application, self.source, value_of)
+        rule = OffsetsRule(self.application, self.source, value_of)
         return self.copied(self.outputs, transactions, positions=(rule,), one_epoch_each=True, order=None)
 
 
