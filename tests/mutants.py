@@ -138,7 +138,7 @@ def _power_cuts(*points: str) -> Callable[[random.Random], list[Fault]]:
     return faults
 
 
-def _unsettled_heirs(rng: random.Random) -> list[Fault]:
+def _unsettled_offsets(rng: random.Random) -> list[Fault]:
     """Members leave right after a commit whose markers are late, so that others take over before it is settled."""
     return [
         Fault("restart", worker, "marker.before", "EndTxn", "request", rng.randint(2, 4), at_ms, for_ms=2_500)
@@ -168,7 +168,7 @@ def _lost_checkpoints(rng: random.Random) -> list[Fault]:
 HUNTS: dict[str, Hunt] = {
     "answer_before_fsync": Hunt("loop", _power_cuts("Produce.after_answer", "EndTxn.after_answer")),
     "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer"), {"commit_ms": "600"}),
-    "no_require_stable": Hunt("loop", _unsettled_heirs, {"static": "no"}),
+    "no_require_stable": Hunt("loop", _unsettled_offsets, {"static": "no"}),
     # Under TV2 a committed transaction brings the next epoch with it; under TV1 every batch asks for one.
     "init_without_expected_epoch": Hunt("spark", _waking_drivers, settings=(FIRST_GENERATION,)),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),

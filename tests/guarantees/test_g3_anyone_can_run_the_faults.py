@@ -66,7 +66,7 @@ def test_lesser_guarantees_pay_their_price_under_the_same_faults(tmp_path: Path,
     schedule("loop", guarantee, [kills, kills]).save(tmp_path / "replay.json")
     proof = held(prove(tmp_path, "--replay", str(tmp_path / "replay.json")), faults=2)
     assert proof.result["allowed"].get(kind, 0) > 0, proof.told
-    assert set(proof.result["allowed"]) <= {kind, "reordered", "positions disagree with output"}
+    assert set(proof.result["allowed"]) <= {kind, "reordered", "offsets disagree with output"}
 
 
 # --- the long campaign ---

@@ -14,13 +14,13 @@ from tests.support.prove import prove
 
 CHEAP = {"answer_before_fsync", "answer_before_journal", "no_require_stable"}  # those without Spark
 HARM = {  # what each of them may lead to; at least one of it must be named
-    "answer_before_fsync": {"lost", "non-monotonic read", "partial transaction", "positions disagree with output"},
-    "answer_before_journal": {"lost", "partial transaction", "positions disagree with output", "aborted data read"},
+    "answer_before_fsync": {"lost", "non-monotonic read", "partial transaction", "offsets disagree with output"},
+    "answer_before_journal": {"lost", "partial transaction", "offsets disagree with output", "aborted data read"},
     "no_require_stable": {"duplicated"},
     "init_without_expected_epoch": {"duplicated"},
     "no_opening_handshake": {"lost", "duplicated"},
     "no_count_audit": {"duplicated"},
-    "ledger_by_batch_id": {"lost", "positions disagree with output"},
+    "ledger_by_batch_id": {"lost", "offsets disagree with output"},
 }
 
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "topic": "create, list, describe, alter and delete topics",
     "produce": "write records to a topic",
     "consume": "read records from a topic",
-    "group": "list and describe consumer groups, their lag and positions",
+    "group": "list and describe consumer groups, their lag and offsets",
     "txn": "list, describe and abort transactions",
     "demo": "see semel at work",
     "audit": "what an application has read and written, and whether that fits",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = r"""Reads records from a topic and prints them, one for each line. It waits for new ones unless -e or -c end it.
 
 -o says where to start in each partition:
-  beginning | end | stored    the first record, past the last one, or the position of the group (-G)
+  beginning | end | stored    the first record, past the last one, or the committed offset of the group (-G)
   N | -N                      offset N; N records before the end
   s@TIME                      the first record at or after a time (milliseconds or ISO); e@TIME ends before one
 
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-K", "--key-delimiter", metavar="TEXT", help="print the key and this before the value")
     parser.add_argument("-D", "--delimiter", metavar="TEXT", default=r"\n", help=r"after each record (default: \n)")
     parser.add_argument("-Z", "--null", action="store_true", help="print NULL for null keys and values")
-    parser.add_argument("-G", "--group", metavar="GROUP", help="read as a member of a group and commit positions")
+    parser.add_argument("-G", "--group", metavar="GROUP", help="read as a member of a group and commit offsets")
     parser.add_argument(
         "--uncommitted", action="store_true", help="also records of transactions that are open or were aborted"
     )

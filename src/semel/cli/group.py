@@ -1,4 +1,4 @@
-"""`semel group`: list and describe consumer groups, reset their positions, delete them."""
+"""`semel group`: list and describe consumer groups, reset their offsets, delete them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin
     from semel.client.consumer_types import TopicPartition
 
-HELP = "Lists and describes consumer groups with their lag, moves their positions, deletes them."
+HELP = "Lists and describes consumer groups with their lag, moves their offsets, deletes them."
 EXAMPLE = """
 semel group list
 semel group describe billing
@@ -28,18 +28,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _common(actions.add_parser("list", help="all groups with their states"))
 
-    one = actions.add_parser("describe", help="members, positions and lag")
+    one = actions.add_parser("describe", help="members, offsets and lag")
     one.add_argument("groups", metavar="GROUP", nargs="+")
     _common(one)
 
-    one = actions.add_parser("reset", help="move the positions of a group that has no members now")
+    one = actions.add_parser("reset", help="move the offsets of a group that has no members now")
     one.add_argument("group", metavar="GROUP")
     one.add_argument(
         "--topic",
         metavar="TOPIC[:PARTITION,...]",
         action="append",
         default=[],
-        help="which ones (default: all that the group has positions for); may be repeated",
+        help="which ones (default: all that the group has offsets for); may be repeated",
     )
     to = one.add_mutually_exclusive_group(required=True)
     to.add_argument("--to-earliest", action="store_true", help="to the first record")
@@ -128,7 +128,7 @@ def _chosen(admin: Admin, args: argparse.Namespace, before: dict[TopicPartition,
 
     if not args.topic:
         if not before:
-            raise CommandError(f"group {args.group!r} has no positions; name topics with --topic")
+            raise CommandError(f"group {args.group!r} has no committed offsets; name topics with --topic")
         return sorted(before)
     chosen = []
     for given in args.topic:

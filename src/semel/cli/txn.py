@@ -75,7 +75,7 @@ def _describe(admin: Admin, args: argparse.Namespace) -> None:
             continue
         open_s = time.time() - found.start_time_ms / 1000 if found.start_time_ms >= 0 else None
         print(f"{name}: {found.state}" + (f" for {open_s:.1f} s" if open_s is not None else ""))
-        print(f"  producer id {found.producer_id}, epoch {found.epoch}, time-out {found.timeout_ms} ms")
+        print(f"  producer id {found.producer_id}, epoch {found.epoch}, timeout {found.timeout_ms} ms")
         print(f"  partitions: {', '.join(map(str, found.partitions)) or 'none'}")
 
 

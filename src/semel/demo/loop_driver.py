@@ -26,7 +26,7 @@ SESSION_TIMEOUT_MS = 6_000
 
 class Loop:
     """One pipeline. It stands at its half-way point when a part of its output is sent and nothing is committed; at
-    most once, when positions are committed and their output is not sent."""
+    most once, when offsets are committed and their output is not sent."""
 
     def __init__(self, workload: DemoWorkload, topics: DemoTopics, guarantee: str, brokers: str, gate: Gate) -> None:
         self._workload = workload

@@ -31,8 +31,8 @@ class DemoFault(NamedTuple):
 
 
 HALF_WAY = {
-    AT_MOST_ONCE: "sink.after_positions",  # positions are stored, rows are not written
-    AT_LEAST_ONCE: "sink.after_write",  # rows are written, positions are not stored
+    AT_MOST_ONCE: "sink.after_positions",  # offsets are stored, rows are not written
+    AT_LEAST_ONCE: "sink.after_write",  # rows are written, offsets are not stored
     EXACTLY_ONCE: "sink.after_positions",  # everything is in the transaction, EndTxn is not sent
 }
 COMMITTED = {AT_MOST_ONCE: RETURNED, AT_LEAST_ONCE: RETURNED, EXACTLY_ONCE: "sink.after_commit"}

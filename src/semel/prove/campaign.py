@@ -18,7 +18,7 @@ from semel.prove.checker import (
     Watcher,
     check,
     create_topics,
-    group_positions,
+    group_offsets,
     read,
     topics_like,
 )
@@ -41,7 +41,7 @@ FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet wh
 ALLOWED: dict[str, frozenset[ViolationKind]] = {
     "exactly_once": frozenset(),
     "at_least_once": frozenset({ViolationKind.DUPLICATED, ViolationKind.REORDERED}),
-    "at_most_once": frozenset({ViolationKind.LOST, ViolationKind.POSITIONS}),
+    "at_most_once": frozenset({ViolationKind.LOST, ViolationKind.OFFSETS}),
 }
 
 
@@ -329,12 +329,12 @@ class _Progress:
             if not last:
                 self._behind = f"{topic} is empty"
                 return False
-            positions = group_positions(self._stage.direct, group, last, timeout_s=5)
+            offsets = group_offsets(self._stage.direct, group, last, timeout_s=5)
             behind = {
-                place: (positions.get(place, 0), end) for place, end in last.items() if positions.get(place, 0) <= end
+                place: (offsets.get(place, 0), end) for place, end in last.items() if offsets.get(place, 0) <= end
             }
             if behind:
-                self._behind = f"group {group} is behind (position, last record): {behind}"
+                self._behind = f"group {group} is behind (offset, last record): {behind}"
                 return False
         return True
 

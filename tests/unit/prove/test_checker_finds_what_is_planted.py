@@ -182,18 +182,18 @@ def test_part_of_a_transaction_that_the_running_reader_did_not_get_is_named(topi
     assert (partial.record, partial.offset) == ("2", 1)
 
 
-@pytest.mark.parametrize(("position", "input_offset", "where"), [(1, 1, "is in the output"), (3, 2, "is not")])
+@pytest.mark.parametrize(("offset", "input_offset", "where"), [(1, 1, "is in the output"), (3, 2, "is not")])
 def test_positions_that_disagree_with_the_output_are_named(
-    cluster: Cluster, topic: Topic, position: int, input_offset: int, where: str
+    cluster: Cluster, topic: Topic, offset: int, input_offset: int, where: str
 ) -> None:
     source, group = Topic(cluster), cluster.unique("checked-group")
     source.write("1", "2", "3")
     topic.write("1", "2")
     consumer = Consumer({"bootstrap.servers": topic.brokers, "group.id": group})
-    consumer.commit(offsets=[TopicPartition(source.name, 0, position)], asynchronous=False)
+    consumer.commit(offsets=[TopicPartition(source.name, 0, offset)], asynchronous=False)
     consumer.close()
     rule = OffsetsRule(group, source.name, lambda seen: [(seen.value or b"").decode()])
-    wrong = only(topic.check(positions=(rule,)), ViolationKind.POSITIONS)
+    wrong = only(topic.check(offsets=(rule,)), ViolationKind.OFFSETS)
     assert (wrong.topic, wrong.offset) == (source.name, input_offset)
     assert where in wrong.detail
 

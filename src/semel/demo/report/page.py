@@ -79,16 +79,16 @@ STYLE = COLOURS + SHAPES + PAGE
 
 
 MEANINGS = {
-    AT_MOST_ONCE: "Positions first, then the rows. A crash in between leaves rows out.",
-    AT_LEAST_ONCE: "Rows first, then the positions. A crash in between writes rows again.",
-    EXACTLY_ONCE: "Rows, positions and the ledger entry in one transaction. A crash leaves all of it, or nothing.",
+    AT_MOST_ONCE: "Offsets first, then the rows. A crash in between leaves rows out.",
+    AT_LEAST_ONCE: "Rows first, then the offsets. A crash in between writes rows again.",
+    EXACTLY_ONCE: "Rows, offsets and the ledger entry in one transaction. A crash leaves all of it, or nothing.",
 }
 POINTS = {
     "sink.after_positions": {
-        AT_MOST_ONCE: "positions stored, rows not written",
-        EXACTLY_ONCE: "rows, ledger and positions in the transaction, EndTxn not sent",
+        AT_MOST_ONCE: "offsets stored, rows not written",
+        EXACTLY_ONCE: "rows, ledger and offsets in the transaction, EndTxn not sent",
     },
-    "sink.after_write": {AT_LEAST_ONCE: "rows written, positions not stored"},
+    "sink.after_write": {AT_LEAST_ONCE: "rows written, offsets not stored"},
     "sink.after_commit": {EXACTLY_ONCE: "EndTxn answered, Spark's commit log not written"},
     RETURNED: dict.fromkeys((AT_MOST_ONCE, AT_LEAST_ONCE), "batch written, Spark's commit log not written"),
 }

@@ -21,7 +21,7 @@ from semel.prove.checker.reading import (
     Place,
     Seen,
     ends,
-    group_positions,
+    group_offsets,
     partitions_of,
     read,
     read_log,
@@ -35,7 +35,7 @@ class ViolationKind(Enum):
     REORDERED = "reordered"
     ABORTED_READ = "aborted data read"
     PARTIAL = "partial transaction"
-    POSITIONS = "positions disagree with output"
+    OFFSETS = "offsets disagree with output"
     NON_MONOTONIC = "non-monotonic read"
     UNDECIDED = "transaction never ended"
     STUCK = "pipeline came to a halt"  # found by those who run a pipeline, not by reading topics
@@ -112,7 +112,7 @@ class Expectation:
     transaction   the workload's own name for the transaction of a record (say, from a header); None: it has none
     transactions  name -> ids that belong to it: all of them are there, or none
     one_epoch_each  every transaction had a producer epoch of its own, so (producer id, epoch) names it too
-    positions     groups that must agree with the output
+    offsets       groups that must agree with the output
     """
 
     topics: tuple[str, ...]
@@ -125,7 +125,7 @@ class Expectation:
     transaction: Callable[[Seen], str | None] | None = None
     transactions: Mapping[str, frozenset[str]] = field(default_factory=dict)
     one_epoch_each: bool = False
-    positions: tuple[OffsetsRule, ...] = ()
+    offsets: tuple[OffsetsRule, ...] = ()
 
 
 # --- the rules ---
@@ -144,7 +144,7 @@ class Evidence:
     everything: list[Seen]  # also what was aborted
     logs: dict[Place, LogHistory]
     observation: Observation
-    positions: list[tuple[OffsetsRule, list[Seen], dict[Place, int]]]
+    offsets: list[tuple[OffsetsRule, list[Seen], dict[Place, int]]]
 
     def id_of(self, record: Seen) -> str:
         return self.expectation.identify(record)
@@ -215,16 +215,16 @@ def _await_decisions(brokers: str, topics: tuple[str, ...], settle_s: float) -> 
 
 
 def _gather(expectation: Expectation, brokers: str, observation: Observation) -> Evidence:
-    positions = []
-    for rule in expectation.positions:
+    offsets = []
+    for rule in expectation.offsets:
         places = partitions_of(brokers, [rule.source])
-        positions.append((rule, read(brokers, [rule.source]), group_positions(brokers, rule.group, places)))
+        offsets.append((rule, read(brokers, [rule.source]), group_offsets(brokers, rule.group, places)))
     logs = {
         (topic, partition): log for topic in expectation.topics for partition, log in read_log(brokers, topic).items()
     }
     committed = read(brokers, expectation.topics)
     everything = read(brokers, expectation.topics, committed=False)
-    return Evidence(expectation, committed, everything, logs, _only(observation, expectation.topics), positions)
+    return Evidence(expectation, committed, everything, logs, _only(observation, expectation.topics), offsets)
 
 
 def _only(observation: Observation, topics: tuple[str, ...]) -> Observation:
@@ -400,17 +400,17 @@ def _incomplete(evidence: Evidence) -> Iterator[Violation]:
             yield evidence.violation(ViolationKind.PARTIAL, example, detail)
 
 
-def _positions_disagree(evidence: Evidence) -> Iterator[Violation]:
-    for rule, source, positions in evidence.positions:
+def _offsets_disagree(evidence: Evidence) -> Iterator[Violation]:
+    for rule, source, offsets in evidence.offsets:
         for record in source:
-            position = positions.get((record.topic, record.partition), 0)
+            committed_offset = offsets.get((record.topic, record.partition), 0)
             for record_id in rule.outputs_of(record):
                 there = record_id in evidence.by_id
-                if there != (record.offset < position):
+                if there != (record.offset < committed_offset):
                     done = "is in the output" if there else "is not in the output"
-                    detail = f"group {rule.group} stands at {position}, and input offset {record.offset} {done}"
+                    detail = f"group {rule.group} stands at {committed_offset}, and input offset {record.offset} {done}"
                     place = (record.topic, record.partition, record.offset)
-                    yield Violation(ViolationKind.POSITIONS, *place, record_id, "", detail)
+                    yield Violation(ViolationKind.OFFSETS, *place, record_id, "", detail)
 
 
 def _non_monotonic(evidence: Evidence) -> Iterator[Violation]:
@@ -467,6 +467,6 @@ RULES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
     "reordered": _reordered,
     "aborted_read": _aborted_read,
     "partial": _partial,
-    "positions": _positions_disagree,
+    "offsets": _offsets_disagree,
     "non_monotonic": _non_monotonic,
 }

@@ -173,7 +173,7 @@ def ends(
 ) -> dict[Place, int]:
     """The last stable offset of each partition, or the high watermark. CheckerError if there is no answer.
 
-    Who asks often passes its own `admin`: a client costs several threads.
+    A caller that needs it often passes its own `admin`: a client costs several threads.
     """
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic, partition): latest for topic, partition in places}
@@ -184,23 +184,23 @@ def ends(
         found = {place: future.result(timeout_s + 5).offset for place, future in futures.items()}
     except (KafkaException, TimeoutError) as error:
         raise CheckerError(f"the ends of partitions cannot be read: {error}") from error
-    if any(offset < 0 for offset in found.values()):  # a client that knows an older leader epoch is told nothing
+    if any(offset < 0 for offset in found.values()):  # a client that knows an older leader epoch gets nothing
         raise CheckerError(f"the ends of partitions are not known to this client: {found}")
     return {(place.topic, place.partition): offset for place, offset in found.items()}
 
 
-def group_positions(brokers: str, group: str, places: Iterable[Place], timeout_s: float = 30.0) -> dict[Place, int]:
-    """Where a group stands; partitions without a position are left out. Waits for positions of open transactions."""
+def group_offsets(brokers: str, group: str, places: Iterable[Place], timeout_s: float = 30.0) -> dict[Place, int]:
+    """The committed offsets of a group, where it has any. Waits for offsets of open transactions."""
     consumer = Consumer(settings(brokers, **{"group.id": group, "isolation.level": "read_committed"}))
     try:
         found = consumer.committed([TopicPartition(*place) for place in places], timeout=timeout_s)
     except KafkaException as error:
-        raise CheckerError(f"the positions of group {group} cannot be read: {error.args[0].str()}") from error
+        raise CheckerError(f"the offsets of group {group} cannot be read: {error.args[0].str()}") from error
     finally:
         consumer.close()
     wrong = next((place for place in found if place.error is not None), None)
     if wrong is not None:
-        raise CheckerError(f"the position of group {group} in {wrong.topic}-{wrong.partition}: {wrong.error}")
+        raise CheckerError(f"the offset of group {group} in {wrong.topic}-{wrong.partition}: {wrong.error}")
     return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 

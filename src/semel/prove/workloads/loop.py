@@ -87,7 +87,7 @@ class LoopWorkload(Workload):
 
     def expectation(self, transactions: int) -> Expectation:
         rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, positions=(rule,), transaction=unit_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
 
 
 class ChainWorkload(LoopWorkload):
@@ -117,10 +117,10 @@ class ChainWorkload(LoopWorkload):
     def expectation(self, transactions: int) -> Expectation:
         group, source = self.groups()[-1]
         rule = OffsetsRule(group, source, value_of)
-        return self.copied(self.outputs, transactions, positions=(rule,), transaction=unit_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
 
     def further_expectations(self, transactions: int) -> list[Expectation]:
         return [
-            self.copied((sink,), transactions, positions=(OffsetsRule(group, source, value_of),), transaction=unit_of)
+            self.copied((sink,), transactions, offsets=(OffsetsRule(group, source, value_of),), transaction=unit_of)
             for (group, source), sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
         ]

@@ -114,7 +114,7 @@ class SparkWorkload(Workload):
 
     def expectation(self, transactions: int) -> Expectation:
         rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, positions=(rule,), one_epoch_each=True)
+        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True)
 
 
 class AnyOrderWorkload(SparkWorkload):
@@ -132,7 +132,7 @@ class AnyOrderWorkload(SparkWorkload):
 
     def expectation(self, transactions: int) -> Expectation:
         rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, positions=(rule,), one_epoch_each=True, order=None)
+        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True, order=None)
 
 
 class ExecutorsWorkload(AnyOrderWorkload):
