@@ -76,8 +76,12 @@ class InternalTopic:
     def leader_epoch(self, partition: int) -> int:
         return self._log(partition).leader_epoch
 
-    def append(self, partition: int, records: list[KeyValue], producer: tuple[int, int] | None = None) -> int:
-        """Writes one batch and returns its base offset. StorageError: nothing was written.
+    def append(
+        self, partition: int, records: list[KeyValue], producer: tuple[int, int] | None = None
+    ) -> tuple[int, bool]:
+        """Writes one batch. Returns its base offset, and whether it is durable already, as with fsync=os.
+
+        StorageError: nothing was written.
 
         With `producer` (id, epoch) the batch belongs to that producer's transaction.
         """
@@ -85,7 +89,8 @@ class InternalTopic:
         now_ms = self._clock.now_ms()
         if len(records) == 1 and producer is None:
             batch = encode_single(now_ms, *records[0])
-            return partition_log.append_records(batch, now_ms=now_ms, guard=None).base_offset
+            appended = partition_log.append_records(batch, now_ms=now_ms, guard=None)
+            return appended.base_offset, partition_log.high_watermark > appended.last_offset
         producer_id, producer_epoch = producer or (-1, -1)
         batch = encode_batch(
             [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
@@ -96,7 +101,8 @@ class InternalTopic:
         guard = None
         if producer is not None and not partition_log.has_open_transaction(producer_id, producer_epoch):
             guard = partition_log.start_verification(producer_id, producer_epoch, -1, supports_epoch_bump=False)
-        return partition_log.append_records(batch, now_ms=now_ms, guard=guard).base_offset
+        appended = partition_log.append_records(batch, now_ms=now_ms, guard=guard)
+        return appended.base_offset, partition_log.high_watermark > appended.last_offset
 
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         """Calls back, now or later, when everything before an offset is durable or failed. Call it after `append`."""
@@ -182,7 +188,7 @@ class CoordinatorRuntime(Generic[R]):
         self.topic = topic
         self._state = state
         self._queues: dict[int, deque[_Write]] = {}  # of each partition, in the order of the log
-        self._rebuilds: dict[int, asyncio.Future[None]] = {}  # partitions whose state is being rebuilt
+        self.rebuilds: dict[int, asyncio.Future[None]] = {}  # of partitions after a failed fsync; done when it is over
         self._tasks: set[asyncio.Task[None]] = set()
 
     def partition_for(self, key: str) -> int:
@@ -225,15 +231,19 @@ class CoordinatorRuntime(Generic[R]):
         be cancelled or left alone, the records are replayed all the same. `on_end` is called right after the replay,
         before anything else can happen. Raises StorageError if nothing was written.
         """
-        if partition in self._rebuilds:
+        if partition in self.rebuilds:
             raise StorageError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
                 f"{self.topic.name}-{partition} is read again after a failed fsync; try again",
             )
-        encode = self._state.encode
-        base_offset = self.topic.append(partition, [encode(record) for record in records], producer)
-        apply = partial(self._replay_written, partition, base_offset, records, producer[0] if producer else None)
-        write = _Write(apply, on_end)
+        base_offset, is_durable = self.topic.append(partition, list(map(self._state.encode, records)), producer)
+        producer_id = producer[0] if producer else None
+        if is_durable and not self._queues.get(partition):
+            self._replay_written(partition, base_offset, records, producer_id)
+            if on_end is not None:
+                on_end(None)
+            return None
+        write = _Write(partial(self._replay_written, partition, base_offset, records, producer_id), on_end)
         self._queue(partition).append(write)
         self.topic.when_durable(partition, base_offset + len(records), partial(self._ended, partition, write))
         return None if write.is_over and write.error is None else write.done()
@@ -251,8 +261,7 @@ class CoordinatorRuntime(Generic[R]):
 
     def end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
         """A transaction's marker is durable: what the transaction wrote counts, or is dropped, after earlier writes."""
-        apply = partial(self._state.end_transaction, partition, producer_id, commit)
-        write = _Write(apply)
+        write = _Write(partial(self._end_transaction, partition, producer_id, commit))
         self._queue(partition).append(write)
         self._ended(partition, write, None)
 
@@ -261,10 +270,6 @@ class CoordinatorRuntime(Generic[R]):
         queue = self._queues.get(partition)
         if queue:
             await asyncio.wait((queue[-1].done(),))
-
-    def rebuild_of(self, partition: int) -> asyncio.Future[None] | None:
-        """Done when the state of the partition is what its log says. None: it is, no fsync failed."""
-        return self._rebuilds.get(partition)
 
     async def finish_writes(self) -> None:
         """Waits for the writes under way."""
@@ -291,29 +296,36 @@ class CoordinatorRuntime(Generic[R]):
         while queue and queue[0].has_ended:
             first = queue.popleft()
             if first.error is None:
-                self._apply(partition, first)
+                first.apply()
             else:
                 log.error("records of %s-%d are not durable: %s", self.topic.name, partition, first.error)
                 self._start_rebuild(partition)
             first.finish()
 
-    def _apply(self, partition: int, write: _Write) -> None:
-        try:
-            write.apply()
-        except Exception:  # the records are durable and cannot be taken back: the state has to follow
-            log.exception("records of %s-%d cannot be replayed", self.topic.name, partition)
-            self._start_rebuild(partition)
-
     def _replay_written(self, partition: int, base_offset: int, records: Sequence[R], producer_id: int | None) -> None:
-        for offset, record in enumerate(records, base_offset):
-            self._state.replay(partition, offset, record, producer_id)
+        try:
+            for offset, record in enumerate(records, base_offset):
+                self._state.replay(partition, offset, record, producer_id)
+        except Exception:
+            self._cannot_replay(partition)
+
+    def _end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
+        try:
+            self._state.end_transaction(partition, producer_id, commit)
+        except Exception:
+            self._cannot_replay(partition)
+
+    def _cannot_replay(self, partition: int) -> None:
+        """The records are durable and cannot be taken back: the state has to follow."""
+        log.exception("records of %s-%d cannot be replayed", self.topic.name, partition)
+        self._start_rebuild(partition)
 
     # --- after a failed fsync -----------------------------------------------------------------------------------------
     def _start_rebuild(self, partition: int) -> None:
-        if partition in self._rebuilds:
+        if partition in self.rebuilds:
             return
         loop = asyncio.get_running_loop()
-        self._rebuilds[partition] = loop.create_future()
+        self.rebuilds[partition] = loop.create_future()
         task = loop.create_task(self._rebuild(partition))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -329,7 +341,7 @@ class CoordinatorRuntime(Generic[R]):
                 log.error("%s-%d cannot be read yet; trying again: %s", self.topic.name, partition, error)
                 await asyncio.sleep(RETRY_S)
         log.info("%s-%d was read again after a failed fsync", self.topic.name, partition)
-        self._rebuilds.pop(partition).set_result(None)
+        self.rebuilds.pop(partition).set_result(None)
 
     async def _read_in_steps(self, partition: int) -> _Content:
         content = _Content()

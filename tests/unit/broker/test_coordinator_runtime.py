@@ -34,10 +34,15 @@ class Topic:
         self.durable = [0, 0]  # batches
         self.waiting: list[tuple[int, int, Outcome]] = []
 
-    def append(self, partition: int, records: list[KeyValue], producer: tuple[int, int] | None = None) -> int:
+    def append(
+        self, partition: int, records: list[KeyValue], producer: tuple[int, int] | None = None
+    ) -> tuple[int, bool]:
         if self.refuse is not None:
             raise self.refuse
-        return self._add(partition, records, producer, control=False)
+        base_offset = self._add(partition, records, producer, control=False)
+        if self.at_once:
+            self.durable[partition] = len(self.batches[partition])
+        return base_offset, self.at_once
 
     def mark(self, partition: int, producer_id: int, *, commit: bool) -> None:
         key = b"\0\0\0\1" if commit else b"\0\0\0\0"
@@ -244,7 +249,7 @@ def test_a_refused_append_changes_nothing_and_the_next_one_works() -> None:
             runtime.write(0, put("a"))
         assert await runtime.commit(0, put("a")) is E.NOT_COORDINATOR
         assert state.history == []
-        assert runtime.rebuild_of(0) is None
+        assert runtime.rebuilds.get(0) is None
         topic.refuse = None
         assert await runtime.commit(0, put("a")) is E.NONE
         assert state.values == loaded(topic).values == {"a": "1"}
@@ -264,7 +269,7 @@ def test_after_a_failed_fsync_the_partition_takes_no_writes_until_its_state_is_r
         for _ in lost:
             topic.end(0, BROKEN)
         assert [await write for write in lost if write is not None] == [BROKEN, BROKEN]
-        rebuild = runtime.rebuild_of(0)
+        rebuild = runtime.rebuilds.get(0)
         assert rebuild is not None
         with pytest.raises(StorageError, match="try again"):
             runtime.write(0, put("x"))
@@ -277,7 +282,7 @@ def test_after_a_failed_fsync_the_partition_takes_no_writes_until_its_state_is_r
         await rebuild
         assert topic.unreadable == 0, "the fault did not fire"
         assert state.values == {"b": "kept", "y": "1"}
-        assert runtime.rebuild_of(0) is None
+        assert runtime.rebuilds.get(0) is None
         topic.at_once = True
         assert await runtime.commit(0, put("x", "new")) is E.NONE
         assert state.values == loaded(topic).values == {"b": "kept", "x": "new", "y": "1"}
@@ -307,7 +312,7 @@ def test_records_that_cannot_be_replayed_are_replayed_again_from_the_log() -> No
         state.fail_once = RuntimeError("a bug of the test")
         runtime.write(0, put("b"))
         assert state.fail_once is None, "the fault did not fire"
-        rebuild = runtime.rebuild_of(0)
+        rebuild = runtime.rebuilds.get(0)
         assert rebuild is not None
         await rebuild
         assert {"a", "b"} <= state.values.keys()

@@ -98,7 +98,9 @@ class MemoryTopic:
     def partition_for(self, key: str) -> int:
         return coordinator_partition(key, self.partition_count)
 
-    def append(self, partition: int, records: list[tuple[bytes | None, bytes | None]], producer: Any = None) -> int:
+    def append(
+        self, partition: int, records: list[tuple[bytes | None, bytes | None]], producer: Any = None
+    ) -> tuple[int, bool]:
         if self.refuse is not None:
             raise StorageError(self.refuse, "the test refuses this write")
         self.writes += 1
@@ -113,7 +115,7 @@ class MemoryTopic:
                     transactional=producer is not None,
                 )
             )
-        return base_offset
+        return base_offset, False
 
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         error = None if self.lose is None else StorageError(self.lose, "the test loses this write")

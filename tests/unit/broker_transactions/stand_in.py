@@ -53,13 +53,13 @@ class MemoryTopic:
         partition: int,
         records: list[tuple[bytes | None, bytes | None]],
         producer: tuple[int, int] | None = None,
-    ) -> int:
+    ) -> tuple[int, bool]:
         if self.refuse is not None:
             raise StorageError(self.refuse, "refused by the test")
         self._heal(partition)
         base = len(self.records[partition])
         self.records[partition] += records
-        return base
+        return base, False
 
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         async def wait() -> None:

@@ -412,7 +412,7 @@ async def test_an_unexpected_error_in_a_transition_does_not_block_its_id():
         pid, epoch = await begun(coordinator)
         real = broker.log.append
 
-        def broken(*_: object) -> int:
+        def broken(*_: object) -> tuple[int, bool]:
             broker.log.append = real  # type: ignore[method-assign]
             raise RuntimeError("a bug of the test")
 

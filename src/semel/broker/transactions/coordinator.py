@@ -324,8 +324,8 @@ class TransactionCoordinator:
 
         After a failed fsync the id does not move until its state was rebuilt.
         """
-        rebuild = self._runtime.rebuild_of(self._partition_of(active.id))
-        if rebuild is not None:
+        rebuilds = self._runtime.rebuilds
+        if rebuilds and (rebuild := rebuilds.get(self._partition_of(active.id))) is not None:
             rebuild.add_done_callback(lambda _: self._go_on(active))
         elif active.txn.state in PREPARED:
             self._spawn(self._finish(active))

@@ -35,17 +35,17 @@ class ProducerIds:
         """`reserve(count)` gives ids that were never given out, durably (Broker.reserve_producer_ids)."""
         self._reserve = reserve
         self._block = range(0)
-        self._floor = 0
+        self.floor = 0
 
     def skip_to(self, first: int) -> None:
         """Never hands out an id below `first`: for ids found in the log, should the store have been lost."""
-        self._floor = max(self._floor, first)
+        self.floor = max(self.floor, first)
 
     def peek(self) -> int:
         """The id that `take` will give."""
-        while not self._block or self._block[-1] < self._floor:
+        while not self._block or self._block[-1] < self.floor:
             self._block = self._next_block()
-        return max(self._block[0], self._floor)
+        return max(self._block[0], self.floor)
 
     def take(self) -> int:
         producer_id = self.peek()
@@ -55,7 +55,7 @@ class ProducerIds:
     def _next_block(self) -> range:
         if faults.armed:
             faults.hit("producer_ids.before_store")
-        size = max(BLOCK_SIZE, self._floor - self._block.stop + BLOCK_SIZE)
+        size = max(BLOCK_SIZE, self.floor - self._block.stop + BLOCK_SIZE)
         block = self._reserve(size)
         if faults.armed:
             faults.hit("producer_ids.after_store")
@@ -116,7 +116,8 @@ class TransactionalIds:
 
     def replay(self, partition: int, offset: int, record: TransactionRecord, producer_id: int | None) -> None:
         transactional_id, txn = record
-        if txn is not None:
+        floor = self._producer_ids.floor
+        if txn is not None and (txn.producer_id >= floor or txn.next_producer_id >= floor):
             self._producer_ids.skip_to(max(txn.producer_id, txn.next_producer_id) + 1)
         active = self._active.get(transactional_id)
         if active is not None and active.is_pending:
