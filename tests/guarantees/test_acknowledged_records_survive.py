@@ -58,10 +58,11 @@ def test_kill_9_two_hundred_times_loses_and_doubles_nothing(tmp_path: Path, fsyn
         check(broker, load, 100)
 
 
-def test_power_cut_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [15, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+def test_power_cut_under_load_loses_and_doubles_nothing(tmp_path: Path, rounds: int) -> None:
     with SemelBroker(tmp_path / "data", "--fsync", "commit", semel=faulty_semel(power_cut=True)) as broker:
-        load = crash_again_and_again(broker, rounds=50, seed=2, power=True)
-        check(broker, load, 50)
+        load = crash_again_and_again(broker, rounds, seed=2, power=True)
+        check(broker, load, rounds)
 
 
 def test_power_cut_catches_a_broker_that_answers_before_the_fsync(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ CASES = [
     for is_v2 in (False, True)
     for commit, end in ((True, "commit"), (False, "abort"))
 ]
+SHORT = ("kill -9-TV1-commit", "kill -9-TV2-abort", "power cut-TV2-commit")  # all of them in the long form below
 
 
-@pytest.mark.parametrize(("power", "is_v2", "commit"), [case for case in CASES if "power cut-TV1" not in str(case.id)])
+@pytest.mark.parametrize(("power", "is_v2", "commit"), [case for case in CASES if case.id in SHORT])
 def test_transaction_ends_as_decided_when_the_coordinator_dies_at_its_end(
     tmp_path: Path, power: bool, is_v2: bool, commit: bool
 ):

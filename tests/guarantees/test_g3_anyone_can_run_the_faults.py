@@ -17,8 +17,8 @@ from semel.prove.schedule import Fault, Round, Scene, Schedule
 from tests.support.broker import Cluster
 from tests.support.prove import Proof, prove
 
-SHORT = {"loop": 3, "chain": 2, "spark": 1}  # rounds
-MORE = {"spark-any-order": 1, "spark-stateful": 1}
+SHORT = {"loop": 2, "spark": 1}  # rounds
+MORE = {"chain": 2, "spark-any-order": 1, "spark-stateful": 1}
 LONG = {"loop": 60, "chain": 12, "spark": 16, "spark-any-order": 12, "spark-stateful": 12, "spark-executors": 6}
 FAULTS = {"loop": 12, "chain": 12}  # in each round; 8 in those of Spark
 

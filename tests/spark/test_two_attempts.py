@@ -82,6 +82,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.full  # shows what the handshake is for: one minute
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("cluster", "kind"), KINDS, indirect=["cluster"])
 def test_without_the_handshake_two_attempts_are_merged_into_a_mix(
