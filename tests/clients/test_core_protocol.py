@@ -354,7 +354,7 @@ def test_fetch_waits_for_records_and_wakes_when_they_come(cluster: Cluster, clie
         produce(writer, topic, batch(b"late"))
     found = client.receive(FETCH, 12).responses[0].partitions[0]
     assert len(found.records) > 0
-    assert time.monotonic() - started_s < STALL_S, "it was the time-out that answered"
+    assert time.monotonic() - started_s < STALL_S, "only the timeout ended the wait"
 
 
 def test_a_fetch_that_comes_while_its_records_are_on_their_way_to_the_disk_is_woken(
@@ -390,7 +390,7 @@ def test_fetch_that_waits_is_answered_when_its_topic_is_deleted(
         other.call(DELETE_TOPICS, DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=5000), 6)
     code = client.receive(FETCH, 12).responses[0].partitions[0].error_code
     assert code in (E.UNKNOWN_TOPIC_OR_PARTITION, E.NOT_LEADER_OR_FOLLOWER)
-    assert time.monotonic() - started_s < STALL_S, "it was the time-out that answered"
+    assert time.monotonic() - started_s < STALL_S, "only the timeout ended the wait"
 
 
 def test_fetch_answers_when_its_time_is_over(client: DirectClient, topic: str) -> None:

@@ -96,7 +96,7 @@ class HeartbeatResponse(Struct):
 HEARTBEAT = Api(12, HeartbeatRequest, HeartbeatResponse, "0-4", flexible="4+")
 
 
-# LeaveGroup (13): leave a group at once, instead of by time-out.
+# LeaveGroup (13): leave a group at once, instead of by timeout.
 
 
 class MemberIdentity(Struct):
