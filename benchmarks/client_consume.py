@@ -269,7 +269,7 @@ def limit(case: Case) -> float:
     """Fetches everything as semel does and drops it unread; in records, counted from the offsets."""
     consumer, started_s = _semel(case)
     with consumer:
-        fetching = consumer._core.fetching
+        fetching = consumer._engine.fetching
         offsets = {"read": 0}
 
         def read(_: int) -> int:
@@ -277,13 +277,13 @@ def limit(case: Case) -> float:
 
             deadline, before = Deadline(WAIT_MS / 1000), offsets["read"]
             while not deadline.expired:
-                consumer._core.turn(deadline)
+                consumer._engine.turn()
                 while (chunk := fetching.fetcher.take()) is not None:
                     offsets["read"] += chunk.next_offset - chunk.start
                 if offsets["read"] > before:
-                    fetching.send(deadline)
+                    fetching.send(draining=True)
                     break
-                consumer._core.wait(deadline)
+                consumer._engine.wait(deadline)
             return offsets["read"] - before
 
         return _timed(case, started_s, read)

@@ -50,11 +50,11 @@ def answer_before_journal() -> None:
 
 def no_require_stable() -> None:
     """a consumer that takes over does not wait for offsets of transactions that have not ended"""
-    from semel.client import group_offsets
+    from semel.client.group import offsets
 
-    request = group_offsets._offset_fetch
+    request = offsets._offset_fetch
     _replace(
-        group_offsets,
+        offsets,
         "_offset_fetch",
         lambda group_id, partitions, require_stable, version: request(group_id, partitions, False, version),
     )
@@ -62,7 +62,7 @@ def no_require_stable() -> None:
 
 def init_without_expected_epoch() -> None:
     """a transaction's owner renews its epoch without saying which one it has"""
-    from semel.client.handle import TransactionOwner
+    from semel.client.producer.handle import TransactionOwner
 
     def renew(self: TransactionOwner, timeout_s: float | None = None) -> Any:
         self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), None)

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from semel.client.admin import EARLIEST, LATEST, TO_THE_END, Admin, NewTopic
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutError
 from semel.client.producer import Producer
+from semel.client.types import TopicPartition
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, STALL_S, until

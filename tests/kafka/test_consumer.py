@@ -14,7 +14,9 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import (
+from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.producer import Producer
+from semel.client.types import (
     CorruptRecordError,
     NoOffsetError,
     OffsetAndMetadata,
@@ -22,8 +24,6 @@ from semel.client.consumer_types import (
     TopicPartition,
     UnknownPartitionError,
 )
-from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.producer import Producer
 from semel.protocol.messages.cluster import METADATA
 from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH
 from semel.protocol.messages.records import FETCH, LIST_OFFSETS

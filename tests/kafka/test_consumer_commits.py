@@ -7,9 +7,9 @@ import pytest
 from semel.client.admin import Admin
 from semel.client.cluster import group_coordinator
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import TopicPartition
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.metadata import BrokerAddress
+from semel.client.types import TopicPartition
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from tests.support.broker import Cluster
 from tests.support.proxy import Proxy, cut_after_answer, late, silence
@@ -70,11 +70,11 @@ def test_commit_finds_a_coordinator_that_moved(cluster: Cluster, place: TopicPar
     """What the consumer knows of its coordinator leads to nobody: an assign() consumer looks for it again."""
     group = cluster.unique("g")
     with consumer_of(cluster.bootstrap, group, place, auto_offset_reset="earliest") as consumer:
-        coordinators = consumer._core.cluster._coordinators
+        coordinators = consumer._engine.cluster._coordinators
         coordinators[group_coordinator(group)] = NOWHERE
         consumer.commit({place: 5})
         coordinators[group_coordinator(group)] = NOWHERE
-        for connection in list(consumer._core.cluster._connections.values()):
+        for connection in list(consumer._engine.cluster._connections.values()):
             connection.close()
         consumer.commit({place: 7})
         coordinators[group_coordinator(group)] = NOWHERE

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import pytest
 
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import TopicPartition
 from semel.client.errors import TimedOutError
 from semel.client.producer import Producer
+from semel.client.types import TopicPartition
 from tests.support.broker import SemelBroker
 from tests.support.reading import create_topic
 from tests.support.waiting import until

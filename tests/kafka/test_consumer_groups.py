@@ -16,10 +16,10 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_rebalance import RebalanceListener
-from semel.client.consumer_types import CommitFailedError, RebalanceError, TopicPartition
+from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
+from semel.client.types import CommitFailedError, RebalanceError, TopicPartition
 from semel.protocol.api import Api
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, SYNC_GROUP
 from tests.support.broker import Cluster, SemelBroker
@@ -256,7 +256,7 @@ def test_subscription_changed_during_a_rebalance_is_heard(cluster: Cluster, topi
     other = create_topic(cluster.bootstrap, cluster.unique("changed"))
     with member_of(cluster, group) as consumer:
         consumer.subscribe([topic])
-        until(lambda: (consumer.poll(0), consumer._core.member.is_rebalancing)[1])  # type: ignore[union-attr]
+        until(lambda: (consumer.poll(0), consumer._engine.member.is_rebalancing)[1])  # type: ignore[union-attr]
         consumer.subscribe([other])
         until(lambda: (consumer.poll(100), consumer.assignment() == {(other, 0)})[1])
 
@@ -409,8 +409,8 @@ def test_idle_connection_that_the_broker_closed_keeps_no_core_busy(
     with Proxy(cluster.bootstrap) as proxy, Consumer(bootstrap_servers=proxy.bootstrap, group_id=group) as consumer:
         consumer.subscribe([topic])
         settle(consumer)
-        core, turns = consumer._core, 0
-        real_turn = core.turn
+        engine, turns = consumer._engine, 0
+        real_turn = engine.turn
 
         def turn() -> None:
             nonlocal turns
@@ -419,7 +419,7 @@ def test_idle_connection_that_the_broker_closed_keeps_no_core_busy(
 
         assert proxy.cut_all()
         consumer.poll(1000)
-        monkeypatch.setattr(core, "turn", turn)
+        monkeypatch.setattr(engine, "turn", turn)
         for _ in range(4):
             consumer.poll(500)
         assert turns < 200

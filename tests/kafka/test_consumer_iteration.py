@@ -9,8 +9,8 @@ import pytest
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import ConsumerRecord
 from semel.client.producer import Producer
+from semel.client.types import ConsumerRecord
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 

@@ -78,7 +78,7 @@ class Watched:
 
 
 def is_reading(consumer: Consumer) -> bool:
-    return any(each._ahead is not None and each._ahead.busy for each in consumer._core.fetching.connections())
+    return any(each._ahead is not None and each._ahead.busy for each in consumer._engine.fetching.connections())
 
 
 def read_all(consumer: Consumer, views: bool = False, timeout_s: float = PATIENCE_S) -> None:
@@ -168,7 +168,7 @@ def test_paused_partitions_with_full_buffers_do_not_starve_the_others(proxy: Pro
         assert consumer.poll_table(10_000, max_records=1).num_rows  # and it asks for more of partition 1
         consumer.pause((topic, 1))
         assert consumer.poll_table(500).num_rows == 0, "what comes is kept, and fills what may be read ahead"
-        assert consumer._core.fetching.fetcher._chunks, "the buffer was to be full"
+        assert consumer._engine.fetching.fetcher._chunks, "the buffer was to be full"
         consumer.resume((topic, 0))
         assert consumer.poll_table(5_000, max_records=10)["partition"].to_pylist() == [0] * 10
 
@@ -183,8 +183,8 @@ def test_records_are_handed_out_before_an_error_that_came_after_them(
             raise AuthenticationError("the password was changed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(consumer._core, "turn", lambda: None)
-            patch.setattr(consumer._core.fetching, "send", refuse)
+            patch.setattr(consumer._engine, "turn", lambda: None)
+            patch.setattr(consumer._engine.fetching, "send", refuse)
             assert consumer.poll_table(10_000, max_records=1)["offset"].to_pylist() == [1]
             with pytest.raises(AuthenticationError, match="password was changed"):
                 consumer.poll_table(10_000, max_records=1)

@@ -16,9 +16,9 @@ import pytest
 
 import semel
 from semel.client.admin import Admin
-from semel.client.consumer_types import TopicPartition
 from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutError
 from semel.client.producer import Producer
+from semel.client.types import TopicPartition
 from semel.patterns.process import Output, Processor
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 from semel.protocol.messages.offsets import OFFSET_COMMIT

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from semel.client.consumer_types import OffsetAndMetadata
-from semel.client.coordinator import EndUnknownError
 from semel.client.errors import FencedError, IllegalStateError, KafkaError
-from semel.client.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, WrittenPartition
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.settings import ProducerSettings
+from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from semel.client.consumer_types import GroupMetadata, OffsetAndMetadata
 from semel.client.errors import (
     AbortableError,
     CommitUncertainError,
@@ -21,7 +20,8 @@ from semel.client.errors import (
     TimedOutError,
 )
 from semel.client.producer import Producer
-from semel.client.transaction_states import ProducerTxnState
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import FIND_COORDINATOR
 from semel.protocol.messages.records import PRODUCE

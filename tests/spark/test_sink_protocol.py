@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import semel
-from semel.client.batches import Identity
 from semel.client.cluster import Cluster as ClientCluster
 from semel.client.errors import FencedError, KafkaError, error_of
+from semel.client.producer.batches import Identity
 from semel.client.settings import ClientSettings
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse

@@ -13,7 +13,7 @@ from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from semel.client.consumer import Consumer
-    from semel.client.consumer_types import ConsumerRecord, TopicPartition
+    from semel.client.types import ConsumerRecord, TopicPartition
 
 HELP = r"""Reads records from a topic and prints them, one for each line. It waits for new ones unless -e or -c end it.
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[ConsumerRecord], None]) -> None:
-    from semel.client.consumer_types import TopicPartition
+    from semel.client.types import TopicPartition
 
     there = _partitions(args)
     missing = set(args.partition) - set(there)
@@ -136,7 +136,7 @@ def _read_as_member(consumer: Consumer, args: argparse.Namespace, write: Callabl
 
 
 def _move_to(consumer: Consumer, where: str) -> Any:
-    from semel.client.consumer_rebalance import RebalanceListener
+    from semel.client.consumer.rebalance import RebalanceListener
 
     class Mover(RebalanceListener):
         def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:

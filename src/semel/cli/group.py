@@ -11,7 +11,7 @@ from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from semel.client.admin import Admin
-    from semel.client.consumer_types import TopicPartition
+    from semel.client.types import TopicPartition
 
 HELP = "Lists and describes consumer groups with their lag, moves their offsets, deletes them."
 EXAMPLE = """
@@ -124,7 +124,7 @@ def _reset(admin: Admin, args: argparse.Namespace) -> None:
 
 
 def _chosen(admin: Admin, args: argparse.Namespace, before: dict[TopicPartition, int]) -> list[TopicPartition]:
-    from semel.client.consumer_types import TopicPartition
+    from semel.client.types import TopicPartition
 
     if not args.topic:
         if not before:
@@ -148,7 +148,7 @@ def _chosen(admin: Admin, args: argparse.Namespace, before: dict[TopicPartition,
 def _targets(
     admin: Admin, args: argparse.Namespace, partitions: list[TopicPartition], before: dict[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    from semel.client.group_offsets import EARLIEST, LATEST
+    from semel.client.group.offsets import EARLIEST, LATEST
 
     first = {part: at.offset for part, at in admin.list_offsets(dict.fromkeys(partitions, EARLIEST)).items()}
     end = {part: at.offset for part, at in admin.list_offsets(dict.fromkeys(partitions, LATEST)).items()}

@@ -12,20 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
-    from semel.client.batches import Delivery as Delivery
-    from semel.client.batches import RecordMetadata as RecordMetadata
-    from semel.client.batches import TableDelivery as TableDelivery
     from semel.client.cluster import Cluster as Cluster
     from semel.client.consumer import Consumer as Consumer
-    from semel.client.consumer_rebalance import RebalanceListener as RebalanceListener
-    from semel.client.consumer_types import CommitFailedError as CommitFailedError
-    from semel.client.consumer_types import ConsumerRecord as ConsumerRecord
-    from semel.client.consumer_types import CorruptRecordError as CorruptRecordError
-    from semel.client.consumer_types import GroupMetadata as GroupMetadata
-    from semel.client.consumer_types import OffsetAndMetadata as OffsetAndMetadata
-    from semel.client.consumer_types import OffsetOutOfRangeError as OffsetOutOfRangeError
-    from semel.client.consumer_types import RebalanceError as RebalanceError
-    from semel.client.consumer_types import TopicPartition as TopicPartition
+    from semel.client.consumer.rebalance import RebalanceListener as RebalanceListener
     from semel.client.errors import AbortableError as AbortableError
     from semel.client.errors import CommitUncertainError as CommitUncertainError
     from semel.client.errors import FatalError as FatalError
@@ -33,20 +22,31 @@ if TYPE_CHECKING:
     from semel.client.errors import KafkaError as KafkaError
     from semel.client.errors import RetriableError as RetriableError
     from semel.client.errors import TimedOutError as TimedOutError
-    from semel.client.handle import TransactionHandle as TransactionHandle
-    from semel.client.handle import TransactionOwner as TransactionOwner
     from semel.client.producer import Producer as Producer
+    from semel.client.producer.batches import Delivery as Delivery
+    from semel.client.producer.batches import RecordMetadata as RecordMetadata
+    from semel.client.producer.batches import TableDelivery as TableDelivery
+    from semel.client.producer.handle import TransactionHandle as TransactionHandle
+    from semel.client.producer.handle import TransactionOwner as TransactionOwner
     from semel.client.settings import ClientSettings as ClientSettings
     from semel.client.settings import ConsumerSettings as ConsumerSettings
     from semel.client.settings import ProducerSettings as ProducerSettings
+    from semel.client.types import CommitFailedError as CommitFailedError
+    from semel.client.types import ConsumerRecord as ConsumerRecord
+    from semel.client.types import CorruptRecordError as CorruptRecordError
+    from semel.client.types import GroupMetadata as GroupMetadata
+    from semel.client.types import OffsetAndMetadata as OffsetAndMetadata
+    from semel.client.types import OffsetOutOfRangeError as OffsetOutOfRangeError
+    from semel.client.types import RebalanceError as RebalanceError
+    from semel.client.types import TopicPartition as TopicPartition
 
 _HOMES = {
     "admin": ("Admin",),
-    "batches": ("Delivery", "RecordMetadata", "TableDelivery"),
+    "producer.batches": ("Delivery", "RecordMetadata", "TableDelivery"),
     "cluster": ("Cluster",),
     "consumer": ("Consumer",),
-    "consumer_rebalance": ("RebalanceListener",),
-    "consumer_types": (
+    "consumer.rebalance": ("RebalanceListener",),
+    "types": (
         "CommitFailedError",
         "ConsumerRecord",
         "CorruptRecordError",
@@ -65,7 +65,7 @@ _HOMES = {
         "RetriableError",
         "TimedOutError",
     ),
-    "handle": ("TransactionHandle", "TransactionOwner"),
+    "producer.handle": ("TransactionHandle", "TransactionOwner"),
     "producer": ("Producer",),
     "settings": ("ClientSettings", "ConsumerSettings", "ProducerSettings"),
 }

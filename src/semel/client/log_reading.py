@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from semel.client.accumulator import Place
-from semel.client.batches import Identity
 from semel.client.cluster import Cluster, Leader, NodeTarget
 from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
+from semel.client.producer.accumulator import Place
+from semel.client.producer.batches import Identity
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from semel.client.assignors import ASSIGNORS
 from semel.client.errors import ConfigError
+from semel.client.group.assignors import ASSIGNORS
 
 Settings = TypeVar("Settings", bound="ClientSettings")
 

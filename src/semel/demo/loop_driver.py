@@ -14,7 +14,7 @@ from typing import Any
 
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import ConsumerRecord
+from semel.client.types import ConsumerRecord
 from semel.demo.program import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY, Gate, play, tell
 from semel.demo.workloads import WORKLOADS, DemoTopics, DemoWorkload
 from semel.patterns.process import Output, Processor, Stats

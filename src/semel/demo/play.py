@@ -234,7 +234,7 @@ def read(brokers: str, topic: str) -> Sequence[OutputRecord]:
 
 def _read_own(brokers: str, topic: str) -> Sequence[OutputRecord]:
     from semel.client.consumer import Consumer
-    from semel.client.consumer_types import TopicPartition
+    from semel.client.types import TopicPartition
 
     with Consumer(bootstrap_servers=brokers, isolation_level="read_committed") as consumer:
         places = [TopicPartition(topic, number) for number in consumer.partitions_for(topic)]

@@ -27,12 +27,12 @@ from typing import Any
 import msgspec
 
 from semel.client.consumer import Consumer
-from semel.client.consumer_rebalance import RebalanceListener
-from semel.client.consumer_types import TopicPartition
+from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
+from semel.client.types import TopicPartition
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
 from semel.protocol.errors import ErrorCode, Recovery

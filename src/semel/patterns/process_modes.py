@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.client.consumer import Consumer
-from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
 from semel.client.errors import CommitUncertainError, FencedError, KafkaError, RetriableError
 from semel.client.producer import Producer
+from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.patterns.process_output import Deliveries, Emitter
 
 log = logging.getLogger("semel.process")

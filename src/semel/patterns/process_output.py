@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from semel.client.batches import RECORD_OVERHEAD_BYTES
-from semel.client.consumer_types import ConsumerRecord
 from semel.client.dead_letters import SOURCE_HEADER, reason_headers
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
+from semel.client.types import ConsumerRecord
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode
 

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegerType, StructType
 
 from semel.client.cluster import Cluster
-from semel.client.coordinator import EndUnknownError
-from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.client.settings import ClientSettings
 from semel.spark.columns import HASH_OF_KEY, check_columns
 from semel.spark.committing import audit, write_entry, written_places

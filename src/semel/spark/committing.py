@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel.client.cluster import Cluster
-from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.spark.ledger import Entry, Written, topic_of
 from semel.spark.targets import Targets
 from semel.spark.write_job import Report

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel import faults
-from semel.client.handle import TransactionHandle
+from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
 from semel.spark.ledger import Batch

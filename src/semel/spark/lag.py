@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.client.cluster import Cluster
-from semel.client.consumer_types import OffsetAndMetadata
 from semel.client.errors import KafkaError
-from semel.client.handle import TransactionOwner
+from semel.client.producer.handle import TransactionOwner
+from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.spark.ledger import Batch
 from semel.spark.offsets import Offsets, parse

@@ -8,7 +8,7 @@ import time
 
 from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
-from semel.client.group_offsets import fetch_committed, retried
+from semel.client.group.offsets import fetch_committed, retried
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.configs import (
     DESCRIBE_CONFIGS,

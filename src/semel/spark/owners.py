@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from semel.client.accumulator import Place
-from semel.client.admin_transactions import TransactionInfo, describe_transaction
-from semel.client.batches import Identity
+from semel.client.admin.transactions import TransactionInfo, describe_transaction
 from semel.client.cluster import Cluster
 from semel.client.errors import KafkaError, UnsupportedByBrokerError
 from semel.client.log_reading import last_sequences
+from semel.client.producer.accumulator import Place
+from semel.client.producer.batches import Identity
 from semel.protocol.errors import ErrorCode
 from semel.spark.ledger import Batch, Entry
 

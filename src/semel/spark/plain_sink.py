@@ -16,8 +16,8 @@ from typing import Any
 from semel import faults
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
-from semel.client.consumer_types import OffsetAndMetadata, TopicPartition
-from semel.client.handle import PlainHandle
+from semel.client.producer.handle import PlainHandle
+from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.spark.base_sink import BaseSink, BatchReport
 from semel.spark.lag import group_positions, is_here
 from semel.spark.ledger import Batch

@@ -16,9 +16,9 @@ from itertools import count
 from typing import Any
 
 from semel import faults
-from semel.client.coordinator import EndUnknownError
 from semel.client.errors import ConnectionFailedError, FencedError, KafkaError, TimedOutError
-from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
 from semel.spark.checksums import Observed, why_state_differs

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from semel import faults
-from semel.client.coordinator import EndUnknownError
 from semel.client.errors import FencedError, KafkaError
-from semel.client.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.protocol.errors import ErrorCode
 from semel.spark.checksums import Summed, why_state_differs
 from semel.spark.columns import check_columns

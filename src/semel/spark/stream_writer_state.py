@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from semel.client.handle import TransactionHandle
+from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ProducerSettings
 
 

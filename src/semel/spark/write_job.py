@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from semel.client.cluster import Cluster
-from semel.client.handle import PlainHandle, TransactionHandle
+from semel.client.producer.handle import PlainHandle, TransactionHandle
 from semel.client.settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from semel.client.handle import TransactionHandle
+from semel.client.producer.handle import TransactionHandle
 from semel.spark.columns import KNOWN, ColumnError
 from semel.spark.encoding import Encoder
 from semel.spark.sink_options import HASH, SinkOptions

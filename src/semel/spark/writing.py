@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from semel import faults
-from semel.client.handle import PartitionWriter, PlainHandle, TransactionHandle
+from semel.client.producer.handle import PartitionWriter, PlainHandle, TransactionHandle
 from semel.spark.encoding import Encoder, Routing
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.targets import Targets

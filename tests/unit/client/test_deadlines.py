@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from semel.client.admin import Admin
-from semel.client.consumer_types import OffsetAndMetadata
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError, RequestTimedOutError, TimedOutError
 from semel.client.producer import Producer
+from semel.client.types import OffsetAndMetadata
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from tests.support.broker import SemelBroker
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server

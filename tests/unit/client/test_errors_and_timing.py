@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from semel.client.accumulator import StickyPartitioner
 from semel.client.errors import (
     AbortableError,
     AuthenticationError,
@@ -21,6 +20,7 @@ from semel.client.errors import (
     TimedOutError,
     error_of,
 )
+from semel.client.producer.accumulator import StickyPartitioner
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.errors import ErrorCode, Recovery
 

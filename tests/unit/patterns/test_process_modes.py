@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.client.consumer_types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.client.errors import CommitUncertainError, RetriableError
+from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process_modes import MODES, SETTLE_TRIES, Mode
 from semel.patterns.process_output import Emitter
 

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from semel.client.consumer_types import ConsumerRecord
 from semel.client.errors import ConfigError
+from semel.client.types import ConsumerRecord
 from semel.patterns.process_output import Emitter, Output, RecordError, rows_of, sendable
 
 RECORD = ConsumerRecord("in", 1, 5, 1000, b"key", b"value", (("h", b"1"),))

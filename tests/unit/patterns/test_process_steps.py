@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.client.consumer_types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.client.errors import FencedError, RetriableError
+from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process import Processor
 from semel.patterns.process_modes import ExactlyOnce
 from semel.patterns.process_output import Emitter

@@ -73,7 +73,8 @@ from semel import faults
 from semel.broker.clock import Clock, system_clock
 from semel.storage.files import Files, files_for
 from semel.storage.sync import SyncGroup
-from semel.client import group_offsets, handle
+from semel.client.group import offsets
+from semel.client.producer import handle
 from semel.spark import ledger, writing
 import semel.broker.connection, semel.broker.transactions.coordinator
 faults.hit("Produce.before_answer")

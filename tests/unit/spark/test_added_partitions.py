@@ -11,7 +11,7 @@ import pytest
 
 import semel
 from semel.client.cluster import Cluster as ClientCluster
-from semel.client.handle import TransactionHandle
+from semel.client.producer.handle import TransactionHandle
 from semel.spark import plain_sink
 from semel.spark.ledger import Batch
 from semel.spark.plain_sink import PlainSink

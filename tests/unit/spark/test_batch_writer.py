@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 import semel
 from semel.client.errors import FencedError
-from semel.client.handle import TransactionOwner
+from semel.client.producer.handle import TransactionOwner
 from semel.spark.batch_writer import AlreadyDoneError, BatchWriter, QueryIdError
 from semel.spark.committing import write_entry
 from semel.spark.ledger import Entry, topic_of

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from semel.client.handle import TransactionOwner
+from semel.client.producer.handle import TransactionOwner
 from semel.spark import api, stream_writer
 from semel.spark.base_sink import BaseSink, SinkError
 from semel.spark.encoding import Encoder, Routing

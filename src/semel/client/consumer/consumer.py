@@ -1,0 +1,634 @@
+"""The consumer: rows with `poll`, Arrow tables with `poll_table`, alone or in a group.
+
+    with Consumer(bootstrap_servers="localhost:9092", group_id="billing", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["orders"])
+        while True:
+            for record in consumer.poll(timeout_ms=1000):
+                print(record.topic, record.partition, record.offset, record.key, record.value)
+
+Names follow Kafka's consumer; times are milliseconds. A consumer belongs to one thread; only `wakeup` may be called
+from another. It reads committed records only, unless isolation.level says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
+from semel.client.consumer.commits import Callback, PendingCommit
+from semel.client.consumer.engine import ConsumerEngine, TopicSubscription, checked_partitions, log
+from semel.client.consumer.rebalance import RebalanceListener
+from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.group.offsets import (
+    EARLIEST,
+    LATEST,
+    fetch_committed,
+    list_offsets_retried,
+    retried,
+)
+from semel.client.group.states import MembershipState
+from semel.client.settings import ConsumerSettings
+from semel.client.timing import Deadline
+from semel.client.types import (
+    CommitFailedError,
+    ConsumerRecord,
+    GroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    RebalanceError,
+    TopicPartition,
+)
+from semel.protocol.errors import DecodeError, ErrorCode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from semel.client.consumer.decode import DecodedChunk, Form
+from typing import NamedTuple
+
+# Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
+OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
+
+CLOSE_TIMEOUT_S = 5.0
+ITERATION_POLL_MS = 1000.0
+_GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+class _Woken(Exception):
+    """wakeup() was called: the poll returns at once."""
+
+
+class RecordRun(NamedTuple):
+    """Consecutive records of one partition."""
+
+    state: PartitionState
+    version: int
+    records: list[ConsumerRecord]
+
+    @property
+    def is_current(self) -> bool:
+        """False after a seek, a revocation or close(): what is left of it is not to be read."""
+        return self.version == self.state.version
+
+
+class Iteration:
+    """Records that an iteration over a consumer got from one poll, yielded one by one.
+
+    The consumer's offsets are already after all of them. What was not yielded has not been read, and what was yielded
+    has been processed only when the caller wants the next record: an exception in the caller's loop leaves the last one
+    unprocessed, and no automatic commit may cover it."""
+
+    def __init__(self, runs: list[RecordRun]) -> None:
+        self._runs = runs
+        self._yielded = 0  # records of all runs, with those that were left out
+        self._processed = 0
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        start = 0
+        for run in self._runs:
+            for record in run.records:
+                if not run.is_current:
+                    break
+                self._yielded += 1
+                yield record
+                self._processed = self._yielded
+            start += len(run.records)
+            self._yielded = self._processed = start
+
+    def unread(self) -> dict[TopicPartition, int]:
+        """The first offset of each partition that was not yielded."""
+        return self._first_offsets(self._yielded)
+
+    def unprocessed(self) -> dict[TopicPartition, int]:
+        """The same, with the record that was yielded last, while the caller works on it."""
+        return self._first_offsets(self._processed)
+
+    def _first_offsets(self, skip: int) -> dict[TopicPartition, int]:
+        offsets: dict[TopicPartition, int] = {}
+        for run in self._runs:
+            if run.is_current and skip < len(run.records):
+                offsets.setdefault(run.state.topic_partition, run.records[skip].offset)
+            skip = max(0, skip - len(run.records))
+        return offsets
+
+    def give_back(self, partitions: set[TopicPartition] | None = None) -> None:
+        """What was not yielded (of these partitions) is read again by the next poll."""
+        unread = self.unread()
+        for run in self._runs:
+            partition = run.state.topic_partition
+            if run.is_current and partition in unread and (partitions is None or partition in partitions):
+                run.state.seek(unread[partition])
+
+
+class Consumer:
+    def __init__(self, options: Mapping[str, Any] | ConsumerSettings | None = None, /, **keywords: Any) -> None:
+        """Options by Kafka's names: `{"group.id": "billing"}` or `group_id="billing"`."""
+        if isinstance(options, ConsumerSettings):
+            self.settings = options.replace(**keywords)
+        else:
+            self.settings = ConsumerSettings.of(options, **keywords)
+        self._engine = ConsumerEngine(self.settings, self._commit_before_revoke)
+        self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
+        self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
+        self._woken = False
+        self._iteration: Iteration | None = None
+        self._postponed: KafkaError | None = None  # raised after records were taken, which are returned first
+
+    # -- what to read --------------------------------------------------------------------------------------------------
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str],
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Joins the group for these topics, or for all that a compiled pattern matches. Partitions come with poll()."""
+        self._engine.check_usable()
+        if self.settings.group_id is None:
+            raise ConfigError("subscribe() shares partitions in a group and needs group.id; without one, use assign()")
+        if self._engine.member is None and len(self._engine.assigned):
+            raise IllegalStateError("this consumer has partitions by assign(); unsubscribe() first")
+        if isinstance(topics, re.Pattern):
+            subscription = TopicSubscription(pattern=topics)
+        else:
+            subscription = TopicSubscription([topics] if isinstance(topics, str) else topics)
+            if not subscription.names:
+                raise ConfigError("subscribe() needs at least one topic; unsubscribe() ends a subscription")
+        self._engine.subscribe(subscription, listener or RebalanceListener())
+
+    def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Reads exactly these partitions, outside of group management."""
+        self._engine.check_usable()
+        if self._engine.member is not None:
+            raise IllegalStateError("this consumer has subscribed; unsubscribe() before assign()")
+        self._engine.assigned.assign(checked_partitions(partitions))
+
+    def unsubscribe(self) -> None:
+        """Leaves the group, or drops what was assigned."""
+        self._engine.check_usable()
+        deadline = Deadline(CLOSE_TIMEOUT_S)
+        if self._engine.member is not None:
+            self._commit_before_leaving(deadline)
+        self._engine.leave_group("the consumer unsubscribed", deadline)
+        self._engine.assigned.assign([])
+        self._open.clear()
+
+    def assignment(self) -> set[TopicPartition]:
+        return self._engine.assigned.partitions
+
+    def subscription(self) -> set[str]:
+        return set(self._engine.subscription.topics)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
+        """The next records, at most `max_records` (max.poll.records); an empty list when the timeout passes."""
+        from semel.client.consumer.decode import ROWS, rows
+
+        limit = self.settings.max_poll_records if max_records is None else max_records
+        if limit < 1:
+            raise ConfigError(f"max_records is {limit}; it must be at least 1")
+        found: list[ConsumerRecord] = []
+        with contextlib.suppress(_Woken):
+            for part in self._poll(timeout_ms, ROWS, max_records=limit):
+                found += rows(*part)
+        return found
+
+    def poll_table(
+        self,
+        timeout_ms: float = 1000,
+        *,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        headers: bool = False,
+        views: bool = False,
+    ) -> pa.Table:
+        """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if wanted,
+        headers. Without limits it is all that has been fetched; empty when the timeout passes.
+
+        With `views`, keys and values are of Arrow's type binary_view and stay in the memory that they were received
+        in: nothing is copied, and that memory lives as long as the table. `send_table` takes such columns.
+        """
+        from semel.client.consumer.decode import Form, joined
+
+        form = Form(headers, views)
+        try:
+            parts = self._poll(timeout_ms, form, max_records, max_bytes)
+        except _Woken:
+            parts = []
+        return joined(parts, form)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """All records from here on, waiting for more; ends when the consumer is closed or woken.
+
+        A record counts as processed when the loop continues: automatic commits leave out the record at which
+        an exception or `break` left the loop, and all that were not yielded. The next poll returns the latter.
+        """
+        from semel.client.consumer.decode import ROWS, rows
+
+        while not self._engine.closed:
+            try:
+                parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+            except _Woken:
+                return
+            states = [self._engine.assigned.of(partition) for partition, _ in parts]
+            runs = [RecordRun(state, state.version, rows(*part)) for state, part in zip(states, parts, strict=True)]
+            self._iteration = iteration = Iteration(runs)
+            yield from iteration
+
+    def wakeup(self) -> None:
+        """Makes the poll() that waits, or else the next one, return at once, empty. May be called from another thread
+        or a signal handler."""
+        self._woken = True
+        self._engine.wake()
+
+    def _poll(
+        self, timeout_ms: float, form: Form, max_records: int | None = None, max_bytes: int | None = None
+    ) -> list[tuple[TopicPartition, pa.Table]]:
+        engine = self._engine
+        engine.check_usable()
+        if engine.member is None and not len(engine.assigned):
+            raise IllegalStateError("nothing to read: call subscribe() or assign() before poll()")
+        self._end_iteration()
+        if self._postponed is not None:
+            error, self._postponed = self._postponed, None
+            raise error
+        self._auto_commit()
+        deadline = Deadline(timeout_ms / 1000)
+        while engine.run_until(self._has_records, deadline):
+            if self._woken:
+                self._woken = False
+                raise _Woken
+            if max_records is None and max_bytes is None:
+                engine.fetching.send(draining=True)  # the next response comes while this one is decoded
+                self._decode_all(form)
+            parts = self._take(form, max_records, max_bytes)
+            if parts:
+                self._fetch_ahead()
+                return parts
+        return []
+
+    def _end_iteration(self) -> None:
+        """A poll from outside the loop, or the loop's own next one: what the loop yielded has been processed."""
+        iteration, self._iteration = self._iteration, None
+        if iteration is not None:
+            iteration.give_back()
+
+    def _fetch_ahead(self) -> None:
+        """Before the program gets to work on what it is given."""
+        try:
+            self._engine.fetching.send()
+        except KafkaError as error:
+            self._postponed = error
+
+    def _has_records(self) -> bool:
+        if self._woken:
+            return True
+        if not self._engine.is_delivering:
+            return False
+        self._open = [decoded for decoded in self._open if decoded.chunk.is_current]
+        return self._engine.fetching.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
+
+    def _take(
+        self, form: Form, max_records: int | None, max_bytes: int | None
+    ) -> list[tuple[TopicPartition, pa.Table]]:
+        """Reads chunks up to the limits; at least one row if there is any."""
+        parts: list[tuple[TopicPartition, pa.Table]] = []
+        rows, size_bytes = 0, 0
+        while (max_records is None or rows < max_records) and (max_bytes is None or size_bytes < max_bytes):
+            decoded = self._next_decoded(form, may_raise=not parts)
+            if decoded is None:
+                break
+            count, left_bytes = decoded.rows_left, decoded.bytes_left
+            if max_records is not None:
+                count = min(count, max_records - rows)
+            if max_bytes is not None and left_bytes > max_bytes - size_bytes:
+                count = min(count, max(1, count * (max_bytes - size_bytes) // left_bytes))
+            part = decoded.take(count)
+            size_bytes += left_bytes - decoded.bytes_left
+            rows += part.num_rows
+            if decoded.rows_left:
+                self._open.insert(0, decoded)
+            if part.num_rows:
+                parts.append((decoded.partition, part))
+        return parts
+
+    def _decode_all(self, form: Form) -> None:
+        """Decodes all that can be read, at once. What is damaged is left to be decoded chunk by chunk."""
+        from semel.client.consumer.decode import decode_all
+
+        fetcher = self._engine.fetching.fetcher
+        with contextlib.suppress(DecodeError):
+            self._open += decode_all(fetcher.readable(), self.settings.reads_committed, form)
+            fetcher.drop_readable()
+
+    def _next_decoded(self, form: Form, may_raise: bool) -> DecodedChunk | None:
+        from semel.client.consumer.decode import decode
+
+        for index, decoded in enumerate(self._open):
+            if decoded.chunk.is_readable:
+                del self._open[index]
+                return decoded if decoded.form.covers(form) else self._decode_again(decoded, form)
+        chunk = self._engine.fetching.fetcher.take()
+        if chunk is None:
+            return None
+        try:
+            return decode(chunk, self.settings.reads_committed, form)
+        except KafkaError:
+            if may_raise:
+                raise
+            return None  # what was read before it is handed out first; the next call raises the error
+
+    def _decode_again(self, decoded: DecodedChunk, form: Form) -> DecodedChunk:
+        from semel.client.consumer.decode import decode
+
+        assert decoded.chunk.state.position is not None
+        decoded.chunk.start = decoded.chunk.state.position
+        return decode(decoded.chunk, self.settings.reads_committed, form)
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+    def position(self, partition: tuple[str, int], timeout_ms: float | None = None) -> int:
+        """The offset of the next record that poll() would return."""
+        state = self._state(partition)
+        deadline = self._deadline(timeout_ms)
+        self._engine.run_until(lambda: state.is_ready, deadline)
+        if state.position is None:
+            raise TimedOutError(
+                f"the position of {state.topic_partition} was not known within {deadline.total_s:.3g} s"
+            )
+        unread = self._iteration.unread() if self._iteration is not None else {}
+        return unread.get(state.topic_partition, state.position)
+
+    def seek(self, partition: tuple[str, int], offset: int) -> None:
+        """Goes on at this offset."""
+        if offset < 0:
+            raise ConfigError(f"cannot seek to offset {offset}; use seek_to_beginning() or seek_to_end()")
+        self._state(partition).seek(offset)
+
+    def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
+        """Goes to the first record of these partitions (none given: all); looked up by the next poll()."""
+        for state in self._states(partitions):
+            state.reset(ResetTo.EARLIEST)
+
+    def seek_to_end(self, *partitions: tuple[str, int]) -> None:
+        """Goes past the last record that can be read."""
+        for state in self._states(partitions):
+            state.reset(ResetTo.LATEST)
+
+    def seek_to_committed(self, *partitions: tuple[str, int]) -> None:
+        """Goes back to the group's committed offsets, as after an aborted transaction."""
+        self._need_group("seek_to_committed()")
+        for state in self._states(partitions):
+            state.forget()
+
+    def pause(self, *partitions: tuple[str, int]) -> None:
+        """poll() returns nothing of these until resume(); the place in the group is kept."""
+        states = self._states(partitions)
+        if self._iteration is not None:
+            self._iteration.give_back({state.topic_partition for state in states})
+        for state in states:
+            state.paused = True
+
+    def resume(self, *partitions: tuple[str, int]) -> None:
+        for state in self._states(partitions):
+            state.paused = False
+
+    def paused(self) -> set[TopicPartition]:
+        return {state.topic_partition for state in self._engine.assigned if state.paused}
+
+    def lag(self, timeout_ms: float | None = None) -> dict[TopicPartition, int]:
+        """How many offsets each assigned partition is behind the end of what can be read, from the brokers."""
+        deadline = self._deadline(timeout_ms)
+        states = list(self._engine.assigned)
+        ends = self.end_offsets([state.topic_partition for state in states], timeout_ms)
+        return {
+            state.topic_partition: max(
+                0, ends[state.topic_partition] - self.position(state.topic_partition, deadline.remaining_s() * 1000)
+            )
+            for state in states
+        }
+
+    def current_lag(self, partition: tuple[str, int]) -> int | None:
+        """How many offsets a partition is behind the end that its last fetch response named. Sends no request; None
+        before the first response."""
+        state = self._state(partition)
+        end = state.end_offset(self.settings.reads_committed)
+        return None if end is None or state.position is None else max(0, end - state.position)
+
+    # -- offsets of the log --------------------------------------------------------------------------------------------
+    def beginning_offsets(
+        self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        return self._offsets_at(partitions, EARLIEST, timeout_ms)
+
+    def end_offsets(
+        self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where the readable part of each log ends: before the first open transaction under read_committed."""
+        return self._offsets_at(partitions, LATEST, timeout_ms)
+
+    def offsets_for_times(
+        self, times: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time (milliseconds since 1970) in each partition; None if there is none."""
+        self._engine.check_usable()
+        wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
+        if any(at_ms < 0 for at_ms in wanted.values()):
+            raise ConfigError("a time for offsets_for_times() is milliseconds since 1970, from 0 up")
+        found = list_offsets_retried(self._engine.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        return {
+            partition: OffsetAndTimestamp(at.offset, at.timestamp) if at.offset >= 0 else None
+            for partition, at in found.items()
+        }
+
+    def _offsets_at(
+        self, partitions: Iterable[tuple[str, int]], where: int, timeout_ms: float | None
+    ) -> dict[TopicPartition, int]:
+        self._engine.check_usable()
+        wanted = dict.fromkeys(checked_partitions(partitions), where)
+        found = list_offsets_retried(self._engine.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
+        return {partition: at.offset for partition, at in found.items()}
+
+    def partitions_for(self, topic: str, timeout_ms: float | None = None) -> set[int]:
+        self._engine.check_usable()
+        return set(self._engine.cluster.partitions(topic, self._deadline(timeout_ms).total_s))
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+    def commit(
+        self,
+        offsets: OffsetsToCommit | None = None,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Commits offsets (all of this consumer, or the given ones) and waits until the group has them, and those of
+        every earlier commit_async()."""
+        wanted = self._to_commit(offsets)
+        if not wanted:
+            return
+        identity = self._identity()
+        if self._engine.member is not None and self._engine.member.is_rebalancing:
+            raise RebalanceError("the group is being rebalanced; call poll() to take part, then commit")
+        try:
+            self._engine.commits.commit(identity, wanted, self._deadline(timeout_ms))
+        except KafkaError as error:
+            raise _commit_error(error) from error
+
+    def commit_async(
+        self,
+        offsets: OffsetsToCommit | None = None,
+        callback: Callback | None = None,
+    ) -> None:
+        """Sends a commit and returns; `callback(offsets, error or None)` is called by a later poll(), commit() or
+        close()."""
+        wanted = self._to_commit(offsets)
+        if wanted:
+            timeout_s = self.settings.request_timeout_ms / 1000
+            self._engine.commits.send(self._identity(), wanted, callback, timeout_s)
+
+    def committed(
+        self, partitions: Iterable[tuple[str, int]] | None = None, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The group's committed offsets of these partitions (default: the assigned ones), without those that have none.
+
+        Under read_committed it waits for transactions that are about to change them."""
+        self._engine.check_usable()
+        group_id = self._need_group("committed()")
+        wanted = self.assignment() if partitions is None else set(checked_partitions(partitions))
+        if not wanted:
+            return {}
+        return retried(
+            self._engine.cluster,
+            lambda deadline: fetch_committed(
+                self._engine.cluster, group_id, sorted(wanted), self.settings.reads_committed, deadline
+            ),
+            f"reading the committed offsets of group {group_id!r}",
+            self._deadline(timeout_ms).total_s,
+        )
+
+    def group_metadata(self) -> GroupMetadata:
+        """This consumer's identity in its group, for `producer.send_offsets_to_transaction`, which needs
+        enable.auto.commit=false."""
+        return msgspec.structs.replace(self._identity(), commits_itself=self.settings.enable_auto_commit)
+
+    def _identity(self) -> GroupMetadata:
+        """The identity that commits."""
+        self._engine.check_usable()
+        group_id = self._need_group("a commit")
+        return self._engine.member.identity() if self._engine.member is not None else GroupMetadata(group_id)
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets after the records that poll() returned or an iteration yielded: what a commit without arguments
+        commits."""
+        return self._offsets_before(self._iteration.unread() if self._iteration is not None else {})
+
+    def _processed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What an automatic commit may cover."""
+        return self._offsets_before(self._iteration.unprocessed() if self._iteration is not None else {})
+
+    def _offsets_before(self, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            partition: OffsetAndMetadata(unread[partition]) if partition in unread else OffsetAndMetadata(at, "", epoch)
+            for partition, (at, epoch) in self._engine.assigned.consumed().items()
+        }
+
+    def _to_commit(self, offsets: OffsetsToCommit | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        self._engine.check_usable()
+        self._need_group("a commit")
+        if offsets is None:
+            return self.consumed()
+        positions = [
+            OffsetAndMetadata(at) if isinstance(at, int) else OffsetAndMetadata(*at) for at in offsets.values()
+        ]
+        if any(position.offset < 0 for position in positions):
+            raise ConfigError("a committed offset is that of the next record to read, from 0 up")
+        return dict(zip(checked_partitions(offsets), positions, strict=True))
+
+    def _auto_commit(self) -> None:
+        if not self.settings.enable_auto_commit or self.settings.group_id is None:
+            return
+        if time.monotonic() >= self._next_auto_commit_s and not len(self._engine.commits):
+            self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
+            if self._engine.member is None or self._engine.member.state is MembershipState.STABLE:
+                self.commit_async()
+
+    def _commit_before_revoke(self) -> PendingCommit | None:
+        """Starts the automatic commit that partitions wait for before they are given back; None: there is none."""
+        wanted = self._processed() if self.settings.enable_auto_commit else {}
+        if not wanted:
+            return None
+        return self._engine.commits.send(self._identity(), wanted, _warn, CLOSE_TIMEOUT_S, retried=True)
+
+    def _commit_before_leaving(self, deadline: Deadline) -> None:
+        wanted = self._processed() if self.settings.enable_auto_commit and self.settings.group_id is not None else {}
+        if not wanted:
+            return
+        try:
+            self._engine.commits.commit(self._identity(), wanted, deadline)
+        except KafkaError as error:
+            _warn(wanted, error)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Commits (with enable.auto.commit), gives partitions back, leaves the group, closes. May be called twice.
+
+        All of that takes no longer than the timeout (5 s); what a broker did not confirm by then is left undone."""
+        engine = self._engine
+        if engine.closed:
+            return
+        try:
+            engine.check_usable()
+        except IllegalStateError:
+            engine.close()  # in a forked child: the parent's place in the group is not ours to give up
+            return
+        try:
+            deadline = Deadline(CLOSE_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000)
+            engine.commits.wait(lambda: not len(engine.commits), deadline)
+            self._commit_before_leaving(deadline)
+            engine.leave_group("the consumer was closed", deadline)
+        finally:
+            engine.close()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- small things --------------------------------------------------------------------------------------------------
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        return Deadline((self.settings.default_api_timeout_ms if timeout_ms is None else timeout_ms) / 1000)
+
+    def _state(self, partition: tuple[str, int]) -> PartitionState:
+        self._engine.check_usable()
+        return self._engine.assigned.of(checked_partitions([partition])[0])
+
+    def _states(self, partitions: Iterable[tuple[str, int]]) -> list[PartitionState]:
+        self._engine.check_usable()
+        named = [self._engine.assigned.of(partition) for partition in checked_partitions(partitions)]
+        return named or list(self._engine.assigned)
+
+    def _need_group(self, what: str) -> str:
+        if self.settings.group_id is None:
+            raise ConfigError(f"{what} needs group.id")
+        return self.settings.group_id
+
+
+def _commit_error(error: KafkaError) -> KafkaError:
+    """What a refused commit means to the program."""
+    if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+        return RebalanceError(f"{error}; call poll() to take part", error.code)
+    if error.code in _GENERATION_OVER:
+        return CommitFailedError(
+            f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
+            "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
+            "again by the new owners of the partitions",
+            error.code,
+        )
+    return error
+
+
+def _warn(_: object, error: KafkaError | None) -> None:
+    if error is not None:
+        log.warning("offsets were not committed before partitions were given back: %s", error)

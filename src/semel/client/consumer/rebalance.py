@@ -1,0 +1,121 @@
+"""What a rebalance does to a consumer's partitions, in which order, and which listener it calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from semel.client.consumer.assigned_partitions import AssignedPartitions
+from semel.client.consumer.commits import PendingCommit
+from semel.client.group.member import GroupMember
+from semel.client.types import TopicPartition
+
+log = logging.getLogger(__name__)
+
+
+class RebalanceListener:
+    """Override what you need. Called inside poll() and close(), in the thread that calls them."""
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        """These are new. Called before the first record of them is read: seek here if offsets are kept elsewhere."""
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        """These will be given back when this returns: the last chance to finish and commit work on them."""
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        """These are gone already, others may work on them: drop unfinished work. Calls on_partitions_revoked unless
+        overridden."""
+        self.on_partitions_revoked(partitions)
+
+
+class Rebalancer:
+    """Takes partitions on and off. `start_commit` is called before partitions are given back, and its commit waited
+    for; None: there is nothing to commit. A listener that raises changes nothing about the assignment: the error is
+    raised when the partitions are where they belong."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        assigned: AssignedPartitions,
+        listener: RebalanceListener,
+        start_commit: Callable[[], PendingCommit | None],
+    ) -> None:
+        self._member = member
+        self._assigned = assigned
+        self._listener = listener
+        self._start_commit = start_commit
+        self._commit: PendingCommit | None = None  # before a revocation, on its way
+        self._assignment: set[TopicPartition] | None = None  # not adopted yet
+        self._prepared = False
+
+    @property
+    def is_revoking(self) -> bool:
+        """Whether partitions wait for a commit before they are given back: no record of theirs may be handed out."""
+        return self._commit is not None
+
+    def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
+        """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
+        gone = sorted(self._assigned.partitions) if lost else []
+        if lost:
+            self._commit = self._assignment = None
+            self._assigned.assign([])
+        if assignment is not None:
+            self._assignment = set(assignment)
+        if gone:
+            log.warning("group %s: lost %s", self._member.group_id, ", ".join(map(str, gone)))
+            self._listener.on_partitions_lost(gone)
+
+    def prepare(self, topics: frozenset[str]) -> bool:
+        """Before joining, once per rebalance: eager members give everything back, cooperative ones what is unwanted.
+        False while a commit must be waited for."""
+        if self._prepared:
+            return True
+        owned = self._assigned.partitions
+        keep = {part for part in owned if part.topic in topics} if self._member.is_cooperative else set()
+        if not self._is_committed(owned - keep):
+            return False
+        self._prepared = True
+        self._revoke(owned - keep, keep)
+        return True
+
+    def adopt(self) -> bool:
+        """The new assignment. What a cooperative member lost is given back now, and shared out in another round.
+        False while a commit must be waited for."""
+        if self._assignment is None:
+            return True
+        target, owned = self._assignment, self._assigned.partitions
+        revoked, added = owned - target, target - owned
+        if not self._is_committed(revoked):
+            return False
+        self._assignment, self._prepared = None, False
+        try:
+            self._revoke(revoked, target)
+        finally:
+            log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
+            if self._member.is_cooperative and revoked:
+                self._member.rejoin("gave partitions back that others are to have")
+            self._listener.on_partitions_assigned(sorted(added if self._member.is_cooperative else target))
+        return True
+
+    def give_back(self) -> None:
+        """Everything, before leaving; the caller has committed."""
+        self._commit = None
+        self._revoke(self._assigned.partitions, set())
+
+    def _is_committed(self, revoked: set[TopicPartition]) -> bool:
+        """Starts the commit; whether it has ended, with or without success."""
+        if not revoked:
+            return True
+        if self._commit is None:
+            self._commit = self._start_commit()
+        if self._commit is not None and not self._commit.is_done:
+            return False
+        self._commit = None
+        return True
+
+    def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
+        try:
+            if revoked:
+                self._listener.on_partitions_revoked(sorted(revoked))
+        finally:
+            self._assigned.assign(kept)

@@ -1,0 +1,331 @@
+"""A record batch on its way to a broker, and what its sender holds of it: the deliveries.
+
+A batch is encoded once. The producer's id, epoch and sequence are stamped into its header just before it is first
+sent; every retry carries the same stamp, so the broker can tell a retry from new data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from threading import Condition
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semel.client.errors import KafkaError, TimedOutError
+from semel.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, TRANSACTIONAL_BIT, next_sequence, read_header, seal_crc
+from semel.protocol.rows import Record, encode_batch
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TablePart
+
+Row = tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]  # key, value, timestamp, headers
+
+RECORD_OVERHEAD_BYTES = 24  # at most this much beside key, value and headers, for timestamps within 24 days
+FEW_ROWS = 16  # below this many rows, the column codec costs more than it saves
+_ATTRIBUTES_AT, _PRODUCER_AT = 21, 43
+_ATTRIBUTES, _PRODUCER = struct.Struct(">h"), struct.Struct(">qhi")
+
+
+class Identity(NamedTuple):
+    """The identity of a producer, by which the broker recognises its retries."""
+
+    producer_id: int
+    epoch: int
+
+
+NO_IDENTITY = Identity(-1, -1)
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record was stored. The offset is -1 with acks=0, which has no response."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class BatchMetadata(NamedTuple):
+    """Where a run of records was stored: `record_count` records from `base_offset` on."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    record_count: int
+    log_append_time: int  # -1 unless the topic stamps records itself
+
+
+class ProducerBatch:
+    """Encoded records of one partition."""
+
+    __slots__ = (
+        "attempts",
+        "base_offset",
+        "callbacks",
+        "compression",
+        "count",
+        "created_s",
+        "data",
+        "deadline_s",
+        "done",
+        "error",
+        "halves",
+        "has_headers",
+        "identity",
+        "log_append_time",
+        "parent",
+        "partition",
+        "rows",
+        "sent",
+        "sequence",
+        "size_bytes",
+        "tables",
+        "topic",
+    )
+
+    def __init__(self, topic: str, partition: int, created_s: float, deadline_s: float) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.created_s = created_s
+        self.deadline_s = deadline_s
+        self.data: bytearray | memoryview | None = None
+        self.rows: list[Row] | None = None  # until they are encoded
+        self.tables: list[TablePart] | None = None  # instead of rows, until they are encoded
+        self.has_headers = False  # of the rows
+        self.count = 0
+        self.size_bytes = HEADER_SIZE  # what it takes of buffer.memory
+        self.compression = 0
+        self.identity: Identity | None = None  # of the stamp, once there is one
+        self.sequence = -1
+        self.sent = False  # a request with it is on its way and has no response yet
+        self.attempts = 0
+        self.done = False
+        self.base_offset = -1
+        self.log_append_time = NO_TIMESTAMP
+        self.error: KafkaError | None = None
+        self.callbacks: list[Callable[[ProducerBatch], None]] | None = None
+        self.parent: ProducerBatch | None = None  # the batch that this one is a half of
+        self.halves: list[ProducerBatch] | None = None  # if the broker found it too large
+
+    def __repr__(self) -> str:
+        return f"Batch({self.topic}-{self.partition}, {self.count} records, sequence {self.sequence}, {self.identity})"
+
+    def encode(self, compression: int) -> None:
+        """Turns rows or tables into bytes, once."""
+        if self.data is not None:
+            return
+        self.compression = compression
+        if self.rows is not None:
+            self.data = encode_rows(self.rows, compression, self.has_headers)
+        elif self.tables is not None:
+            from semel.client.producer.tables import encode_parts
+
+            self.data = encode_parts(self.tables, compression)
+
+    def stamp(self, identity: Identity, sequence: int, transactional: bool) -> None:
+        """Writes id, epoch and sequence into the header. Never called again once a request with them was sent,
+        except after the broker has refused the batch for good and the epoch was raised."""
+        assert self.data is not None
+        self.identity, self.sequence = identity, sequence
+        _PRODUCER.pack_into(self.data, _PRODUCER_AT, identity.producer_id, identity.epoch, sequence)
+        if transactional:
+            (attributes,) = _ATTRIBUTES.unpack_from(self.data, _ATTRIBUTES_AT)
+            _ATTRIBUTES.pack_into(self.data, _ATTRIBUTES_AT, attributes | TRANSACTIONAL_BIT)
+        seal_crc(self.data)
+
+    @property
+    def next_sequence(self) -> int:
+        return next_sequence(self.sequence, self.count)
+
+    def finish(self, base_offset: int, log_append_time: int, error: KafkaError | None = None) -> None:
+        self.base_offset = base_offset
+        self.log_append_time = log_append_time
+        self.error = error
+        self.done = True
+        self.data = None  # the deliveries may be kept for long; the bytes are not needed again
+        self.rows = self.tables = None
+        parent = self.parent
+        if parent is not None and parent.halves is not None and all(half.done for half in parent.halves):
+            failed = next((half.error for half in parent.halves if half.error is not None), None)
+            parent.finish(parent.halves[0].base_offset, log_append_time, failed)
+
+    def finished(self) -> Iterator[ProducerBatch]:
+        """This batch and those that it was a part of, as far as they are done."""
+        batch: ProducerBatch | None = self
+        while batch is not None and batch.done:
+            yield batch
+            batch = batch.parent
+
+    def part_with(self, index: int) -> tuple[ProducerBatch, int]:
+        """The batch that record `index` was sent in, and its number there."""
+        if self.halves is None:
+            return self, index
+        first, second = self.halves
+        return first.part_with(index) if index < first.count else second.part_with(index - first.count)
+
+    def parts(self) -> list[ProducerBatch]:
+        return [self] if self.halves is None else [part for half in self.halves for part in half.parts()]
+
+    def metadata(self, first: int, count: int) -> Iterator[BatchMetadata]:
+        """Where some of its records were stored, a run for each half that they are in."""
+        at, end = 0, first + count
+        for part in self.parts():
+            start, stop = max(first, at), min(end, at + part.count)
+            if start < stop:
+                base = part.base_offset + start - at if part.base_offset >= 0 else -1
+                yield BatchMetadata(part.topic, part.partition, base, stop - start, part.log_append_time)
+            at += part.count
+
+
+def encode_rows(rows: Sequence[Row], compression: int, has_headers: bool) -> bytearray | memoryview:
+    """Rows to one batch without a stamp: by columns, unless they are few or have headers."""
+    if len(rows) <= FEW_ROWS or has_headers:
+        records = [Record(i, row[2], row[0], row[1], row[3]) for i, row in enumerate(rows)]
+        return encode_batch(records, compression=compression)
+    from semel.client.producer.tables import encode_row_columns
+
+    return encode_row_columns(rows, compression)
+
+
+def split(batch: ProducerBatch) -> list[ProducerBatch]:
+    """Two halves of a batch that the broker found too large; together they hold the same records and sequences."""
+    from semel.protocol.rows import decode_batch
+
+    assert batch.data is not None
+    assert batch.count > 1
+    header = read_header(batch.data)
+    records = decode_batch(batch.data).records
+    middle = len(records) // 2
+    halves = []
+    for start, part in ((0, records[:middle]), (middle, records[middle:])):
+        half = ProducerBatch(batch.topic, batch.partition, batch.created_s, batch.deadline_s)
+        moved = [record._replace(offset=i) for i, record in enumerate(part)]
+        half.data = encode_batch(moved, base_timestamp=header.base_timestamp, compression=batch.compression)
+        half.count = len(part)
+        half.size_bytes = batch.size_bytes * len(part) // batch.count
+        half.compression = batch.compression
+        if batch.identity is not None:
+            sequence = next_sequence(batch.sequence, start) if batch.sequence >= 0 else -1
+            half.stamp(batch.identity, sequence, header.is_transactional)
+        half.parent = batch
+        halves.append(half)
+    batch.halves = halves
+    halves[1].size_bytes = batch.size_bytes - halves[0].size_bytes
+    return halves
+
+
+class Delivery:
+    """What `send` returns: the place of one record, once it is known."""
+
+    __slots__ = ("_batch", "_changed", "_index", "_timestamp")
+
+    def __init__(self, batch: ProducerBatch, index: int, timestamp: int, changed: Condition) -> None:
+        self._batch = batch
+        self._index = index
+        self._timestamp = timestamp
+        self._changed = changed
+
+    def done(self) -> bool:
+        return self._batch.done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Waits for the broker's word: the record's place, or the error that kept it from being stored."""
+        wait_done(self._batch, self._changed, timeout)
+        batch, index = self._batch.part_with(self._index)
+        if batch.error is not None:
+            raise batch.error
+        offset = batch.base_offset + index if batch.base_offset >= 0 else -1
+        stamped = batch.log_append_time if batch.log_append_time >= 0 else self._timestamp
+        return RecordMetadata(batch.topic, batch.partition, offset, stamped)
+
+    get = result  # as kafka-python's futures say
+
+    def exception(self, timeout: float | None = None) -> KafkaError | None:
+        """Waits; the error, or None if the record was stored."""
+        wait_done(self._batch, self._changed, timeout)
+        return self._batch.part_with(self._index)[0].error
+
+    def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
+        """Calls the function with this delivery when it is done: in the sender's thread, so it must not block."""
+        with self._changed:
+            if not self._batch.done:
+                if self._batch.callbacks is None:
+                    self._batch.callbacks = []
+                self._batch.callbacks.append(lambda _batch: function(self))
+                return
+        function(self)
+
+
+class TableShare(NamedTuple):
+    """Rows of a table in a batch, which may hold rows of other tables before and after them."""
+
+    batch: ProducerBatch
+    first: int  # the place of the first one in the batch
+    row_count: int
+    rows: Any  # which rows of the table they are, in order
+
+
+class TableDelivery:
+    """What `send_table` returns: where each row of the table was stored, once it is known."""
+
+    def __init__(self, shares: list[TableShare], row_count: int, changed: Condition) -> None:
+        self._shares = shares
+        self._batches = [share.batch for share in shares]
+        self._row_count = row_count
+        self._changed = changed
+
+    def __len__(self) -> int:
+        return self._row_count
+
+    def done(self) -> bool:
+        return all(batch.done for batch in self._batches)
+
+    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
+        """Waits for all of them; one entry per stored batch. Raises the first error."""
+        for batch in self._batches:
+            wait_done(batch, self._changed, timeout)
+        for batch in self._batches:
+            if batch.error is not None:
+                raise batch.error
+        return [run for share in self._shares for run in share.batch.metadata(share.first, share.row_count)]
+
+    get = result
+
+    def exception(self, timeout: float | None = None) -> KafkaError | None:
+        """Waits; the first error, or None if every row was stored."""
+        for batch in self._batches:
+            wait_done(batch, self._changed, timeout)
+        return next((batch.error for batch in self._batches if batch.error is not None), None)
+
+    def places(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """(partition, offset) of every row of the table, as numpy arrays in the order of the rows."""
+        import numpy as np
+
+        self.result(timeout)
+        partitions = np.empty(self._row_count, np.int32)
+        offsets = np.empty(self._row_count, np.int64)
+        for share in self._shares:
+            runs = share.batch.metadata(share.first, share.row_count)
+            partitions[share.rows] = share.batch.partition
+            offsets[share.rows] = np.concatenate([_offsets_of(run) for run in runs])
+        return partitions, offsets
+
+
+def _offsets_of(run: BatchMetadata) -> Any:
+    import numpy as np
+
+    if run.base_offset < 0:  # acks=0: not known
+        return np.full(run.record_count, -1, np.int64)
+    return np.arange(run.base_offset, run.base_offset + run.record_count)
+
+
+def wait_done(batch: ProducerBatch, changed: Condition, timeout_s: float | None) -> ProducerBatch:
+    """Waits until a batch is done."""
+    if not batch.done:
+        with changed:
+            if not changed.wait_for(lambda: batch.done, timeout_s):
+                raise TimedOutError(
+                    f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_s} s of "
+                    "waiting; it is still on its way: wait longer, or see delivery.timeout.ms"
+                )
+    return batch

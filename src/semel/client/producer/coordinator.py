@@ -1,0 +1,231 @@
+"""The requests of a transaction, each as one call: to the coordinator of the transactional id or of a group.
+
+Both generations of the protocol: TV1 adds partitions and groups to a transaction before they are written; in TV2 the
+write itself does it, and every end raises the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from semel.client.cluster import AnyNode, Cluster, group_coordinator, transaction_coordinator
+from semel.client.errors import ConnectionFailedError, TimedOutError
+from semel.client.producer.accumulator import Place
+from semel.client.producer.batches import Identity
+from semel.client.timing import Deadline
+from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.protocol.messages.transactions import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+
+FEATURE = "transaction.version"
+FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
+
+
+class Versions(NamedTuple):
+    """(lowest, highest) version of each request in a generation of the protocol."""
+
+    produce: tuple[int, int]
+    end_txn: tuple[int, int]
+    txn_offset_commit: tuple[int, int]
+
+
+VERSIONS = {1: Versions((3, 11), (0, 4), (0, 4)), 2: Versions((12, 12), (5, 5), (5, 5))}
+
+
+class EndAnswer(NamedTuple):
+    """The identity to go on with, and whether an earlier request may have been lost on its way."""
+
+    identity: Identity
+    was_repeated: bool
+
+
+def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Identity:
+    """A producer id for an idempotent producer without transactions."""
+    request = InitProducerIdRequest(None, 2**31 - 1)
+    response = cluster.call(AnyNode(), INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
+    return Identity(response.producer_id, response.producer_epoch)
+
+
+class CoordinatorClient:
+    """Calls in the name of one transactional id. Errors are raised as `semel.client.errors` sorts them."""
+
+    def __init__(
+        self, cluster: Cluster, transactional_id: str, transaction_timeout_ms: int, version_max: int = 2
+    ) -> None:
+        self.cluster = cluster
+        self.transactional_id = transactional_id
+        self._timeout_ms = transaction_timeout_ms
+        self._version_max = version_max
+        self._target = transaction_coordinator(transactional_id)
+
+    def generation(self, timeout_s: float) -> int:
+        """2 if the cluster finalised KIP-890's transactions, else 1."""
+        finalised = self.cluster.feature(FEATURE, self._target, timeout_s)
+        return max(1, min(finalised, self._version_max))
+
+    def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
+        """Takes over the id: fences its earlier owners, finishes or aborts what they left.
+
+        With the expected identity only if it is still ours, which raises the epoch; a `FencedError` if not.
+        """
+        request = InitProducerIdRequest(self.transactional_id, self._timeout_ms)
+        if expected is not None:
+            request.producer_id, request.producer_epoch = expected
+        response = self.cluster.call(
+            self._target,
+            INIT_PRODUCER_ID,
+            request,
+            timeout_s=timeout_s,
+            at_most=5,
+            at_least=3 if expected is not None else 0,
+            first_wait_ms=FIRST_WAIT_MS,
+        )
+        return Identity(response.producer_id, response.producer_epoch)
+
+    def add_partitions(self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main") -> None:
+        """TV1: these partitions will be written."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=identity.producer_id,
+            v3_and_below_producer_epoch=identity.epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name, partitions) for name, partitions in topics.items()],
+        )
+        self.cluster.call(
+            self._target,
+            ADD_PARTITIONS_TO_TXN,
+            request,
+            timeout_s=timeout_s,
+            errors=_partition_errors,
+            at_most=3,
+            first_wait_ms=FIRST_WAIT_MS,
+            lane=lane,
+        )
+
+    def commit_offsets(
+        self,
+        identity: Identity,
+        group: GroupMetadata,
+        offsets: Mapping[tuple[str, int], OffsetAndMetadata],
+        generation: int,
+        timeout_s: float,
+    ) -> None:
+        """A group's offsets become part of the transaction."""
+        deadline = Deadline(timeout_s)
+        if generation == 1:
+            request = AddOffsetsToTxnRequest(self.transactional_id, *identity, group.group_id)
+            self.cluster.call(
+                self._target,
+                ADD_OFFSETS_TO_TXN,
+                request,
+                timeout_s=deadline.remaining_s(),
+                first_wait_ms=FIRST_WAIT_MS,
+            )
+        low, high = VERSIONS[generation].txn_offset_commit
+        self.cluster.call(
+            group_coordinator(group.group_id),
+            TXN_OFFSET_COMMIT,
+            self._offsets_request(identity, group, offsets),
+            timeout_s=deadline.remaining_s(),
+            errors=_offset_errors,
+            at_least=max(low, 3 if group.member_id or group.generation_id >= 0 else 0),
+            at_most=high,
+            first_wait_ms=FIRST_WAIT_MS,
+        )
+
+    def _offsets_request(
+        self, identity: Identity, group: GroupMetadata, offsets: Mapping[tuple[str, int], OffsetAndMetadata]
+    ) -> TxnOffsetCommitRequest:
+        topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+        for (name, partition), position in offsets.items():
+            topic = topics.setdefault(name, TxnOffsetCommitRequestTopic(name))
+            topic.partitions.append(
+                TxnOffsetCommitRequestPartition(partition, position.offset, position.leader_epoch, position.metadata)
+            )
+        return TxnOffsetCommitRequest(
+            self.transactional_id,
+            group.group_id,
+            *identity,
+            group.generation_id,
+            group.member_id,
+            group.group_instance_id,
+            list(topics.values()),
+        )
+
+    def end(
+        self, identity: Identity, commit: bool, generation: int, deadline: Deadline, may_be_repeat: bool = False
+    ) -> EndAnswer:
+        """Commits or aborts. After a lost response EndTxn is sent again: the coordinator recognises a repeated end.
+
+        Raises `EndUnknownError` if no response came in time.
+        """
+        low, high = VERSIONS[generation].end_txn
+        request = EndTxnRequest(self.transactional_id, *identity, commit)
+        repeated = may_be_repeat
+        backoff = self.cluster.backoff()
+        while True:
+            try:
+                response = self.cluster.call(
+                    self._target,
+                    END_TXN,
+                    request,
+                    timeout_s=deadline.remaining_s(),
+                    resend=False,
+                    at_least=low,
+                    at_most=high,
+                    first_wait_ms=FIRST_WAIT_MS,
+                )
+            except ConnectionFailedError as error:
+                repeated = True
+                self.cluster.forget(self._target)
+                if not self.cluster.pause(backoff, deadline):
+                    raise EndUnknownError(repeated, f"no response to EndTxn: {error}") from error
+                continue
+            except TimedOutError as error:
+                raise EndUnknownError(repeated, str(error)) from error
+            except Exception as error:
+                error.was_repeated = repeated  # type: ignore[attr-defined]
+                raise
+            if generation == 2:
+                return EndAnswer(Identity(response.producer_id, response.producer_epoch), repeated)
+            return EndAnswer(identity, repeated)
+
+
+class EndUnknownError(TimedOutError):
+    """EndTxn had no response in time; `maybe_sent` says whether the coordinator may have got it."""
+
+    def __init__(self, maybe_sent: bool, message: str) -> None:
+        super().__init__(message)
+        self.maybe_sent = maybe_sent
+
+
+def _partition_errors(response: AddPartitionsToTxnResponse) -> list[int]:
+    """The cause first: partitions that were only not attempted say nothing."""
+    codes = [
+        partition.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for partition in topic.results_by_partition
+    ]
+    return sorted(codes, key=lambda code: code == 55)
+
+
+def _offset_errors(response: TxnOffsetCommitResponse) -> list[int]:
+    return [partition.error_code for topic in response.topics for partition in topic.partitions]

@@ -1,0 +1,475 @@
+"""The producer: rows with `send`, Arrow tables with `send_table`, transactions.
+
+    with Producer(bootstrap_servers="localhost:9092") as producer:
+        place = producer.send("orders", b"value", key=b"key").result()
+
+    producer = Producer({"bootstrap.servers": "localhost:9092", "transactional.id": "billing"})
+    producer.init_transactions()
+    with producer.transaction() as txn:
+        txn.send("orders", b"value")
+
+A thread of its own sends while the program does something else; it starts with the first record and ends with `close`.
+If the producer is collected without that, the thread sends what is left and ends: every delivery gets its result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from semel.client.cluster import Cluster
+from semel.client.errors import (
+    ClosedError,
+    ConfigError,
+    FatalError,
+    IllegalStateError,
+    KafkaError,
+    RecordTooLargeError,
+    TimedOutError,
+)
+from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Delivery, TableDelivery, TableShare
+from semel.client.producer.coordinator import CoordinatorClient
+from semel.client.producer.sender import IdempotentGate, PlainGate, Sender, SendGate
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.producer.transactions import TransactionalGate
+from semel.client.settings import ProducerSettings
+from semel.client.timing import Deadline
+from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.protocol.batch import HEADER_SIZE
+from semel.protocol.partitioning import partition_for_key
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TableEncoder
+
+log = logging.getLogger("semel.client")
+
+STOP_S = 0.2  # how long close() waits for its thread even if its time is over
+EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
+
+Bytes = bytes | bytearray | memoryview | str
+Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
+
+
+class Producer:
+    """Writes records to topics. Threads may share it; processes may not."""
+
+    def __init__(self, options: Mapping[str, Any] | ProducerSettings | None = None, /, **keywords: Any) -> None:
+        if isinstance(options, ProducerSettings):
+            self.settings = options.replace(**keywords) if keywords else options
+        else:
+            self.settings = ProducerSettings.of(options, **keywords)
+        self._cluster = Cluster(self.settings)
+        self._gate = self._make_gate()
+        self._sender = Sender(self.settings, self._cluster, self._gate)
+        self._transactions = self._gate if isinstance(self._gate, TransactionalGate) else None
+        if self._transactions is not None:
+            self._transactions.sender = self._sender
+        self._accumulator = self._sender.accumulator
+        self._sticky = StickyPartitioner(self.settings.batch_size)
+        self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
+        self._thread: _SenderThread | None = None
+        self._start_lock = threading.Lock()
+        self._owner_pid = os.getpid()
+        self._closed = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def _make_gate(self) -> SendGate:
+        settings = self.settings
+        timeout_s = settings.request_timeout_ms / 1000
+        if settings.transactional_id is not None:
+            coordinator = CoordinatorClient(
+                self._cluster,
+                settings.transactional_id,
+                settings.transaction_timeout_ms,
+                settings.transaction_version_max,
+            )
+            return TransactionalGate(coordinator, timeout_s)
+        return IdempotentGate(self._cluster, timeout_s) if settings.is_idempotent else PlainGate()
+
+    # --- sending ---
+
+    def send(
+        self,
+        topic: str,
+        value: Bytes | None = None,
+        key: Bytes | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+    ) -> Delivery:
+        """Puts one record on its way and returns at once; `result()` of the delivery waits for its offset.
+
+        The partition is the given one, or the key's (as the Java client hashes it), or one that is kept until a batch
+        is full. `timestamp` is in milliseconds since 1970, now by default. Blocks up to max.block.ms while memory is
+        full or the topic is not known yet.
+        """
+        self._check_usable()
+        now_s = time.time()
+        value = value if type(value) is bytes or value is None else _as_bytes(value, "value")
+        key = key if type(key) is bytes or key is None else _as_bytes(key, "key")
+        packed = () if headers is None else _as_headers(headers)
+        size = RECORD_OVERHEAD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)
+        if packed:
+            size += sum(10 + 3 * len(name) + len(data or b"") for name, data in packed)
+        if size + HEADER_SIZE > self.settings.max_request_size:
+            raise _too_large(size + HEADER_SIZE, self.settings.max_request_size)
+        counted = self._partition_counts.get(topic)
+        count = counted[0] if counted is not None and now_s < counted[1] else self._count_partitions(topic, now_s)
+        if partition is None:
+            if key is not None:
+                partition = partition_for_key(key, count)
+            else:
+                partition = self._sticky.partition(topic, count, size)
+        elif not 0 <= partition < count:
+            partition = self._checked_partition(topic, partition)
+        row = (key, value, int(now_s * 1000) if timestamp is None else _as_timestamp(timestamp), packed)
+        return self._accumulator.append(topic, partition, row, size)
+
+    def send_table(self, topic: str, table: Any) -> TableDelivery:
+        """Puts a whole Arrow table on its way: columns `value`, `key`, `headers`, `timestamp`, `partition`, of which
+        `value` or `key` must be there. Whole columns become batches; the partition rules are those of `send`.
+
+        Returns when the last batch is handed over, which may wait for memory (max.block.ms). Tables of less than a
+        batch linger (linger.ms) and share batches with those that follow.
+        """
+        from semel.client.producer.tables import TableEncoder, checked_table
+
+        self._check_usable()
+        checked = checked_table(table)
+        now_s = time.time()
+        counted = self._partition_counts.get(topic)
+        count = counted[0] if counted is not None and now_s < counted[1] else self._count_partitions(topic, now_s)
+        encoder = TableEncoder(
+            checked,
+            count,
+            lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
+            batch_size=self.settings.batch_size,
+            max_request_size=self.settings.max_request_size,
+            compression=self.settings.compression,
+            sealed=False,  # the stamp changes the header, and computes the CRC
+        )
+        shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
+        return TableDelivery(shares, checked.num_rows, self._accumulator.changed)
+
+    def _hand_over(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+        """Encodes a table to batches of its own."""
+        for encoded in encoder.batches():
+            batch = self._accumulator.new_batch(topic, encoded.partition)
+            batch.data, batch.count = encoded.data, encoded.record_count
+            batch.size_bytes, batch.compression = len(encoded.data), self.settings.compression
+            self._accumulator.add(batch)
+            yield TableShare(batch, 0, batch.count, encoded.rows)
+
+    def _share(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+        """Leaves a small table to linger, so that the next ones go into the same batches."""
+        for partition, part, rows in encoder.parts():
+            batch, first = self._accumulator.append_table(topic, partition, part)
+            yield TableShare(batch, first, part.row_count, rows)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
+        self._check_open()
+        deadline = Deadline(timeout if timeout is not None else self._longest_s())
+        if not self._accumulator.flush(deadline):
+            raise TimedOutError(
+                f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
+                "call flush() again, or see delivery.timeout.ms"
+            )
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> int:
+        """How many partitions a topic has."""
+        self._check_open()
+        return len(self._cluster.partitions(topic, self._block_s(timeout)))
+
+    # --- transactions ---
+
+    def init_transactions(self, timeout: float | None = None) -> None:
+        """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
+        they left. Can be called again if it timed out."""
+        self._transactional().init(self._block_s(timeout))
+
+    def begin_transaction(self) -> None:
+        """Everything sent from here on becomes visible together, at commit."""
+        gate = self._transactional()
+        self._start()
+        gate.begin(self._block_s(None))
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
+        group_metadata: GroupMetadata | str,
+        timeout: float | None = None,
+    ) -> None:
+        """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
+        (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
+        group = GroupMetadata.for_transaction(group_metadata)
+        positions = {
+            place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+            for place, offset in offsets.items()
+        }
+        self._transactional().send_offsets(positions, group, self._block_s(timeout))
+
+    def commit_transaction(self, timeout: float | None = None) -> None:
+        """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again."""
+        self._transactional().commit(Deadline(self._block_s(timeout)))
+
+    def abort_transaction(self, timeout: float | None = None) -> None:
+        """Nothing of the transaction becomes visible. After a timeout call it again."""
+        self._transactional().abort(Deadline(self._block_s(timeout)))
+
+    def transaction(self) -> ProducerTransaction:
+        """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
+        not be sent in time."""
+        self._transactional()
+        return ProducerTransaction(self)
+
+    def _transactional(self) -> TransactionalGate:
+        self._check_open()
+        if self._transactions is None:
+            raise IllegalStateError("transactions need the option transactional.id; this producer has none")
+        return self._transactions
+
+    # --- end ---
+
+    def close(self, timeout: float | None = None) -> None:
+        """Sends what is left (up to the timeout), aborts an open transaction, ends the thread. May be called twice."""
+        if self._closed or os.getpid() != self._owner_pid:
+            self._closed = True
+            return
+        self._closed = True
+        deadline = Deadline(self._longest_s() if timeout is None else timeout)
+        try:
+            self._finish_work(deadline)
+        finally:
+            self._shut_down(deadline)
+
+    def _finish_work(self, deadline: Deadline) -> None:
+        gate = self._transactions
+        if gate is not None and gate.state in (
+            ProducerTxnState.IN_TRANSACTION,
+            ProducerTxnState.ABORTABLE,
+            ProducerTxnState.ABORTING,
+        ):
+            try:
+                gate.abort(deadline)
+            except KafkaError as error:
+                log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
+        elif not self._accumulator.flush(deadline):
+            log.warning("records were not acknowledged before the producer was closed")
+
+    def _shut_down(self, deadline: Deadline) -> None:
+        if self._thread is not None and self._finalizer is not None:
+            self._finalizer.detach()
+            self._thread.stop()
+        self._cluster.close()  # which ends the calls that the thread may wait in
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(deadline.remaining_s(), STOP_S))
+        self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
+        if self._thread is None:
+            self._sender.close()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> object:
+        raise TypeError("a Producer cannot be pickled; send its `settings` and make one in each process")
+
+    # --- checks ---
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this producer is closed; make a new one")
+        if os.getpid() != self._owner_pid:
+            raise IllegalStateError(
+                "this producer was made before the process was forked; make one in each process from its `settings`"
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed or os.getpid() != self._owner_pid:
+            self._check_open()
+        if self._transactions is not None:
+            self._transactions.check_can_send()
+        if self._thread is None:
+            self._start()
+        elif self._thread.crash is not None:
+            raise FatalError(f"the sending thread ended: {self._thread.crash!r}; close this producer") from (
+                self._thread.crash
+            )
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None:
+                thread = _SenderThread(self._sender)
+                self._finalizer = weakref.finalize(self, thread.finish)
+                self._finalizer.atexit = False  # see _finish_all
+                thread.start()
+                self._thread = thread
+
+    def _count_partitions(self, topic: str, now_s: float) -> int:
+        count = len(self._cluster.partitions(topic, self._block_s(None)))
+        self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
+        return count
+
+    def _checked_partition(self, topic: str, partition: int) -> int:
+        """A partition that was not there when the topic was last looked at may be new."""
+        if partition >= 0:
+            self._cluster.metadata.forget(topic)
+            if partition < self._count_partitions(topic, time.time()):
+                return partition
+        count = self._partition_counts[topic][0]
+        raise ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
+
+    def _block_s(self, timeout: float | None) -> float:
+        return self.settings.max_block_ms / 1000 if timeout is None else timeout
+
+    def _longest_s(self) -> float:
+        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
+        return self.settings.delivery_timeout_ms / 1000 + 5
+
+
+class ProducerTransaction:
+    """One transaction as a `with` block; what it offers goes to its producer."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self.send = producer.send
+        self.send_table = producer.send_table
+        self.send_offsets = producer.send_offsets_to_transaction
+
+    def __enter__(self) -> ProducerTransaction:
+        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
+            self._producer.abort_transaction()
+        self._producer.begin_transaction()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            self._abort()
+            return
+        try:
+            self._producer.commit_transaction()
+        except BaseException:  # not in time, failed, Ctrl-C: this transaction must be ended here
+            self._abort()
+            raise
+
+    def _abort(self) -> None:
+        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
+        is; its `CommitUncertainError` says how to settle it."""
+        gate = self._producer._transactional()
+        if gate.state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING):
+            try:
+                self._producer.abort_transaction()
+            except KafkaError as failure:
+                log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)
+
+
+class _SenderThread(threading.Thread):
+    """Runs the sender until it is stopped, or finished and nothing is left to send. Has no reference to the
+    producer, so that a forgotten one can be collected."""
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__(name="semel-producer", daemon=True)
+        self._sender = sender
+        self._stopping = False
+        self._finishing = False
+        self.crash: BaseException | None = None
+
+    def run(self) -> None:
+        sender = self._sender
+        end: KafkaError = ClosedError("the producer was closed before this record was acknowledged")
+        _running.add(self)
+        try:
+            while not self._stopping and not self._finishing:
+                sender.step()
+            if self._finishing:
+                sender.accumulator.start_flush()
+            while not self._stopping and sender.accumulator.used_bytes:
+                sender.step()
+        except ClosedError:
+            pass
+        except BaseException as error:
+            self.crash = error
+            end = FatalError(f"the sending thread ended: {error!r}")
+            log.exception("the sending thread ended")
+        finally:
+            _running.discard(self)
+            sender.fail_all(end)
+            if self._finishing:
+                sender.cluster.close()  # it is not shared
+            sender.close()
+
+    def finish(self) -> None:
+        """The thread sends what is left and ends. Called by the garbage collector, in any thread and whatever that
+        holds: so it takes no lock and does not wait."""
+        self._finishing = True
+        self._sender.interrupt()
+
+    def stop(self) -> None:
+        """Ends the thread after the step that it is in."""
+        self._stopping = True
+        self._sender.interrupt()
+
+
+_running: set[_SenderThread] = set()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """A program that ends without close() has its last records sent all the same, if that is quickly done."""
+    deadline = Deadline(EXIT_S)
+    threads = list(_running)
+    for thread in threads:
+        thread.finish()
+    for thread in threads:
+        thread.join(deadline.remaining_s())
+        if thread.is_alive():
+            log.warning("records were not acknowledged before the program ended; call close() of the producer")
+
+
+def _as_bytes(data: Any, what: str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise ConfigError(f"a record's {what} is bytes, text or None, not {type(data).__name__}; encode it first")
+
+
+def _as_timestamp(timestamp: Any) -> int:
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 <= timestamp < 2**63:
+        raise ConfigError(f"a timestamp is a number of milliseconds since 1970, not {timestamp!r}")
+    return timestamp
+
+
+def _as_headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    packed = []
+    for name, value in pairs:
+        if not isinstance(name, str) or not _is_utf8(name):
+            raise ConfigError(f"a header's name is text that can be written as UTF-8, not {name!r}")
+        packed.append((name, None if value is None else _as_bytes(value, f"header {name!r}")))
+    return tuple(packed)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _too_large(size_bytes: int, limit_bytes: int) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"the record takes about {size_bytes} bytes; max.request.size is {limit_bytes}: raise it (and the topic's "
+        "max.message.bytes), or write smaller records"
+    )

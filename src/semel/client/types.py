@@ -1,0 +1,106 @@
+"""The values that producer, consumer and admin take and return, and the errors of a consumer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from semel.client.errors import ConfigError, FatalError, RetriableError
+from semel.protocol.errors import ErrorCode
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetAndMetadata(NamedTuple):
+    """An offset to commit: that of the next record to read."""
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int = -1
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a time."""
+
+    offset: int
+    timestamp: int
+
+
+class GroupMetadata(msgspec.Struct, frozen=True):
+    """The identity that commits: a transaction that carries it is refused once the member is not in its generation."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+    commits_itself: bool = False  # whether the consumer it comes from has enable.auto.commit
+
+    @classmethod
+    def for_transaction(cls, group: GroupMetadata | str) -> GroupMetadata:
+        """Whose offsets a transaction is to commit. Refuses a consumer that commits them by itself: its commits come
+        before the transaction's, and if that is aborted, the records are lost."""
+        metadata = cls(group) if isinstance(group, str) else group
+        if metadata.commits_itself:
+            raise ConfigError(
+                f"a transaction is to commit the offsets of group {metadata.group_id!r}, but its consumer has "
+                "enable.auto.commit=true and commits them by itself: after an abort their records would be skipped. "
+                "Set enable_auto_commit=False in the consumer"
+            )
+        return metadata
+
+
+class ConsumerRecord(NamedTuple):
+    """One record as it was read."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class PartitionError(FatalError):
+    """Something is wrong with one partition; the consumer stays usable: seek, or leave the partition out."""
+
+    def __init__(
+        self, message: str, code: ErrorCode | None = None, partition: TopicPartition | None = None, offset: int = -1
+    ) -> None:
+        super().__init__(message, code)
+        self.partition = partition
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[type[PartitionError], tuple[str, ErrorCode | None, TopicPartition | None, int]]:  # type: ignore[override]
+        return type(self), (str(self), self.code, self.partition, self.offset)
+
+
+class OffsetOutOfRangeError(PartitionError):
+    """The offset is no longer (or not yet) in the log, and auto.offset.reset=none forbids to jump."""
+
+
+class NoOffsetError(PartitionError):
+    """The group has no committed offset for a partition, and auto.offset.reset=none forbids to choose one."""
+
+
+class CorruptRecordError(PartitionError):
+    """A batch whose checksum or content does not hold."""
+
+
+class UnknownPartitionError(PartitionError):
+    """A partition does not exist (any more)."""
+
+
+class RebalanceError(RetriableError):
+    """The group is being rebalanced; call poll() to take part, then go on with the new assignment."""
+
+
+class CommitFailedError(RetriableError):
+    """Offsets were not committed: the group went on without this member, and others may own its partitions."""

@@ -1,0 +1,148 @@
+"""What a rebalance does when the program's listener raises: the partitions are given back all the same."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semel.client.consumer.assigned_partitions import AssignedPartitions
+from semel.client.consumer.rebalance import RebalanceListener, Rebalancer
+from semel.client.types import TopicPartition
+
+MINE = [TopicPartition("t", number) for number in range(4)]
+
+
+class Surprise(Exception):
+    pass
+
+
+class Member:
+    group_id = "g"
+
+    def __init__(self, is_cooperative: bool) -> None:
+        self.is_cooperative = is_cooperative
+        self.rejoined = 0
+
+    def rejoin(self, reason: str) -> None:
+        self.rejoined += 1
+
+
+class Raising(RebalanceListener):
+    def __init__(self, at: str) -> None:
+        self._at = at
+        self.calls: list[tuple[str, list[TopicPartition]]] = []
+
+    def _note(self, name: str, partitions: list[TopicPartition]) -> None:
+        self.calls.append((name, partitions))
+        if name == self._at:
+            raise Surprise(name)
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self._note("assigned", partitions)
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._note("revoked", partitions)
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self._note("lost", partitions)
+
+
+def rebalancer_of(
+    listener: RebalanceListener, is_cooperative: bool = False, commit: Any = lambda: None
+) -> tuple[Rebalancer, AssignedPartitions, Member]:
+    member, assigned = Member(is_cooperative), AssignedPartitions()
+    assigned.assign(MINE)
+    return Rebalancer(member, assigned, listener, commit), assigned, member  # type: ignore[arg-type]
+
+
+def test_partitions_are_given_back_although_the_listener_raised_before_a_join() -> None:
+    listener = Raising("revoked")
+    rebalancer, assigned, _ = rebalancer_of(listener)
+    with pytest.raises(Surprise):
+        rebalancer.prepare(frozenset(["t"]))
+    assert assigned.partitions == set()
+    assert rebalancer.prepare(frozenset(["t"]))  # the next poll goes on with the join, and calls it once
+    assert listener.calls == [("revoked", MINE)]
+
+
+def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_revoked() -> None:
+    listener = Raising("revoked")
+    rebalancer, assigned, member = rebalancer_of(listener, is_cooperative=True)
+    new = TopicPartition("t", 9)
+    rebalancer.apply_change(False, [MINE[0], new])
+    with pytest.raises(Surprise):
+        rebalancer.adopt()
+    assert assigned.partitions == {MINE[0], new}
+    assert member.rejoined == 1
+    assert listener.calls == [("revoked", MINE[1:]), ("assigned", [new])]
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+def test_new_assignment_is_adopted_although_the_listener_raised_for_it(is_cooperative: bool) -> None:
+    rebalancer, assigned, _ = rebalancer_of(Raising("assigned"), is_cooperative)
+    rebalancer.apply_change(False, MINE[:1])
+    with pytest.raises(Surprise):
+        rebalancer.adopt()
+    assert assigned.partitions == {MINE[0]}
+    assert rebalancer.adopt()  # nothing is left to do
+
+
+def test_assignment_that_follows_a_loss_is_not_lost_with_the_listener_s_error() -> None:
+    rebalancer, assigned, _ = rebalancer_of(Raising("lost"))
+    with pytest.raises(Surprise):
+        rebalancer.apply_change(True, MINE[2:])
+    assert assigned.partitions == set()
+    rebalancer.adopt()
+    assert assigned.partitions == set(MINE[2:])
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+def test_partitions_are_committed_before_they_are_given_back(is_cooperative: bool) -> None:
+    """The commit comes first, while all is owned, and the listener waits for its end."""
+    listener, commit = Raising("nothing"), SimpleNamespace(is_done=False)
+    owned_at_commit: list[set[TopicPartition]] = []
+
+    def start_commit() -> SimpleNamespace:
+        owned_at_commit.append(set(assigned.partitions))
+        return commit
+
+    rebalancer, assigned, _ = rebalancer_of(listener, is_cooperative, start_commit)
+    for _ in range(2):
+        assert not rebalancer.prepare(frozenset(["other"]))
+        assert rebalancer.is_revoking
+    assert owned_at_commit == [set(MINE)]
+    assert assigned.partitions == set(MINE)
+    assert listener.calls == []
+    commit.is_done = True
+    assert rebalancer.prepare(frozenset(["other"]))
+    assert listener.calls == [("revoked", MINE)]
+    assert assigned.partitions == set()
+    assert not rebalancer.is_revoking
+
+
+def test_partitions_that_another_gets_are_committed_before_they_are_given_up() -> None:
+    listener, commit = Raising("nothing"), SimpleNamespace(is_done=False)
+    rebalancer, assigned, member = rebalancer_of(listener, True, lambda: commit)
+    rebalancer.apply_change(False, MINE[:1])
+    assert not rebalancer.adopt()
+    assert assigned.partitions == set(MINE)
+    assert (listener.calls, member.rejoined) == ([], 0)
+    commit.is_done = True
+    assert rebalancer.adopt()
+    assert assigned.partitions == {MINE[0]}
+    assert listener.calls == [("revoked", MINE[1:]), ("assigned", [])]
+
+
+def test_commit_before_a_loss_does_not_stand_for_a_later_one() -> None:
+    commits = [SimpleNamespace(is_done=False), SimpleNamespace(is_done=False)]
+    started = iter(commits)
+    rebalancer, assigned, _ = rebalancer_of(Raising("nothing"), False, lambda: next(started))
+    assert not rebalancer.prepare(frozenset(["t"]))
+    rebalancer.apply_change(True, None)
+    commits[0].is_done = True
+    rebalancer.apply_change(False, MINE)
+    assert rebalancer.adopt()
+    assert not rebalancer.prepare(frozenset(["t"]))  # the second one is on its way
+    assert assigned.partitions == set(MINE)

@@ -1,0 +1,242 @@
+"""No transaction commits without one of its batches, however the batch fails and whoever looks at that moment."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from semel.client.cluster import Cluster
+from semel.client.errors import AbortableError, IllegalStateError, KafkaError
+from semel.client.producer import Producer
+from semel.client.producer.batches import Identity, ProducerBatch
+from semel.client.producer.sender import FixedGate, Sender
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.settings import ProducerSettings
+from semel.protocol.errors import EncodeError
+from semel.protocol.messages.records import PRODUCE
+from semel.protocol.messages.transactions import END_TXN
+from tests.support.broker import SemelBroker
+from tests.support.proxy import Proxy, delay, silence
+from tests.support.reading import create_topic, read_topic
+from tests.support.waiting import PATIENCE_S, until
+
+MAX_MESSAGE_BYTES = 2000
+TOO_LARGE = b"x" * (2 * MAX_MESSAGE_BYTES)
+
+
+@pytest.fixture
+def narrow(shared_semel_broker: SemelBroker, request: pytest.FixtureRequest) -> str:
+    """A topic that refuses large records."""
+    name = re.sub(r"\W", "-", request.node.name)
+    return create_topic(shared_semel_broker.bootstrap, name, partitions=2, max_message_bytes=str(MAX_MESSAGE_BYTES))
+
+
+@contextmanager
+def transactional(bootstrap: str, name: str, **options: Any) -> Iterator[Producer]:
+    defaults = {"bootstrap_servers": bootstrap, "transactional_id": name, "linger_ms": 0, "retry_backoff_ms": 10}
+    producer = Producer({**defaults, **options})
+    try:
+        producer.init_transactions(PATIENCE_S)
+        yield producer
+    finally:
+        producer.close(timeout=5)
+
+
+@contextmanager
+def quick_switching() -> Iterator[None]:
+    """Threads take turns as often as the interpreter can."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def seen_at_failure(producer: Producer, monkeypatch: pytest.MonkeyPatch, hold: Callable[[], Any]) -> list[bool]:
+    """For each call of `failed`: whether any batch of the producer was done before. `hold` runs at that point."""
+    gate, accumulator = producer._transactional(), producer._accumulator
+    failed, seen = gate.failed, []
+    batches = [batch for queue in accumulator.queues.values() for batch in queue.batches()]
+
+    def failing(error: KafkaError) -> None:
+        hold()
+        assert accumulator.changed._lock.locked(), "a commit can look at the batches right now"  # type: ignore[attr-defined]
+        seen.append(any(batch.done and batch.error for batch in batches))
+        failed(error)
+
+    monkeypatch.setattr(gate, "failed", failing)
+    return seen
+
+
+def test_a_commit_that_waits_for_a_refused_batch_never_sends_its_end(
+    shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender is held at the exact point where it has the broker's refusal and tells the transaction."""
+    with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
+        end = proxy.add(delay(END_TXN, 0))
+        seen = seen_at_failure(producer, monkeypatch, lambda: end.happened.wait(1.0))
+        producer.begin_transaction()
+        kept = producer.send(narrow, b"kept", partition=0)
+        producer.send(narrow, TOO_LARGE, partition=1)
+        with pytest.raises(AbortableError, match="MESSAGE_TOO_LARGE"):
+            producer.commit_transaction(PATIENCE_S)
+        assert seen == [False]
+        assert kept.exception(PATIENCE_S) is None
+        assert END_TXN.key not in proxy.seen
+        producer.abort_transaction(PATIENCE_S)
+
+
+def test_no_transaction_commits_without_its_refused_record_however_threads_take_turns(
+    shared_semel_broker: SemelBroker, narrow: str
+) -> None:
+    with transactional(shared_semel_broker.bootstrap, narrow) as producer, quick_switching():
+        for number in range(60):
+            producer.begin_transaction()
+            producer.send(narrow, b"%d" % number, partition=0)
+            producer.send(narrow, TOO_LARGE, partition=1)
+            with pytest.raises(AbortableError):
+                producer.commit_transaction(PATIENCE_S)
+            producer.abort_transaction(PATIENCE_S)
+    assert read_topic(shared_semel_broker.bootstrap, narrow) == []
+
+
+# --- every other way in which a batch fails ---
+
+
+def expires(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = proxy.add(silence(PRODUCE, times=1000))
+    producer.send(topic, b"late")
+    assert fault.happened.wait(PATIENCE_S)
+
+
+def cannot_be_encoded(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(batch: ProducerBatch, compression: int) -> None:
+        raise EncodeError("made up")
+
+    monkeypatch.setattr(ProducerBatch, "encode", encode)
+    producer.send(topic, b"strange")
+
+
+def sender_crashes(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(sender: Sender) -> int:
+        raise MemoryError("made up")
+
+    monkeypatch.setattr(Sender, "_encode_heads", crash)
+    with suppress(KafkaError):
+        producer.send(topic, b"never sent")
+
+
+def is_closed(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, while this one commits."""
+    proxy.add(silence(PRODUCE, times=1000))
+    producer.send(topic, b"on its way")
+    gate = producer._transactional()
+
+    def close() -> None:
+        until(lambda: gate.state is ProducerTxnState.COMMITTING)
+        producer.close(timeout=0)
+
+    threading.Thread(target=close).start()
+
+
+WAYS = [expires, cannot_be_encoded, sender_crashes, is_closed]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_batch_that_fails_fails_its_transaction_in_the_same_step(
+    way: Any, shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"delivery_timeout_ms": 1000, "request_timeout_ms": 500} if way is expires else {}
+    with (
+        Proxy(shared_semel_broker.bootstrap) as proxy,
+        transactional(proxy.bootstrap, narrow, **options) as producer,
+    ):
+        producer.begin_transaction()
+        producer.send(narrow, b"kept", partition=0).result(PATIENCE_S)
+        seen = seen_at_failure(producer, monkeypatch, lambda: None)
+        way(producer, proxy, narrow, monkeypatch)
+        with pytest.raises(AbortableError):
+            producer.commit_transaction(PATIENCE_S)
+        assert seen
+        assert not any(seen)
+        assert END_TXN.key not in proxy.seen
+
+
+def test_records_of_the_next_transaction_do_not_fail_for_the_end_of_the_last_one(
+    shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender is held where it has found that no transaction is open."""
+    with transactional(shared_semel_broker.bootstrap, narrow) as producer:
+        with producer.transaction() as txn:
+            txn.send(narrow, b"first")
+        gate, sent, held = producer._transactional(), threading.Event(), threading.Event()
+        giving_up = gate.giving_up
+
+        def slow() -> KafkaError | None:
+            found = giving_up()
+            if isinstance(found, IllegalStateError) and not held.is_set():
+                held.set()
+                sent.wait(1.0)
+            return found
+
+        monkeypatch.setattr(gate, "giving_up", slow)
+        until(lambda: (producer._sender.interrupt(), held.is_set())[1])
+        producer.begin_transaction()
+        delivery = producer.send(narrow, b"second")
+        sent.set()
+        producer.commit_transaction(PATIENCE_S)
+        assert delivery.result(PATIENCE_S).offset >= 0
+
+
+def test_nothing_is_taken_for_sending_once_the_transaction_ends() -> None:
+    """The sender has looked at its identity; then the transaction is sealed, and a batch comes from another thread."""
+    settings = ProducerSettings.of(bootstrap_servers="nowhere:1")
+    gate = FixedGate("owner", Identity(7, 1), (3, 12))
+    sender = Sender(settings, Cluster(settings), gate)
+    batch = sender.accumulator.new_batch("orders", 0)
+    batch.rows, batch.count = [(None, b"value", 0, ())], 1
+    batch.encode(0)
+    sender.accumulator.add(batch)
+    queues = list(sender.accumulator.queues.values())
+    gate._identity = None  # type: ignore[assignment]
+    assert sender._take(queues, Identity(7, 1)) == []
+    gate._identity = Identity(7, 1)
+    assert sender._take(queues, Identity(7, 1)) == [(queues[0], batch)]
+    sender.close()
+
+
+def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
+    shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread is held where the coordinator has refused the offsets and the transaction does not know yet."""
+    with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
+        gate, refused = producer._transactional(), threading.Event()
+        end = proxy.add(delay(END_TXN, 0))
+
+        def commit_offsets(*_: Any) -> None:
+            refused.set()
+            end.happened.wait(1.0)
+            raise AbortableError("made up: the group was rebalanced")
+
+        def add_offsets() -> None:
+            with suppress(AbortableError):
+                producer.send_offsets_to_transaction({(narrow, 0): 1}, "group", PATIENCE_S)
+
+        monkeypatch.setattr(gate.coordinator, "commit_offsets", commit_offsets)
+        producer.begin_transaction()
+        producer.send(narrow, b"x").result(PATIENCE_S)
+        other = threading.Thread(target=add_offsets)
+        other.start()
+        assert refused.wait(PATIENCE_S)
+        with pytest.raises(AbortableError, match="made up"):
+            producer.commit_transaction(PATIENCE_S)
+        assert END_TXN.key not in proxy.seen
+        other.join()
+        producer.abort_transaction(PATIENCE_S)

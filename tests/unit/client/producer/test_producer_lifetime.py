@@ -1,0 +1,162 @@
+"""Every delivery gets a result, whatever becomes of its producer: collected, closed, crashed, or left at exit."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from semel.client.errors import ClosedError, FatalError
+from semel.client.producer import Producer
+from semel.client.producer.accumulator import Accumulator
+from semel.client.producer.sender import Sender
+from semel.protocol.messages.records import PRODUCE
+from tests.support.broker import SemelBroker
+from tests.support.proxy import Proxy, silence
+from tests.support.reading import create_topic, read_topic
+from tests.support.waiting import PATIENCE_S, until
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def topic(shared_semel_broker: SemelBroker) -> str:
+    return create_topic(shared_semel_broker.bootstrap, f"lifetime-{next(_numbers)}")
+
+
+def sender_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "semel-producer"]
+
+
+@pytest.mark.parametrize("linger_ms", [0, 3_600_000])
+def test_a_record_of_a_producer_without_a_variable_is_stored(
+    shared_semel_broker: SemelBroker, topic: str, linger_ms: int
+) -> None:
+    before = set(sender_threads())
+    options = {"bootstrap.servers": shared_semel_broker.bootstrap, "linger.ms": linger_ms, "delivery.timeout.ms": 2**31}
+    stored = Producer(options).send(topic, b"x").result(PATIENCE_S)  # not in an assert, which keeps what it looks at
+    assert stored.offset == 0
+    gc.collect()
+    until(lambda: set(sender_threads()) <= before, "the thread of a collected producer is still there")
+
+
+def test_a_collected_producer_sends_what_is_left_and_calls_back(shared_semel_broker: SemelBroker, topic: str) -> None:
+    producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap, linger_ms=3_600_000, delivery_timeout_ms=2**31)
+    called = threading.Event()
+    deliveries = [producer.send(topic, b"%d" % i) for i in range(100)]
+    deliveries[-1].add_done_callback(lambda _: called.set())
+    gone = weakref.ref(producer)
+    del producer
+    gc.collect()
+    assert gone() is None
+    assert [delivery.result(PATIENCE_S).offset for delivery in deliveries] == list(range(100))
+    assert called.wait(PATIENCE_S)
+
+
+def test_records_of_a_collected_producer_fail_when_their_time_is_over(
+    shared_semel_broker: SemelBroker, topic: str
+) -> None:
+    with Proxy(shared_semel_broker.bootstrap) as proxy:
+        fault = proxy.add(silence(PRODUCE, times=1000))
+        options = {"request_timeout_ms": 300, "delivery_timeout_ms": 1000, "linger_ms": 0}
+        error = Producer(bootstrap_servers=proxy.bootstrap, **options).send(topic, b"x").exception(PATIENCE_S)
+        assert "delivery.timeout.ms" in str(error)
+        fault.assert_fired()
+
+
+def test_a_program_that_ends_without_close_sends_its_last_records(shared_semel_broker: SemelBroker, topic: str) -> None:
+    script = f"""
+from semel.client import Producer
+producer = Producer(bootstrap_servers={shared_semel_broker.bootstrap!r}, linger_ms=60000)
+producer.send({topic!r}, b"last")
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=True)
+    assert [row.value for row in read_topic(shared_semel_broker.bootstrap, topic)] == [b"last"]
+
+
+def closed(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> type[Exception]:
+    producer.close()
+    return ClosedError
+
+
+def crashed(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> type[Exception]:
+    def crash(sender: Sender) -> None:
+        raise MemoryError("made up")
+
+    monkeypatch.setattr(Sender, "_give_up_on_late", crash)
+    producer._sender.interrupt()
+    assert producer._thread is not None
+    producer._thread.join(PATIENCE_S)
+    return FatalError
+
+
+@pytest.mark.parametrize("end", [closed, crashed])
+def test_a_record_that_comes_as_the_producer_ends_is_refused(
+    shared_semel_broker: SemelBroker, topic: str, end: Callable[..., type[Exception]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is held between the producer's checks and the addition of its record."""
+    producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
+    producer.send(topic, b"first").result(PATIENCE_S)
+    append = Accumulator.append
+    ends: list[type[Exception]] = []
+
+    def late(accumulator: Accumulator, *arguments: Any) -> Any:
+        ends.append(end(producer, monkeypatch))
+        return append(accumulator, *arguments)
+
+    monkeypatch.setattr(Accumulator, "append", late)
+    with pytest.raises((ClosedError, FatalError)) as raised:
+        producer.send(topic, b"late").result(PATIENCE_S)
+    assert isinstance(raised.value, ends[0])
+    producer.close()
+
+
+def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
+    shared_semel_broker: SemelBroker, topic: str
+) -> None:
+    with Proxy(shared_semel_broker.bootstrap) as proxy:
+        proxy.add(silence(PRODUCE, times=1000))
+        producer = Producer(bootstrap_servers=proxy.bootstrap, buffer_memory=1000, linger_ms=0)
+        producer.send(topic, b"x" * 800)
+        errors: list[Exception] = []
+
+        def send() -> None:
+            try:
+                producer.send(topic, b"y" * 800).result(PATIENCE_S)
+            except Exception as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=send)
+        waiting.start()
+        until(lambda: producer._accumulator.changed._waiters)  # type: ignore[attr-defined]
+        producer.close(timeout=0)
+        waiting.join(PATIENCE_S)
+        assert [type(error) for error in errors] == [ClosedError]
+
+
+def test_a_wake_up_after_the_end_is_written_nowhere(
+    shared_semel_broker: SemelBroker, topic: str, tmp_path: Any
+) -> None:
+    """The number of the closed pipe may belong to a file of the program by then."""
+    producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
+    producer.send(topic, b"x").result(PATIENCE_S)
+    pipe = producer._sender._wake_in
+    producer.close()
+    path = tmp_path / "file"
+    files = [path.open("ab", buffering=0) for _ in range(20)]
+    try:
+        assert pipe in [file.fileno() for file in files], "no file got the number of the pipe"
+        producer._sender._asleep = True
+        producer._sender.wake()
+        producer._sender.interrupt()
+        assert path.read_bytes() == b""
+    finally:
+        for file in files:
+            file.close()
