@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
+from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
+from semel.local.brokers import SemelBroker
+from tests.support.broker import Cluster
 from tests.support.missing import MARK, skip_loudly
 from tests.support.turns import Turns, turn
 

@@ -26,14 +26,14 @@ def _replace(owner: Any, name: str, new: Callable[..., Any]) -> None:
     setattr(owner, name, new)
 
 
-def answer_before_fsync() -> None:
+def respond_before_fsync() -> None:
     """the broker acknowledges an append before it is on the disk"""
     from semel.storage.sync import SyncGroup
 
     _replace(SyncGroup, "notify", lambda self, log, offset, on_outcome: on_outcome(None))
 
 
-def answer_before_journal() -> None:
+def respond_before_log() -> None:
     """the transaction coordinator responds before its record in the internal topic is durable"""
     from semel.storage.sync import SyncGroup
 
@@ -104,8 +104,8 @@ def ledger_by_batch_id() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     mutant.__name__: mutant
     for mutant in (
-        answer_before_fsync,
-        answer_before_journal,
+        respond_before_fsync,
+        respond_before_log,
         no_require_stable,
         init_without_expected_epoch,
         no_opening_handshake,
@@ -153,7 +153,9 @@ def _waking_drivers(rng: random.Random) -> list[Fault]:
 
 def _dying_tasks(rng: random.Random) -> list[Fault]:
     """In the middle of the rows of a partition."""
-    return [Fault("kill", "task", api="Produce", side="answer", nth=rng.randint(2, 6), at_ms=300 * n) for n in range(3)]
+    return [
+        Fault("kill", "task", api="Produce", side="response", nth=rng.randint(2, 6), at_ms=300 * n) for n in range(3)
+    ]
 
 
 def _tasks_without_report(rng: random.Random) -> list[Fault]:
@@ -166,8 +168,8 @@ def _lost_checkpoints(rng: random.Random) -> list[Fault]:
 
 
 HUNTS: dict[str, Hunt] = {
-    "answer_before_fsync": Hunt("loop", _power_cuts("Produce.after_answer", "EndTxn.after_answer")),
-    "answer_before_journal": Hunt("loop", _power_cuts("EndTxn.after_answer"), {"commit_ms": "600"}),
+    "respond_before_fsync": Hunt("loop", _power_cuts("Produce.after_response", "EndTxn.after_response")),
+    "respond_before_log": Hunt("loop", _power_cuts("EndTxn.after_response"), {"commit_ms": "600"}),
     "no_require_stable": Hunt("loop", _unsettled_offsets, {"static": "no"}),
     # Under TV2 a committed transaction brings the next epoch with it; under TV1 every batch asks for one.
     "init_without_expected_epoch": Hunt("spark", _waking_drivers, settings=(FIRST_GENERATION,)),

@@ -122,7 +122,7 @@ class ApacheKafka(BrokerProcess):
     the disk before it is acknowledged, as semel's default does, so that a comparison is fair.
     """
 
-    patience_s = 60
+    timeout_s = 60
 
     def __init__(
         self,

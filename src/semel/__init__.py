@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from semel.broker.embedded import Broker as Broker
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
+    from semel.local.brokers import Broker as Broker
     from semel.patterns.process import Output as Output
     from semel.patterns.process import RecordError as RecordError
     from semel.patterns.process import process as process
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 # Public name -> where it lives. Loaded when first used, so that `import semel` costs nothing.
 _LAZY = {
     "Admin": "semel.client.admin",
-    "Broker": "semel.broker.embedded",
+    "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",

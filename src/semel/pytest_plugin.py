@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from semel.broker.embedded import Broker
+    from semel.local.brokers import Broker
 
 
 @pytest.fixture
 def semel_broker() -> Iterator[Broker]:
     """A fresh, empty broker for one test. It may be killed and restarted at will."""
-    from semel.broker.embedded import Broker
+    from semel.local.brokers import Broker
 
     with Broker() as broker:
         yield broker
@@ -27,7 +27,7 @@ def semel_broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def semel_session_broker() -> Iterator[Broker]:
     """One broker for all tests of the session; use your own topics, and leave it alive."""
-    from semel.broker.embedded import Broker
+    from semel.local.brokers import Broker
 
     with Broker() as broker:
         yield broker

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages import configs as alter
 from semel.protocol.messages import configs as described
@@ -79,7 +80,7 @@ from semel.protocol.messages.topics import (
 )
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
-from tests.support.broker import Cluster, SemelBroker
+from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.waiting import eventually
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import (
     API_VERSIONS,
@@ -21,7 +22,6 @@ from semel.protocol.messages.cluster import (
     MetadataRequestTopic,
 )
 from semel.protocol.messages.records import FETCH, PRODUCE, FetchPartition, FetchRequest, FetchTopic
-from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient, batch_of, produce_request
 from tests.support.waiting import STALL_S, until
 

@@ -21,7 +21,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.support.broker import Cluster, SemelBroker
+from semel.local.brokers import SemelBroker
+from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S
 

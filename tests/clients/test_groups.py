@@ -15,9 +15,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import free_ports, java_tool, start_tool
-from tests.support.processes import Process
+from benchmarks.peers.apache_kafka import free_ports, java_tool, start_tool
+from semel.local.brokers import SemelBroker
+from semel.local.processes import Process
+from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, eventually, until
 
 PARTITIONS = 6

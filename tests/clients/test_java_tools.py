@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import java_tool
+from benchmarks.peers.apache_kafka import java_tool
+from semel.local.brokers import SemelBroker
+from tests.support.broker import Cluster
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("kafka_installation")]
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import start_tool
-from tests.support.raw import RawClient
+from benchmarks.peers.apache_kafka import start_tool
+from benchmarks.peers.raw_client import RawClient
+from semel.local.brokers import SemelBroker
+from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
 from tests.support.waiting import PATIENCE_S
@@ -133,7 +134,7 @@ def test_two_java_members_copy_every_record_once_with_a_rebalance_in_the_middle(
 
 @pytest.mark.kafka
 def test_kafkas_own_tool_lists_describes_and_aborts(cluster: Cluster, kafka_installation: Path) -> None:
-    from tests.support.kafka import java_tool
+    from benchmarks.peers.apache_kafka import java_tool
 
     topic, id_ = create_topic(cluster.bootstrap, cluster.unique("txn")), cluster.unique("hanging")
     producer = transactional(cluster.bootstrap, id_)

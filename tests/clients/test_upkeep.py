@@ -11,6 +11,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import pytest
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.batch import iter_headers
 from semel.protocol.messages.records import (
     LIST_OFFSETS,
@@ -18,7 +19,6 @@ from semel.protocol.messages.records import (
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient, batch_of
 from tests.support.waiting import PATIENCE_S, until
 

@@ -57,13 +57,13 @@ def test_other_points_other_threads_and_early_batches_pass() -> None:
     told = Told()
     gate = Gate(GUARANTEES, told)
     gate.arm("half-way", 1)
-    gate.hit("sink.after_positions")  # a thread that works for nobody
+    gate.hit("sink.after_offsets")  # a thread that works for nobody
     gate.work_for(EXACTLY_ONCE)
-    gate.hit("sink.after_positions")  # its first batch is not finished yet
+    gate.hit("sink.after_offsets")  # its first batch is not finished yet
     gate.count(EXACTLY_ONCE)
     gate.hit("sink.after_write")
     assert told.events == []
-    thread = walk(gate, EXACTLY_ONCE, "sink.after_positions", [])
+    thread = walk(gate, EXACTLY_ONCE, "sink.after_offsets", [])
     told.await_event("held")
     gate.open()
     thread.join(PATIENCE_S)
@@ -74,7 +74,7 @@ def test_arming_again_lets_those_go_that_are_held() -> None:
     told, passed = Told(), list[str]()
     gate = Gate(GUARANTEES, told)
     gate.arm("half-way", 0)
-    thread = walk(gate, EXACTLY_ONCE, "sink.after_positions", passed)
+    thread = walk(gate, EXACTLY_ONCE, "sink.after_offsets", passed)
     told.await_event("held")
     gate.arm("committed", 0)
     thread.join(PATIENCE_S)

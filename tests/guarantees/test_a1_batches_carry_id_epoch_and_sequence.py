@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.direct import DirectClient
 from tests.support.load import Load
 

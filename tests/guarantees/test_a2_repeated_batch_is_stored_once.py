@@ -3,7 +3,8 @@ offset of the first time."""
 
 from __future__ import annotations
 
-from tests.support.broker import SEMEL, Cluster, SemelBroker, faulty_semel
+from semel.local.brokers import SEMEL, SemelBroker
+from tests.support.broker import Cluster, faulty_semel
 from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
 from tests.support.load import read_all
 
@@ -50,13 +51,13 @@ def test_batch_repeated_after_kill_9_is_stored_once(semel_broker: SemelBroker) -
 
 
 def test_broker_that_dies_before_its_answer_stores_the_batch_once(tmp_path) -> None:
-    with SemelBroker(tmp_path / "data", semel=faulty_semel("Produce.before_answer:kill")) as broker:
+    with SemelBroker(tmp_path / "data", semel=faulty_semel("Produce.before_response:kill")) as broker:
         with DirectClient(broker.bootstrap) as client:
             client.create_topic("a2")
             pid, epoch = client.new_producer()
             batch = batch_of([b"once"], pid=pid, epoch=epoch, sequence=0)
             client.send(PRODUCE, produce_request("a2", batch), 11)
-            broker.process.wait_for_line("fault fired: Produce.before_answer")
+            broker.process.wait_for_line("fault fired: Produce.before_response")
             broker.process.wait()
         broker.semel = SEMEL
         broker.start()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
-from tests.support.broker import Cluster, SemelBroker
+from tests.support.broker import Cluster
 from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
 from tests.support.load import Load, read_all, violations
 from tests.support.waiting import eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
-from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient, batch_of
 from tests.support.load import read_all
 

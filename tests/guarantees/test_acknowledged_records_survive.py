@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from semel.local.brokers import SemelBroker
 from semel.prove.powercut import cut_power
-from tests.support.broker import SemelBroker, faulty_semel
+from tests.support.broker import faulty_semel
 from tests.support.direct import DirectClient
 from tests.support.load import Load, violations
 
@@ -67,7 +68,7 @@ def test_power_cut_under_load_loses_and_doubles_nothing(tmp_path: Path, rounds: 
 
 def test_power_cut_catches_a_broker_that_answers_before_the_fsync(tmp_path: Path) -> None:
     """The campaign above can fail: with this bug switched on, it finds a loss."""
-    semel = faulty_semel(power_cut=True, mutant="answer_before_fsync")
+    semel = faulty_semel(power_cut=True, mutant="respond_before_fsync")
     rng = random.Random(3)
     for attempt in range(10):
         with SemelBroker(tmp_path / f"data{attempt}", "--fsync", "commit", semel=semel) as broker:

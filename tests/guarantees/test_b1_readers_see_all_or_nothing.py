@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.crashes import MortalBroker
 from tests.support.reading import create_topic
 from tests.support.transactional import persist, read_settled, transactional, write

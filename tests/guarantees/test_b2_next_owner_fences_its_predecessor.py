@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.raw_client import RawClient, patiently
+from semel.local.brokers import SemelBroker
+from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker
 from tests.support.crashes import MortalBroker
-from tests.support.processes import Process
-from tests.support.raw import RawClient, patiently
 from tests.support.reading import create_topic
 from tests.support.transactional import FENCED, read_settled, transactional, write
 
@@ -72,8 +72,8 @@ def test_zombie_is_refused_everywhere(semel_broker: SemelBroker, is_v2: bool, ki
 @pytest.mark.parametrize(
     ("point", "visible"),
     [
-        ("prepare_commit.before_journal", []),
-        ("prepare_commit.after_journal", [b"left behind"]),
+        ("prepare_commit.before_log", []),
+        ("prepare_commit.after_log", [b"left behind"]),
         ("marker.after", [b"left behind"]),
     ],
 )

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.apache_kafka import java_tool
+from benchmarks.peers.raw_client import RawClient
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker, faulty_semel
+from tests.support.broker import faulty_semel
 from tests.support.crashes import MortalBroker
-from tests.support.kafka import java_tool
-from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
 from tests.support.waiting import PATIENCE_S
@@ -24,7 +25,7 @@ from tests.support.waiting import PATIENCE_S
 def test_answered_end_survives_a_power_cut_in_the_same_moment(tmp_path: Path, is_v2: bool, commit: bool):
     with MortalBroker(tmp_path / "broker", power=True) as broker:
         create_topic(broker.bootstrap, "t")
-        broker.arm("EndTxn.after_answer:kill")
+        broker.arm("EndTxn.after_response:kill")
         with RawClient(broker.bootstrap) as client:
             owner = client.init("id")
             who = ("id", owner.producer_id, owner.epoch)
@@ -32,14 +33,14 @@ def test_answered_end_survives_a_power_cut_in_the_same_moment(tmp_path: Path, is
                 client.add_partitions(*who, [("t", 0)])
             assert client.produce(*who, ("t", 0), [b"value"], version=12 if is_v2 else 11).error is E.NONE
             assert client.end(*who, commit=commit, version=5 if is_v2 else 3).error is E.NONE
-        broker.die_and_return("EndTxn.after_answer")
+        broker.die_and_return("EndTxn.after_response")
         with RawClient(broker.bootstrap) as client:
             assert client.settled("id").transaction_state == ("CompleteCommit" if commit else "CompleteAbort")
         assert [seen.value for seen in read_settled(broker.bootstrap, "t")] == ([b"value"] if commit else [])
 
 
 def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path: Path):
-    point = "prepare_commit.before_journal"
+    point = "prepare_commit.before_log"
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"{point}:delay=1500")) as broker:
         create_topic(broker.bootstrap, "t")
         producer = transactional(broker.bootstrap, "id")

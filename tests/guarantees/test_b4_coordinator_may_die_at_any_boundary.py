@@ -14,30 +14,30 @@ from tests.support.transactional import read_settled
 
 # In the order in which a transaction meets them. `:n` is the n-th visit since the start of the broker.
 BEFORE_THE_END = [
-    "init.before_journal",
-    "init.after_journal",
-    "InitProducerId.before_answer",
-    "InitProducerId.after_answer",
-    "add.before_journal",
-    "add.after_journal",
-    "Produce.before_answer",
-    "Produce.after_answer",
-    "add.before_journal:2",
-    "add.after_journal:2",
-    "TxnOffsetCommit.before_answer",
-    "TxnOffsetCommit.after_answer",
+    "init.before_log",
+    "init.after_log",
+    "InitProducerId.before_response",
+    "InitProducerId.after_response",
+    "add.before_log",
+    "add.after_log",
+    "Produce.before_response",
+    "Produce.after_response",
+    "add.before_log:2",
+    "add.after_log:2",
+    "TxnOffsetCommit.before_response",
+    "TxnOffsetCommit.after_response",
 ]
 ONLY_V1 = [
-    "AddPartitionsToTxn.before_answer",
-    "AddPartitionsToTxn.after_answer",
-    "AddOffsetsToTxn.before_answer",
-    "AddOffsetsToTxn.after_answer",
+    "AddPartitionsToTxn.before_response",
+    "AddPartitionsToTxn.after_response",
+    "AddOffsetsToTxn.before_response",
+    "AddOffsetsToTxn.after_response",
 ]
 THE_END = [
-    "prepare_{end}.before_journal",
-    "prepare_{end}.after_journal",
-    "EndTxn.before_answer",
-    "EndTxn.after_answer",
+    "prepare_{end}.before_log",
+    "prepare_{end}.after_log",
+    "EndTxn.before_response",
+    "EndTxn.after_response",
     "marker.before",
     "marker.after",
     "marker.before:2",
@@ -45,8 +45,8 @@ THE_END = [
     "marker.before:3",
     "marker.after:3",
     "markers.durable",
-    "complete_{end}.before_journal",
-    "complete_{end}.after_journal",
+    "complete_{end}.before_log",
+    "complete_{end}.after_log",
 ]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.apache_kafka import java_tool
 from semel.protocol.partitioning import coordinator_partition
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
-from tests.support.kafka import java_tool
 from tests.support.transactional import read_settled
 
 pytestmark = pytest.mark.kafka

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.transactional import transactional
 
 

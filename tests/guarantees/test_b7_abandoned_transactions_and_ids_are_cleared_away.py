@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.raw_client import RawClient, patiently
+from semel.local.brokers import SemelBroker
+from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker
-from tests.support.processes import Process
-from tests.support.raw import RawClient, patiently
 from tests.support.reading import create_topic
 from tests.support.transactional import FENCED, read_settled, transactional, write
 from tests.support.waiting import STALL_S

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from benchmarks.peers.apache_kafka import start_tool
+from benchmarks.peers.raw_client import RawClient
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker
 from tests.support.crashes import MortalBroker
-from tests.support.kafka import start_tool
-from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
 
@@ -71,7 +71,7 @@ def test_lost_answer_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2:
     version = 5 if is_v2 else 3
     with MortalBroker(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap, "t")
-        broker.arm("EndTxn.before_answer:kill")
+        broker.arm("EndTxn.before_response:kill")
         with RawClient(broker.bootstrap) as client:
             owner = client.init("id")
             who = ("id", owner.producer_id, owner.epoch)
@@ -79,7 +79,7 @@ def test_lost_answer_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2:
             assert client.produce(*who, ("t", 0), [b"value"]).error is E.NONE
             with pytest.raises(EOFError):
                 client.end(*who, commit=True, version=version)
-        broker.die_and_return("EndTxn.before_answer")
+        broker.die_and_return("EndTxn.before_response")
         with RawClient(broker.bootstrap) as client:
             client.settled("id")
             again = client.end(*who, commit=True, version=version)

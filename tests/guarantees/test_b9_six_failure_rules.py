@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from benchmarks.peers.raw_client import RawClient, patiently
+from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
-from tests.support.processes import Process
-from tests.support.raw import RawClient, patiently
 from tests.support.reading import create_topic
 from tests.support.transactional import FENCED, code_of, persist, read_settled, transactional, write
 
-SCAN = ("--set", "transaction.abort.timed.out.transaction.cleanup.interval.ms=100")
+SCAN = "transaction.abort.timed.out.transaction.cleanup.interval.ms=100"
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[MortalBroker]:
-    with MortalBroker(tmp_path / "broker", *SCAN) as broker:
+    with MortalBroker(tmp_path / "broker", SCAN) as broker:
         create_topic(broker.bootstrap, "t")
         yield broker
 
@@ -51,12 +51,12 @@ def during(work: Any, broker: MortalBroker, point: str) -> None:
 
 
 def test_1_begin_times_out_so_the_same_id_is_used_again(broker: MortalBroker):
-    broker.arm("InitProducerId.before_answer:kill")
+    broker.arm("InitProducerId.before_response:kill")
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "id", "log_level": 0})
     with pytest.raises(KafkaException) as timed_out:
         producer.init_transactions(0.8)
     assert timed_out.value.args[0].retriable()
-    during(lambda: persist(lambda: producer.init_transactions(30)), broker, "InitProducerId.before_answer")
+    during(lambda: persist(lambda: producer.init_transactions(30)), broker, "InitProducerId.before_response")
     producer.begin_transaction()
     write(producer, [b"value"], "t")
     producer.commit_transaction(30)
@@ -64,10 +64,10 @@ def test_1_begin_times_out_so_the_same_id_is_used_again(broker: MortalBroker):
 
 
 def test_2_broker_fault_while_sending_leaves_the_commit_possible(broker: MortalBroker):
-    broker.arm("Produce.before_answer:kill")
+    broker.arm("Produce.before_response:kill")
     producer = transactional(broker.bootstrap, "id")
     producer.begin_transaction()
-    during(lambda: write(producer, [b"one", b"two"], "t"), broker, "Produce.before_answer")
+    during(lambda: write(producer, [b"one", b"two"], "t"), broker, "Produce.before_response")
     persist(lambda: producer.commit_transaction(30))
     assert values(broker) == [b"one", b"two"]
 
@@ -86,9 +86,7 @@ def test_3_time_out_passed_so_a_new_instance_aborts_and_does_it_again(broker: Mo
     assert values(broker) == [b"value"]
 
 
-@pytest.mark.parametrize(
-    "point", ["EndTxn.before_answer", "prepare_commit.before_journal", "prepare_commit.after_journal"]
-)
+@pytest.mark.parametrize("point", ["EndTxn.before_response", "prepare_commit.before_log", "prepare_commit.after_log"])
 def test_4_commit_answer_lost_so_it_is_asked_for_again(broker: MortalBroker, point: str):
     broker.arm(f"{point}:kill")
     producer = transactional(broker.bootstrap, "id")
@@ -115,12 +113,12 @@ def test_5_network_cut_so_the_time_out_aborts(broker: MortalBroker):
 
 
 def test_6_coordinator_failover_leaves_nothing_to_do_for_the_user(broker: MortalBroker):
-    broker.arm("add.after_journal:kill:2")  # the second topic of the transaction
+    broker.arm("add.after_log:kill:2")  # the second topic of the transaction
     create_topic(broker.bootstrap, "u")
     producer = transactional(broker.bootstrap, "id")
     producer.begin_transaction()
     write(producer, [b"one"], "t")
-    during(lambda: write(producer, [b"two"], "u"), broker, "add.after_journal")
+    during(lambda: write(producer, [b"two"], "u"), broker, "add.after_log")
     write(producer, [b"three"], "t")
     producer.commit_transaction(30)
     assert values(broker) == [b"one", b"three"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from benchmarks.peers.raw_client import RawClient
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
-from tests.support.broker import SemelBroker
 from tests.support.crashes import MortalBroker
-from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, settle, transactional, write
 from tests.support.waiting import PATIENCE_S
@@ -46,7 +46,7 @@ def test_earliest_open_transaction_holds_committed_readers_back(semel_broker: Se
     assert committed(bootstrap) == [b"before", b"early", b"late", b"after"]
 
 
-@pytest.mark.parametrize("point", ["marker.before", "marker.after", "prepare_commit.before_journal"])
+@pytest.mark.parametrize("point", ["marker.before", "marker.after", "prepare_commit.before_log"])
 def test_decided_transaction_shows_when_its_markers_are_written_and_not_before(tmp_path: Path, point: str):
     with MortalBroker(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap, "t")

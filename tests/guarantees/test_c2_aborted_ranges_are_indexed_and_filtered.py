@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.crashes import MortalBroker, Persistent
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write

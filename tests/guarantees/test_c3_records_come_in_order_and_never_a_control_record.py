@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, transactional, write
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from benchmarks.peers.raw_client import RawClient
+from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
-from tests.support.processes import Process
-from tests.support.raw import RawClient
 from tests.support.reading import create_topic
 from tests.support.transactional import read_settled, write
 
@@ -42,15 +42,15 @@ def check(bootstrap: str, values: list[bytes]) -> None:
 @pytest.mark.parametrize(
     "point",
     [
-        "TxnOffsetCommit.before_answer",
-        "prepare_commit.before_journal",
-        "prepare_commit.after_journal",
+        "TxnOffsetCommit.before_response",
+        "prepare_commit.before_log",
+        "prepare_commit.after_log",
         "marker.after",
-        "complete_commit.after_journal",
+        "complete_commit.after_log",
     ],
 )
 def test_every_record_is_processed_once_when_broker_and_program_die(tmp_path: Path, point: str):
-    with MortalBroker(tmp_path / "broker", "--set", "group.initial.rebalance.delay.ms=0") as broker:
+    with MortalBroker(tmp_path / "broker") as broker:
         values = fill(broker.bootstrap)
         broker.arm(f"{point}:kill:3")
         with start_member(broker.bootstrap) as member:

@@ -7,9 +7,10 @@ import sys
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.broker import Cluster, SemelBroker
+from semel.local.brokers import SemelBroker
+from semel.local.processes import Process
+from tests.support.broker import Cluster
 from tests.support.load import read_all
-from tests.support.processes import Process
 from tests.support.waiting import PATIENCE_S
 
 RECORDS = 40

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.broker import SEMEL, Cluster, SemelBroker, faulty_semel
+from semel.local.brokers import SEMEL, SemelBroker
+from tests.support.broker import Cluster, faulty_semel
 from tests.support.waiting import PATIENCE_S, until
 
 OLD, NEW = 3, 8
@@ -106,22 +107,22 @@ def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker:
     owner.close()
 
 
-BEFORE_THE_DECISION = "prepare_commit.before_journal"
+BEFORE_THE_DECISION = "prepare_commit.before_log"
 
 
 @pytest.mark.parametrize(
     ("point", "commit"),
     [
         (BEFORE_THE_DECISION, True),
-        ("prepare_commit.after_journal", True),
+        ("prepare_commit.after_log", True),
         ("marker.before", True),
         ("marker.after", True),
         ("markers.durable", True),
-        ("complete_commit.before_journal", True),
-        ("complete_commit.after_journal", True),
-        ("prepare_abort.after_journal", False),
+        ("complete_commit.before_log", True),
+        ("complete_commit.after_log", True),
+        ("prepare_abort.after_log", False),
         ("marker.after", False),
-        ("complete_abort.after_journal", False),
+        ("complete_abort.after_log", False),
     ],
 )
 def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:

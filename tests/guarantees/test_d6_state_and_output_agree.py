@@ -50,7 +50,7 @@ def test_crash_between_the_commit_of_the_output_and_sparks_own(cluster: Cluster,
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("point", ["sink.after_write", "sink.after_positions"])
+@pytest.mark.parametrize("point", ["sink.after_write", "sink.after_offsets"])
 @pytest.mark.parametrize("pipeline", STATEFUL)
 @pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 def test_crash_before_the_commit(cluster: Cluster, tmp_path: Path, pipeline: str, point: str) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.brokers import SemelBroker
 from semel.protocol.partitioning import partition_for_key
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import ApacheKafka
+from tests.support.broker import Cluster
 from tests.support.load import read_all
 from tests.support.reading import create_topic
 from tests.support.spark_cluster import state_of
@@ -28,10 +29,10 @@ def test_rows_of_all_topics_and_the_positions_become_visible_together(
     odd = create_topic(cluster.bootstrap, cluster.unique("spark-odd"), PARTITIONS)
     select = ["key", "value", BY_PARITY.format(even=pipeline.output, odd=odd)]
     job = pipeline.job(source={"maxOffsetsPerTrigger": "1000"}, sink={"topics": [odd]}, select=select)
-    spark.faults.arm("sink.after_positions", "stop")  # the fault: the driver stands still just before the end
+    spark.faults.arm("sink.after_offsets", "stop")  # the fault: the driver stands still just before the end
     driver = spark.driver()
     number = driver.begin(job)
-    (standing,) = spark.faults.fired("sink.after_positions")
+    (standing,) = spark.faults.fired("sink.after_offsets")
     everything = pipeline.expected
     for topic, parity in ((pipeline.output, 0), (odd, 1)):
         written = read_all(cluster.bootstrap, topic, PARTITIONS, committed=False)
@@ -59,7 +60,7 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("point", ["task.after_opening", pytest.param("sink.after_positions", marks=pytest.mark.full)])
+@pytest.mark.parametrize("point", ["task.after_opening", pytest.param("sink.after_offsets", marks=pytest.mark.full)])
 def test_broker_killed_in_the_middle_of_a_batch(mortal: Cluster, spark: SparkSite, tmp_path: Path, point: str) -> None:
     pipeline = Pipeline(mortal, tmp_path)
     spark.faults.arm(point, "stop")

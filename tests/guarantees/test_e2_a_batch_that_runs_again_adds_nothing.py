@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 
 from semel.protocol.messages.transactions import END_TXN
 from semel.prove.injection import SINK_POINTS
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.proxy import Fault, Proxy, cut_after_answer, cut_before, silence
 from tests.support.spark_driver import Pipeline, SparkSite
 from tests.support.waiting import until
 
@@ -64,9 +64,9 @@ def crash(pipeline: Pipeline, spark: SparkSite, point: str, **job: object) -> No
 
 
 ENDS = {
-    "the request is lost": lambda: cut_before(END_TXN),
-    "the answer is lost": lambda: cut_after_answer(END_TXN),
-    "no answer ever comes": lambda: silence(END_TXN),
+    "the request is lost": lambda: Rule(END_TXN, Effect.DROP_REQUEST),
+    "the answer is lost": lambda: Rule(END_TXN, Effect.DROP_RESPONSE),
+    "no answer ever comes": lambda: Rule(END_TXN, Effect.SILENCE_RESPONSE),
 }
 
 
@@ -83,7 +83,7 @@ ENDS = {
 def test_end_of_the_transaction_is_not_guessed(cluster: Cluster, spark: SparkSite, tmp_path: Path, lost: str) -> None:
     with Proxy(cluster.bootstrap) as proxy:
         pipeline = Pipeline(cluster, tmp_path, bootstrap=proxy.bootstrap)
-        fault: Fault = proxy.add(ENDS[lost]())
+        fault: Rule = proxy.add(ENDS[lost]())
         client = {"request.timeout.ms": 3000, "default.api.timeout.ms": 10_000}
         spark.driver().run(pipeline.job(sink={"client": client})).succeeded()
         fault.assert_fired()

@@ -119,7 +119,7 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
     [
         pytest.param("sink.after_begin", marks=FULL),
         pytest.param("sink.after_write", marks=FULL),
-        "sink.after_positions",
+        "sink.after_offsets",
         pytest.param("sink.after_commit", marks=FULL),
     ],
 )

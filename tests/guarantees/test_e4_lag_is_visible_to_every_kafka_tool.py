@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
+from benchmarks.peers.apache_kafka import ApacheKafka
 from tests.support.broker import Cluster
-from tests.support.kafka import ApacheKafka
 from tests.support.spark_driver import Pipeline, SparkSite
 
 

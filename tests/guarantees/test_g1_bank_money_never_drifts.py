@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from semel.audit import audit
-from semel.broker.embedded import Broker
 from semel.demo.program import FAULTS, GUARANTEES
+from semel.local.brokers import Broker
 from semel.prove.checker import read
 from tests.support.demo import run_demo
 

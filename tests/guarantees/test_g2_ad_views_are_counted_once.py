@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel.broker.embedded import Broker
 from semel.demo.program import FAULTS
+from semel.local.brokers import Broker
 from semel.prove.checker import read
 from tests.support.demo import run_demo
 

@@ -62,7 +62,7 @@ PRICES = {
 @pytest.mark.parametrize("guarantee", PRICES)
 def test_lesser_guarantees_pay_their_price_under_the_same_faults(tmp_path: Path, guarantee: str) -> None:
     kind, api = PRICES[guarantee]
-    kills = [Fault("kill", worker, api=api, side="answer", nth=2) for worker in ("worker-a", "worker-b")]
+    kills = [Fault("kill", worker, api=api, side="response", nth=2) for worker in ("worker-a", "worker-b")]
     schedule("loop", guarantee, [kills, kills]).save(tmp_path / "replay.json")
     proof = held(prove(tmp_path, "--replay", str(tmp_path / "replay.json")), faults=2)
     assert proof.result["allowed"].get(kind, 0) > 0, proof.told

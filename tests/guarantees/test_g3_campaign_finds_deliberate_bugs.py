@@ -12,10 +12,10 @@ import pytest
 from tests.mutants import MUTANTS
 from tests.support.prove import prove
 
-CHEAP = {"answer_before_fsync", "answer_before_journal", "no_require_stable"}  # those without Spark
+CHEAP = {"respond_before_fsync", "respond_before_log", "no_require_stable"}  # those without Spark
 HARM = {  # what each of them may lead to; at least one of it must be named
-    "answer_before_fsync": {"lost", "non-monotonic read", "partial transaction", "offsets disagree with output"},
-    "answer_before_journal": {"lost", "partial transaction", "offsets disagree with output", "aborted data read"},
+    "respond_before_fsync": {"lost", "non-monotonic read", "partial transaction", "offsets disagree with output"},
+    "respond_before_log": {"lost", "partial transaction", "offsets disagree with output", "aborted data read"},
     "no_require_stable": {"duplicated"},
     "init_without_expected_epoch": {"duplicated"},
     "no_opening_handshake": {"lost", "duplicated"},

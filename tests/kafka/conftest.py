@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kafka import KafkaMissing
+from benchmarks.peers.apache_kafka import KafkaMissing
 from tests.support.missing import skip_loudly
 
 HERE = Path(__file__).parent

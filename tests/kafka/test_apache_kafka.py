@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kafka import ApacheKafka, ToolFailed, java_tool
+from benchmarks.peers.apache_kafka import ApacheKafka, ToolFailed, java_tool
 
 
 def test_kafkas_tools_write_and_read_through_a_shared_node(apache_kafka: ApacheKafka) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.apache_kafka import ApacheKafka
+from benchmarks.peers.raw_client import NOT_READY, RawClient, patiently
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -24,9 +27,6 @@ from semel.protocol.messages.transactions import (
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from tests.support.broker import SemelBroker
-from tests.support.kafka import ApacheKafka
-from tests.support.raw import NOT_READY, RawClient, patiently
 
 pytestmark = pytest.mark.kafka
 OWNER, IDLE, TOPIC, OTHER, GROUP = "bad-input-owner", "bad-input-idle", "bad-input", "bad-input-2", "bad-input-group"

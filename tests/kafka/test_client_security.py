@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
+from benchmarks.peers.apache_kafka import ApacheKafka, free_ports
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
-from tests.support.kafka import ApacheKafka, free_ports
 from tests.support.missing import skip_loudly
 from tests.support.waiting import PATIENCE_S
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
+from benchmarks.peers.apache_kafka import java_tool
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
@@ -24,12 +25,12 @@ from semel.client.types import (
     TopicPartition,
     UnknownPartitionError,
 )
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA
 from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH
 from semel.protocol.messages.records import FETCH, LIST_OFFSETS
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import java_tool
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
+from semel.prove.proxy import Effect, Proxy, Rule
+from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, STALL_S, eventually, until
 
@@ -371,12 +372,12 @@ def test_records_of_the_java_producer_are_read(cluster: Cluster, single: str) ->
 # --- the network ---
 
 
-@pytest.mark.parametrize("fault", [cut_before, cut_after_answer, half_answer])
+@pytest.mark.parametrize("effect", [Effect.DROP_REQUEST, Effect.DROP_RESPONSE, Effect.TRUNCATE_RESPONSE])
 @pytest.mark.parametrize("api", [FETCH, LIST_OFFSETS, OFFSET_FETCH, METADATA], ids=lambda api: api.name)
-def test_a_cut_connection_loses_and_doubles_nothing(cluster: Cluster, topic: str, fault, api) -> None:
+def test_a_cut_connection_loses_and_doubles_nothing(cluster: Cluster, topic: str, effect, api) -> None:
     fill(cluster, topic, 2000)
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(fault(api, times=2))
+        injected = proxy.add(Rule(api, effect, times=2))
         options = {"group_id": cluster.unique("g"), "max_partition_fetch_bytes": 4_000, "auto_offset_reset": "earliest"}
         with Consumer(bootstrap_servers=proxy.bootstrap, **options) as consumer:
             consumer.assign(partitions_of(topic))
@@ -390,7 +391,7 @@ def test_a_cut_connection_loses_and_doubles_nothing(cluster: Cluster, topic: str
 def test_a_silent_broker_costs_only_the_request_timeout(cluster: Cluster, single: str) -> None:
     fill(cluster, single, 5)
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(silence(FETCH))
+        injected = proxy.add(Rule(FETCH, Effect.SILENCE_RESPONSE))
         with Consumer(
             bootstrap_servers=proxy.bootstrap,
             auto_offset_reset="earliest",
@@ -405,7 +406,7 @@ def test_a_silent_broker_costs_only_the_request_timeout(cluster: Cluster, single
 def test_a_lost_answer_to_a_commit_is_asked_for_again(cluster: Cluster, single: str) -> None:
     fill(cluster, single, 5)
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(cut_after_answer(OFFSET_COMMIT))
+        injected = proxy.add(Rule(OFFSET_COMMIT, Effect.DROP_RESPONSE))
         with Consumer(
             bootstrap_servers=proxy.bootstrap, group_id=cluster.unique("g"), auto_offset_reset="earliest"
         ) as consumer:

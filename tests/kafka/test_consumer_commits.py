@@ -11,8 +11,8 @@ from semel.client.errors import KafkaError, TimedOutError
 from semel.client.metadata import BrokerAddress
 from semel.client.types import TopicPartition
 from semel.protocol.messages.offsets import OFFSET_COMMIT
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.proxy import Proxy, cut_after_answer, late, silence
 from tests.support.reading import create_topic
 from tests.support.waiting import until
 
@@ -35,7 +35,7 @@ def test_later_commit_is_what_stays_although_an_earlier_one_is_late(cluster: Clu
     """The request of commit_async() is held up on its way; commit() must not overtake it."""
     told: list[KafkaError | None] = []
     with Proxy(cluster.bootstrap) as proxy:
-        held_up = proxy.add(late(OFFSET_COMMIT, LATE_S))
+        held_up = proxy.add(Rule(OFFSET_COMMIT, Effect.DELAY_REQUEST, delay_ms=int(1_000 * LATE_S)))
         with consumer_of(proxy.bootstrap, cluster.unique("g"), place) as consumer:
             consumer.commit_async({place: 3}, lambda _, error: told.append(error))
             consumer.commit({place: 9})
@@ -58,7 +58,7 @@ def test_commits_in_a_row_call_back_in_their_order(cluster: Cluster, place: Topi
 def test_commit_that_is_tried_again_is_not_followed_by_a_later_one(cluster: Cluster, place: TopicPartition) -> None:
     """The response to the first attempt is lost; a callback commits more in the meantime."""
     with Proxy(cluster.bootstrap) as proxy:
-        lost = proxy.add(cut_after_answer(OFFSET_COMMIT, skip=1))
+        lost = proxy.add(Rule(OFFSET_COMMIT, Effect.DROP_RESPONSE, nth=2))
         with consumer_of(proxy.bootstrap, cluster.unique("g"), place) as consumer:
             consumer.commit_async({place: 1}, lambda *_: consumer.commit_async({place: 3}))
             consumer.commit({place: 2})
@@ -91,7 +91,7 @@ def test_commit_keeps_its_timeout_behind_one_without_response(cluster: Cluster, 
     """The error says what was waited for; the consumer commits again as soon as the broker responds."""
     told: list[KafkaError | None] = []
     with Proxy(cluster.bootstrap) as proxy:
-        silent = proxy.add(silence(OFFSET_COMMIT))
+        silent = proxy.add(Rule(OFFSET_COMMIT, Effect.SILENCE_RESPONSE))
         with consumer_of(proxy.bootstrap, cluster.unique("g"), place, request_timeout_ms=3000) as consumer:
             consumer.commit_async({place: 3}, lambda _, error: told.append(error))
             with pytest.raises(TimedOutError, match=r"within 0\.3 s"):

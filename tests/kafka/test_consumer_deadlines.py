@@ -18,7 +18,7 @@ from semel.client.consumer import Consumer
 from semel.client.errors import TimedOutError
 from semel.client.producer import Producer
 from semel.client.types import TopicPartition
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 from tests.support.waiting import until
 

@@ -14,17 +14,18 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer as ConfluentProducer
 
+from benchmarks.peers.apache_kafka import start_tool
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, RebalanceError, TopicPartition
+from semel.local.brokers import SemelBroker
 from semel.protocol.api import Api
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, SYNC_GROUP
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import start_tool
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, silence
+from semel.prove.proxy import Effect, Proxy, Rule
+from tests.support.broker import Cluster
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, eventually, until
 
@@ -387,16 +388,16 @@ def test_transaction_of_a_member_that_lost_its_place_is_refused(brisk_broker: Se
 
 
 @pytest.mark.parametrize("api", [JOIN_GROUP, SYNC_GROUP, HEARTBEAT], ids=lambda api: api.name)
-@pytest.mark.parametrize("fault", [cut_before, cut_after_answer])
-def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic: str, group: str, api, fault) -> None:
+@pytest.mark.parametrize("effect", [Effect.DROP_REQUEST, Effect.DROP_RESPONSE])
+def test_lost_connections_to_the_coordinator_are_mended(cluster: Cluster, topic: str, group: str, api, effect) -> None:
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(fault(api))
+        injected = proxy.add(Rule(api, effect))
         with Consumer(
             bootstrap_servers=proxy.bootstrap, group_id=group, heartbeat_interval_ms=200, session_timeout_ms=6000
         ) as consumer:
             consumer.subscribe([topic])
             settle(consumer)
-            assert injected.happened.wait(PATIENCE_S)
+            assert injected.fired.wait(PATIENCE_S)
             consumer.poll(500)
             settle(consumer)
         injected.assert_fired()
@@ -429,16 +430,16 @@ def test_idle_connection_that_the_broker_closed_keeps_no_core_busy(
 
 
 @pytest.mark.parametrize(
-    ("api", "skip"),
-    [(JOIN_GROUP, 0), (JOIN_GROUP, 1), (SYNC_GROUP, 0)],
+    ("api", "nth"),
+    [(JOIN_GROUP, 1), (JOIN_GROUP, 2), (SYNC_GROUP, 1)],
     ids=["JoinGroup", "second JoinGroup", "SyncGroup"],
 )
 def test_answer_of_the_coordinator_that_never_comes_is_asked_for_again(
-    cluster: Cluster, topic: str, group: str, api: Api[Any, Any], skip: int
+    cluster: Cluster, topic: str, group: str, api: Api[Any, Any], nth: int
 ) -> None:
     """After request.timeout.ms; not after the time that a rebalance may take, in which a lonely member stands still."""
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(silence(api, skip=skip))
+        injected = proxy.add(Rule(api, Effect.SILENCE_RESPONSE, nth=nth))
         with Consumer(
             bootstrap_servers=proxy.bootstrap,
             group_id=group,

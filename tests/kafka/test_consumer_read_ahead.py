@@ -13,8 +13,8 @@ from semel.client.consumer import Consumer
 from semel.client.errors import AuthenticationError
 from semel.client.producer import Producer
 from semel.protocol.messages.records import FETCH
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.proxy import Fault, Proxy, cut_after_answer, half_answer, silence
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, STALL_S
 
@@ -60,7 +60,7 @@ def reading(proxy: Proxy, topic: str, **options: object) -> Consumer:
 class Watched:
     """A fault that notes whether the thread was reading when it struck."""
 
-    def __init__(self, proxy: Proxy, consumer: Consumer, fault: Fault) -> None:
+    def __init__(self, proxy: Proxy, consumer: Consumer, fault: Rule) -> None:
         self.while_thread_reads = False
         self._consumer = consumer
         fault.then = self._note
@@ -104,24 +104,24 @@ def test_every_record_comes_once_and_in_order(proxy: Proxy, topic: str, views: b
         read_all(consumer, views)
 
 
-@pytest.mark.parametrize("fault", [half_answer, cut_after_answer])
-def test_a_cut_while_the_thread_reads_loses_and_doubles_nothing(proxy: Proxy, topic: str, fault) -> None:
+@pytest.mark.parametrize("effect", [Effect.TRUNCATE_RESPONSE, Effect.DROP_RESPONSE])
+def test_a_cut_while_the_thread_reads_loses_and_doubles_nothing(proxy: Proxy, topic: str, effect) -> None:
     with reading(proxy, topic) as consumer:
-        watched = Watched(proxy, consumer, fault(FETCH, skip=2))
+        watched = Watched(proxy, consumer, Rule(FETCH, effect, nth=3))
         read_all(consumer)
         watched.assert_fired()
 
 
 def test_silence_while_the_thread_reads_costs_only_the_request_timeout(proxy: Proxy, topic: str) -> None:
     with reading(proxy, topic, request_timeout_ms=700) as consumer:
-        watched = Watched(proxy, consumer, silence(FETCH, skip=2))
+        watched = Watched(proxy, consumer, Rule(FETCH, Effect.SILENCE_RESPONSE, nth=3))
         read_all(consumer, timeout_s=20)  # less than the 30 s that a request may take by default
         watched.assert_fired()
 
 
 def test_wakeup_ends_a_poll_that_waits_for_the_thread(proxy: Proxy, topic: str) -> None:
     with reading(proxy, topic) as consumer:
-        watched = Watched(proxy, consumer, silence(FETCH, skip=1))
+        watched = Watched(proxy, consumer, Rule(FETCH, Effect.SILENCE_RESPONSE, nth=2))
         first = consumer.poll_table(10_000)
         timer = threading.Timer(0.2, consumer.wakeup)
         timer.start()
@@ -135,9 +135,9 @@ def test_wakeup_ends_a_poll_that_waits_for_the_thread(proxy: Proxy, topic: str) 
 
 def test_close_while_the_thread_reads_waits_for_nobody(proxy: Proxy, topic: str) -> None:
     consumer = reading(proxy, topic)
-    watched = Watched(proxy, consumer, silence(FETCH, skip=1))
+    watched = Watched(proxy, consumer, Rule(FETCH, Effect.SILENCE_RESPONSE, nth=2))
     assert consumer.poll_table(10_000).num_rows
-    assert watched.fault.happened.wait(PATIENCE_S)
+    assert watched.fault.fired.wait(PATIENCE_S)
     started_s = time.monotonic()
     consumer.close()
     assert time.monotonic() - started_s < STALL_S

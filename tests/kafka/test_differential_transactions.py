@@ -25,9 +25,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker import SemelBroker
+from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.brokers import SemelBroker
 from tests.support.differential import Player, Script
-from tests.support.kafka import ApacheKafka
 
 pytestmark = pytest.mark.kafka
 

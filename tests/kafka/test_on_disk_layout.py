@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.peers.apache_kafka import ApacheKafka, java_tool
 from benchmarks.peers.raw_client import RawClient
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
-from tests.support.broker import SemelBroker
-from tests.support.kafka import ApacheKafka, java_tool
 from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC, COMPACTED, GROUP, PARTITIONS = "mixed", "compacted", "readers", 2

@@ -19,15 +19,16 @@ from semel.client.admin import Admin
 from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.types import TopicPartition
+from semel.local.brokers import SemelBroker
 from semel.patterns.process import Output, Processor
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from semel.protocol.messages.records import FETCH, PRODUCE
 from semel.protocol.messages.transactions import END_TXN, TXN_OFFSET_COMMIT
-from tests.support.broker import Cluster, SemelBroker
+from semel.prove.proxy import Effect, Proxy, Rule
+from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.process_campaign import Pipeline
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -196,12 +197,12 @@ def test_error_in_the_function_aborts_and_is_raised(cluster: Cluster, topics) ->
 # --- trouble ---
 
 
-@pytest.mark.parametrize("fault", [cut_before, cut_after_answer])
+@pytest.mark.parametrize("effect", [Effect.DROP_REQUEST, Effect.DROP_RESPONSE])
 @pytest.mark.parametrize("api", [END_TXN, TXN_OFFSET_COMMIT, PRODUCE, FETCH, HEARTBEAT], ids=lambda api: api.name)
-def test_exactly_once_survives_cut_connections(cluster: Cluster, topics, api, fault) -> None:
+def test_exactly_once_survives_cut_connections(cluster: Cluster, topics, api, effect) -> None:
     source, sink = topics
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(fault(api, times=2))
+        injected = proxy.add(Rule(api, effect, times=2))
         settings = options(cluster, bootstrap_servers=proxy.bootstrap, commit_interval_ms=50, max_records=60)
         settings["consumer"] = {"heartbeat_interval_ms": 100}
         if api is HEARTBEAT:  # it must live long enough to send some
@@ -214,7 +215,7 @@ def test_exactly_once_survives_cut_connections(cluster: Cluster, topics, api, fa
 def test_at_least_once_loses_nothing_when_the_commit_of_positions_fails(cluster: Cluster, topics) -> None:
     source, sink = topics
     with Proxy(cluster.bootstrap) as proxy:
-        injected = proxy.add(cut_after_answer(OFFSET_COMMIT, times=2))
+        injected = proxy.add(Rule(OFFSET_COMMIT, Effect.DROP_RESPONSE, times=2))
         settings = options(cluster, bootstrap_servers=proxy.bootstrap, guarantee="at_least_once", max_records=60)
         semel.process(source, sink, lambda record: record, **settings)
         injected.assert_fired()
@@ -257,7 +258,7 @@ def _lose_everything_in_the_middle(
         eventually(lambda: processor.stats.records_in, lambda count: count >= COUNT)
         with Admin(bootstrap_servers=cluster.bootstrap) as admin:
             (member,) = admin.describe_group(group).members
-        rejoining = proxy.add(delay(JOIN_GROUP, rejoin_s))
+        rejoining = proxy.add(Rule(JOIN_GROUP, Effect.DELAY_RESPONSE, delay_ms=int(1_000 * rejoin_s)))
         assert processor.stats.commits == 0, "it must be lost in the middle"
         gone = LeaveGroupRequest(group, members=[MemberIdentity(member.member_id)])
         assert client.call(LEAVE_GROUP, gone, 5).error_code == 0

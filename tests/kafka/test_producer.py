@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
+from benchmarks.peers.apache_kafka import java_tool
 from semel.client.cluster import Cluster as Connections
 from semel.client.errors import (
     BufferFullError,
@@ -32,9 +33,8 @@ from semel.client.producer.batches import Identity
 from semel.client.settings import ClientSettings
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import INIT_PRODUCER_ID
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.kafka import java_tool
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, delay, half_answer, half_request, silence
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, STALL_S, until
 
@@ -238,15 +238,13 @@ def test_a_batch_that_the_topic_finds_too_large_is_split(cluster: Cluster) -> No
 
 # --- the network ---
 
-FAULTS = [cut_before, cut_after_answer, half_request, half_answer]
+EFFECTS = [Effect.DROP_REQUEST, Effect.DROP_RESPONSE, Effect.TRUNCATE_REQUEST, Effect.TRUNCATE_RESPONSE]
 
 
-@pytest.mark.parametrize("fault_of", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_while_writing_loses_nothing_and_doubles_nothing(
-    cluster: Cluster, topic: str, fault_of: object
-) -> None:
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_fault_while_writing_loses_nothing_and_doubles_nothing(cluster: Cluster, topic: str, effect: Effect) -> None:
     with Proxy(cluster.bootstrap) as proxy:
-        faults = [proxy.add(fault_of(PRODUCE, skip=skip)) for skip in (0, 4, 3, 7)]  # type: ignore[operator]
+        faults = [proxy.add(Rule(PRODUCE, effect, nth=nth)) for nth in (1, 5, 4, 8)]
         with Producer(bootstrap_servers=proxy.bootstrap, batch_size=300, linger_ms=0, retry_backoff_ms=5) as producer:
             deliveries = [producer.send(topic, b"%d" % i) for i in range(1000)]
             offsets = [delivery.result(30).offset for delivery in deliveries]
@@ -261,8 +259,8 @@ def test_tables_and_rows_on_many_partitions_survive_random_faults(cluster: Clust
     print(f"seed {seed}")
     rng = random.Random(seed)
     with Proxy(cluster.bootstrap) as proxy:
-        faults = [proxy.add(rng.choice(FAULTS)(PRODUCE, skip=rng.randrange(1, 9))) for _ in range(12)]
-        faults.append(proxy.add(delay(PRODUCE, 0.05, times=3)))
+        faults = [proxy.add(Rule(PRODUCE, rng.choice(EFFECTS), nth=rng.randrange(2, 10))) for _ in range(12)]
+        faults.append(proxy.add(Rule(PRODUCE, Effect.DELAY_RESPONSE, delay_ms=50, times=3)))
         options = {"batch_size": 3000, "linger_ms": 1, "retry_backoff_ms": 5}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             sent = []
@@ -275,7 +273,7 @@ def test_tables_and_rows_on_many_partitions_survive_random_faults(cluster: Clust
                     sent += [producer.send(wide_topic, value, key=key) for key, value in zip(keys, values, strict=True)]
             for delivery in sent:
                 assert delivery.exception(60) is None
-        assert sum(fault.fired for fault in faults) >= 10
+        assert sum(fault.hits for fault in faults) >= 10
     by_key: dict[bytes, list[bytes]] = {}
     for row in read_topic(cluster.bootstrap, wide_topic):
         by_key.setdefault(row.key, []).append(row.value)
@@ -288,7 +286,7 @@ def test_an_expired_delivery_is_reported_and_the_next_write_starts_a_new_epoch(c
         options = {"delivery_timeout_ms": 800, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             producer.send(topic, b"first").result(PATIENCE_S)
-            fault = proxy.add(cut_before(PRODUCE, times=10_000))
+            fault = proxy.add(Rule(PRODUCE, Effect.DROP_REQUEST, times=10_000))
             with pytest.raises(DeliveryTimedOutError, match=r"delivery\.timeout\.ms"):
                 producer.send(topic, b"lost").result(PATIENCE_S)
             fault.assert_fired(2)
@@ -309,7 +307,7 @@ def test_an_answer_lost_at_the_delivery_timeout_is_not_written_again(cluster: Cl
         options = {"delivery_timeout_ms": 600, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             producer.send(topic, b"first").result(PATIENCE_S)
-            fault = proxy.add(cut_after_answer(PRODUCE, times=10_000))
+            fault = proxy.add(Rule(PRODUCE, Effect.DROP_RESPONSE, times=10_000))
             with pytest.raises(DeliveryTimedOutError, match="unknown whether they were stored"):
                 producer.send(topic, b"unknown").result(PATIENCE_S)
             fault.assert_fired()
@@ -323,7 +321,7 @@ def test_full_memory_blocks_and_says_so_in_time(cluster: Cluster, topic: str) ->
         options = {"buffer_memory": 20_000, "batch_size": 5_000, "max_block_ms": 400, "request_timeout_ms": 60_000}
         producer = Producer(bootstrap_servers=proxy.bootstrap, **options)
         producer.send(topic, b"first").result(PATIENCE_S)
-        fault = proxy.add(silence(PRODUCE, times=10_000))
+        fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=10_000))
         started_s = time.monotonic()
         with pytest.raises(BufferFullError, match=r"buffer\.memory"):
             _fill(producer, topic)
@@ -389,7 +387,7 @@ def test_a_topic_that_is_not_there_is_named_within_the_time_out(cluster: Cluster
 
 def test_an_identity_that_cannot_be_had_ends_in_a_clear_error(cluster: Cluster, topic: str) -> None:
     with Proxy(cluster.bootstrap) as proxy:
-        fault = proxy.add(cut_before(INIT_PRODUCER_ID, times=10_000))
+        fault = proxy.add(Rule(INIT_PRODUCER_ID, Effect.DROP_REQUEST, times=10_000))
         options = {"delivery_timeout_ms": 500, "request_timeout_ms": 200}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             with pytest.raises(DeliveryTimedOutError, match="they were not sent"):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.apache_kafka import ApacheKafka
 from semel.client.errors import AbortableError
 from semel.client.producer import Producer
-from tests.support.broker import SemelBroker
-from tests.support.kafka import ApacheKafka
+from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic, read_topic
 
 Broker = SemelBroker | ApacheKafka

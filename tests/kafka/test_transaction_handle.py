@@ -17,8 +17,8 @@ from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, silence
 from tests.support.reading import Seen, committed_offset, create_topic, read_topic
 from tests.support.waiting import eventually
 
@@ -128,13 +128,13 @@ def test_an_attempt_that_comes_late_learns_whose_the_partition_is(
     owner.end(False, 30)
 
 
-@pytest.mark.parametrize("fault_of", [cut_before, cut_after_answer, half_answer], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("effect", [Effect.DROP_REQUEST, Effect.DROP_RESPONSE, Effect.TRUNCATE_RESPONSE])
 def test_a_writer_behind_a_bad_network_writes_once(
-    cluster: Cluster, topic: str, owner: TransactionOwner, fault_of: object
+    cluster: Cluster, topic: str, owner: TransactionOwner, effect: Effect
 ) -> None:
     handle = owner.begin(places(topic))
     with Proxy(cluster.bootstrap) as proxy:
-        faults = [proxy.add(fault_of(PRODUCE, skip=skip)) for skip in (0, 2, 3)]  # type: ignore[operator]
+        faults = [proxy.add(Rule(PRODUCE, effect, nth=nth)) for nth in (1, 3, 4)]
         behind = TransactionHandle(
             handle.settings.replace(bootstrap_servers=(proxy.bootstrap,), batch_size=200),
             handle.producer_id,
@@ -197,7 +197,7 @@ def test_after_an_end_without_an_answer_renewing_tells_whether_the_id_is_ours(
             with handle.writer() as writer:
                 writer.write(topic, 0, rows("x", 3))
                 writer.finish(30)
-            fault = proxy.add(silence(END_TXN, times=100))
+            fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=100))
             with pytest.raises(EndUnknownError) as unknown:
                 owner.end(True, 0.7)
             fault.assert_fired()

@@ -32,12 +32,12 @@ from semel.protocol.messages.transactions import (
     INIT_PRODUCER_ID,
     TXN_OFFSET_COMMIT,
 )
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
-from tests.support.proxy import Proxy, cut_after_answer, cut_before, half_answer, half_request, silence
 from tests.support.reading import committed_offset, create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, STALL_S, eventually, until
 
-FAULTS = [cut_before, cut_after_answer, half_request, half_answer]
+EFFECTS = [Effect.DROP_REQUEST, Effect.DROP_RESPONSE, Effect.TRUNCATE_REQUEST, Effect.TRUNCATE_RESPONSE]
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_faults_at_any_step_change_nothing_for_the_user(
     if version == 2 and step in ("add partitions", "add offsets"):
         pytest.skip("TV2 has no such step")
     group = cluster.unique("group")
-    faults = [proxy.add(fault_of(STEPS[step])) for fault_of in FAULTS]  # one after the other: retries meet them, too
+    faults = [proxy.add(Rule(STEPS[step], effect)) for effect in EFFECTS]  # one after the other: retries meet them, too
     producer = make(proxy.bootstrap)
     for number in range(4):
         with producer.transaction() as txn:
@@ -257,7 +257,7 @@ def test_transactions_under_random_faults_are_all_or_nothing(
     print(f"seed {seed}")
     rng = random.Random(seed)
     apis = [PRODUCE, END_TXN, TXN_OFFSET_COMMIT, ADD_PARTITIONS_TO_TXN, INIT_PRODUCER_ID]
-    faults = [proxy.add(rng.choice(FAULTS)(rng.choice(apis), skip=rng.randrange(1, 8))) for _ in range(20)]
+    faults = [proxy.add(Rule(rng.choice(apis), rng.choice(EFFECTS), nth=rng.randrange(2, 9))) for _ in range(20)]
     producer = make(proxy.bootstrap)
     expected = []
     for number in range(30):
@@ -271,7 +271,7 @@ def test_transactions_under_random_faults_are_all_or_nothing(
         producer.send_offsets_to_transaction({(topic, 1): number}, "random-group")
         producer.commit_transaction(30)
         expected += block
-    assert sum(fault.fired for fault in faults) >= 8
+    assert sum(fault.hits for fault in faults) >= 8
     assert _settled(cluster, topic, len(expected))
     assert values(cluster, topic) == sorted(expected)
 
@@ -295,7 +295,7 @@ def test_a_commit_in_doubt_is_settled_by_the_same_call(
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
     producer.send(topic, b"in doubt").result(PATIENCE_S)
-    fault = proxy.add(silence(END_TXN, times=100))
+    fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=100))
     with pytest.raises(CommitUncertainError, match=r"commit_transaction\(\) again"):
         _commit_as_often_as_it_could_not_be_sent(producer, timeout_s=0.8)
     fault.assert_fired()
@@ -316,7 +316,7 @@ def test_a_commit_that_was_never_sent_can_be_aborted(
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
     producer.send(topic, b"first").result(PATIENCE_S)
-    fault = proxy.add(silence(PRODUCE, times=100))
+    fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=100))
     producer.send(topic, b"not acknowledged")
     with pytest.raises(TimedOutError, match="nothing was committed"):
         producer.commit_transaction(timeout=0.5)
@@ -336,7 +336,7 @@ def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
     producer.begin_transaction()
     producer.send(topic, b"committed").result(PATIENCE_S)
     fault = proxy.add(
-        cut_after_answer(END_TXN, then=make)
+        Rule(END_TXN, Effect.DROP_RESPONSE, then=make)
     )  # another one takes over before the answer is asked for again
     producer.commit_transaction(30)
     fault.assert_fired()
@@ -351,7 +351,7 @@ def test_fenced_after_a_lost_request_the_log_says_that_it_was_aborted(
     producer = make(proxy.bootstrap)
     producer.begin_transaction()
     producer.send(topic, b"aborted").result(PATIENCE_S)
-    fault = proxy.add(cut_before(END_TXN, then=make))
+    fault = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST, then=make))
     with pytest.raises(FencedError, match="aborted, not committed"):
         producer.commit_transaction(30)
     fault.assert_fired()
@@ -367,7 +367,7 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
     producer.begin_transaction()
     producer.send(topic, b"first").result(PATIENCE_S)
     before = gate._identity
-    fault = proxy.add(cut_before(END_TXN))
+    fault = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST))
     producer.commit_transaction(30)
     fault.assert_fired()
     producer.begin_transaction()
@@ -432,7 +432,7 @@ def test_calls_in_the_wrong_order_say_what_comes_first(cluster: Cluster, topic: 
 
 
 def test_an_unreachable_coordinator_is_named_within_the_time_out(cluster: Cluster, proxy: Proxy) -> None:
-    fault = proxy.add(silence(INIT_PRODUCER_ID, times=100))
+    fault = proxy.add(Rule(INIT_PRODUCER_ID, Effect.SILENCE_RESPONSE, times=100))
     options = {"transactional_id": cluster.unique("late"), "request_timeout_ms": 200}
     with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
         started_s = time.monotonic()

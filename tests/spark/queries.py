@@ -11,11 +11,11 @@ from typing import Any
 from confluent_kafka import Producer
 
 import semel
+from semel.local.processes import Process
 from semel.prove.injection import Injection, command, spark_python
 from semel.spark.compat import HAS_ADMISSION_CONTROL
 from tests.support.broker import Cluster
 from tests.support.load import read_all
-from tests.support.processes import Process
 
 DRIVER = Path(__file__).with_name("query_driver.py")
 PARTITIONS = 2

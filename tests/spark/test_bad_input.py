@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.kafka import free_ports
-from tests.support.proxy import Proxy
+from benchmarks.peers.apache_kafka import free_ports
+from semel.local.brokers import SemelBroker
+from semel.prove.proxy import Proxy
+from tests.support.broker import Cluster
 from tests.support.spark_driver import Pipeline, SparkDriver, SparkSite
 
 QUICKLY = {"request.timeout.ms": 1000, "default.api.timeout.ms": 3000}

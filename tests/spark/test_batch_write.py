@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from semel.local.processes import Process
 from semel.protocol.partitioning import partition_for_key
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.load import read_all
-from tests.support.processes import Process
 
 PROGRAM = """
 import json, os, sys

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from semel.local.processes import Process
 from tests.spark.queries import Query
 from tests.spark.test_declarative import needs_pipelines  # noqa: F401 (skips where gRPC is missing)
 from tests.support.broker import Cluster
-from tests.support.processes import Process
 
 ROWS = 60
 

@@ -185,7 +185,7 @@ def test_with_a_trigger_by_time_new_records_keep_coming_and_a_dead_worker_costs_
     [
         pytest.param("semel", "sink.after_commit", marks=pytest.mark.full),
         pytest.param("semel", "sink.after_write", marks=pytest.mark.full),
-        pytest.param("apache_kafka", "sink.after_positions", marks=[pytest.mark.kafka, pytest.mark.full]),
+        pytest.param("apache_kafka", "sink.after_offsets", marks=[pytest.mark.kafka, pytest.mark.full]),
     ],
     indirect=["cluster"],
 )

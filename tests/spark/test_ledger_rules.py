@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import semel
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.support.load import read_all
 
 APP = "ledger-rules"

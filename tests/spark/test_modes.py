@@ -35,7 +35,7 @@ def test_at_least_once_writes_a_batch_again_and_loses_nothing(cluster: Cluster, 
 def test_at_most_once_leaves_a_batch_out_and_writes_nothing_twice(cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     mode = {"guarantee": "at_most_once"}
-    query.crash("sink.after_positions", batch=2, sink=mode)
+    query.crash("sink.after_offsets", batch=2, sink=mode)
     said = query.run(sink=mode)
     assert '"verdict": "already tried"' in said
     found = query.values()
@@ -56,7 +56,7 @@ def test_files_as_a_source_are_written_once_through_a_crash(cluster: Cluster, tm
     # A batch that is written already reaches no point: the crashes are in the first, third and fifth batch.
     query.crash("sink.after_commit", batch=1)
     query.crash("sink.after_commit", batch=2)
-    query.crash("sink.after_positions", batch=2)
+    query.crash("sink.after_offsets", batch=2)
     query.run()
     assert query.values() == Counter(str(n) for n in range(250))
 

@@ -91,9 +91,9 @@ def test_a_query_without_keys_and_with_few_tasks_needs_no_routing(
     ("cluster", "point"),
     [
         pytest.param("semel", "sink.after_commit"),
-        pytest.param("semel", "sink.after_positions", marks=pytest.mark.full),
+        pytest.param("semel", "sink.after_offsets", marks=pytest.mark.full),
         pytest.param("apache_kafka", "sink.after_commit", marks=[pytest.mark.kafka, pytest.mark.full]),
-        pytest.param("apache_kafka", "sink.after_positions", marks=[pytest.mark.kafka, pytest.mark.full]),
+        pytest.param("apache_kafka", "sink.after_offsets", marks=[pytest.mark.kafka, pytest.mark.full]),
     ],
     indirect=["cluster"],
 )
@@ -106,7 +106,7 @@ def test_commit_process_killed_in_the_second_batch(cluster: Cluster, tmp_path: P
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("point", ["sink.after_begin", "sink.after_positions", "sink.after_commit"])
+@pytest.mark.parametrize("point", ["sink.after_begin", "sink.after_offsets", "sink.after_commit"])
 def test_driver_killed_while_a_batch_is_at_a_named_point(cluster: Cluster, tmp_path: Path, point: str) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS, writer={})
     process = query.start(f"{point}:stop:1")  # the Python process stands still there; then the whole driver dies

@@ -7,10 +7,8 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.peers.apache_kafka import ApacheKafka
-from semel.local.brokers import SEMEL, SemelBroker, semel_command
+from semel.local.brokers import SemelBroker
 from semel.prove.injection import Injection, Patch, command
-
-__all__ = ["SEMEL", "Cluster", "SemelBroker", "faulty_semel", "semel_command"]
 
 _numbers = count(1)
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,17 +5,16 @@ The transaction's client knows the protocol's rules for a lost answer and follow
 
 from __future__ import annotations
 
-import random
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.peers.raw_client import Owner, RawClient, patiently
 from semel.protocol.errors import ErrorCode
-from semel.prove.powercut import cut_power
-from tests.support.broker import SemelBroker, faulty_semel
-from tests.support.raw import Owner, RawClient, patiently
+from semel.prove.stage import OwnBroker
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -33,55 +32,42 @@ SOURCE = "source"
 GROUP = "group"
 
 
-class MortalBroker:
+class MortalBroker(OwnBroker):
     """A broker process with at most one armed fault. With `power`, its death takes everything that was not synced."""
 
-    def __init__(self, folder: Path, *options: str, power: bool = False, seed: int = 1) -> None:
-        self._luck = random.Random(seed) if power else None
-        self._power = power
-        self.broker = SemelBroker(folder, *options, semel=faulty_semel(power_cut=power))
-        self.deaths = 0
+    def __init__(self, folder: Path, *settings: str, power: bool = False, seed: int = 1) -> None:
+        super().__init__(folder, settings=settings)
+        self._seeds = count(seed) if power else None
 
     def __enter__(self) -> MortalBroker:
-        self.broker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.broker.close()
-
-    @property
-    def bootstrap(self) -> str:
-        return self.broker.bootstrap
+        self.close()
 
     def arm(self, fault: str) -> None:
         """Starts the broker anew with a fault, such as `marker.before:kill:2`."""
         self.broker.kill()
-        self.broker.semel = faulty_semel(fault, power_cut=self._power)
+        point, _, action = fault.partition(":")
+        (self.faults / point).write_text(action)
         self.broker.start()
 
     def freeze_and_return(self, point: str) -> None:
         """Waits until the armed fault has frozen the broker, then lets it go on."""
-        process = self.broker.process
-        assert process is not None
-        process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
-        command = ["ps", "-o", "stat=", "-p", str(process.pid)]
+        self.process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
+        command = ["ps", "-o", "stat=", "-p", str(self.process.pid)]
         patiently(
             lambda: subprocess.run(command, capture_output=True, text=True, check=True).stdout,
             until=lambda state: state.startswith("T"),
         )
-        process.resume()
+        self.process.resume()
 
     def die_and_return(self, point: str) -> None:
         """Waits until the armed fault has killed the broker, then starts it again without one."""
-        process = self.broker.process
-        assert process is not None
-        process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
-        assert process.wait(PATIENCE_S) == -9, "the fault kills the broker"
-        self.deaths += 1
-        if self._luck is not None:
-            cut_power(self.broker.directory, self._luck)
-        self.broker.semel = faulty_semel(power_cut=self._power)
-        self.broker.start()
+        self.process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
+        assert self.process.wait(PATIENCE_S) == -9, "the fault kills the broker"
+        self.power_cut_seed = next(self._seeds) if self._seeds is not None else None
+        self.supervise()
 
 
 @dataclass

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from benchmarks.peers.raw_client import NOT_READY, Owner, RawClient, patiently
 from semel.protocol.errors import ErrorCode
-from tests.support.raw import NOT_READY, Owner, RawClient, patiently
 
 TopicPartition = tuple[str, int]
 UNKNOWN_TOPIC = "no-such-topic"

@@ -20,8 +20,8 @@ from pathlib import Path
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from semel.client.admin import Admin
+from semel.local.processes import Process, ProcessFailed
 from tests.support.broker import Cluster
-from tests.support.processes import Process, ProcessFailed
 from tests.support.waiting import PATIENCE_S
 
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")

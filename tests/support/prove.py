@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.broker import semel_command
+from semel.local.brokers import semel_command
 
 
 class Proof(NamedTuple):

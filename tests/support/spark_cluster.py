@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyspark
 
+from benchmarks.peers.apache_kafka import QUICK_JVM, free_ports
+from semel.local.processes import Process
 from semel.prove.injection import Injection, spark_python
-from tests.support.kafka import QUICK_JVM, free_ports
-from tests.support.processes import Process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from semel.local.processes import Process
 from semel.prove.injection import command
 from tests.support.broker import Cluster
 from tests.support.load import read_all
-from tests.support.processes import Process
 from tests.support.reading import create_topic
 from tests.support.spark_cluster import QUICK, Faults, SparkCluster
 

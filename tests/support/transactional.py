@@ -7,8 +7,8 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from benchmarks.peers.raw_client import RawClient, patiently
 from semel.protocol.messages.transactions import ListTransactionsRequest
-from tests.support.raw import RawClient, patiently
 from tests.support.reading import Seen, read_topic
 
 # What librdkafka calls it when somebody newer owns the id: its own code, the broker's new one, the broker's old one.

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.peers.raw_client import RawClient
 from benchmarks.produce_load import BrokerRefused, Load, closed_loop, open_loop, percentile
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 
 
 def load_on(broker: SemelBroker, topic: str) -> Load:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.contestants import resident_mb, start_to_metadata_s
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 
 START_MAX_S = 1.5  # measured: 0.2
 IDLE_MAX_MB = 80  # measured: 35

@@ -16,8 +16,8 @@ import pytest
 import semel
 from semel.cli import COMMANDS, available_commands, main
 from semel.cli.errors import CommandError, UsageError
-from tests.support.broker import semel_command
-from tests.support.processes import Process
+from semel.local.brokers import semel_command
+from semel.local.processes import Process
 
 
 @pytest.fixture

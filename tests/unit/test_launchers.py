@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.support.broker import Cluster, SemelBroker
-from tests.support.processes import ProcessFailed
+from semel.local.brokers import SemelBroker
+from semel.local.processes import ProcessFailed
+from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S
 
 

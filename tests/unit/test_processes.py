@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed
 from tests.support.waiting import until
 
 PRINT_THEN_SLEEP = "print('hello 42', flush=True); import time; time.sleep(600)"  # longer than a test waits for its end

@@ -300,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
     def _on_ready(self, slot: Slot) -> None:
         slot.is_done = True
         if faults.armed:
-            faults.hit(f"{slot.served.name}.before_answer")
+            faults.hit(f"{slot.served.name}.before_response")
         self._send_done()
         if faults.armed:
             self._flush()
@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._is_writable and self._transport.get_write_buffer_size():
             self._loop.call_soon(self._after_answer, slot)
         else:
-            faults.hit(f"{slot.served.name}.after_answer")
+            faults.hit(f"{slot.served.name}.after_response")
 
     def _charge(self, api_key: int, client_id: str, size_bytes: int, response: Struct | None) -> None:
         """Counts a produce request or the records of a fetch; a client over its quota is told so, and muted."""

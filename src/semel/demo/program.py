@@ -31,9 +31,9 @@ class DemoFault(NamedTuple):
 
 
 HALF_WAY = {
-    AT_MOST_ONCE: "sink.after_positions",  # offsets are stored, rows are not written
+    AT_MOST_ONCE: "sink.after_offsets",  # offsets are stored, rows are not written
     AT_LEAST_ONCE: "sink.after_write",  # rows are written, offsets are not stored
-    EXACTLY_ONCE: "sink.after_positions",  # everything is in the transaction, EndTxn is not sent
+    EXACTLY_ONCE: "sink.after_offsets",  # everything is in the transaction, EndTxn is not sent
 }
 COMMITTED = {AT_MOST_ONCE: RETURNED, AT_LEAST_ONCE: RETURNED, EXACTLY_ONCE: "sink.after_commit"}
 

@@ -1,4 +1,8 @@
-"""Brokers as child processes: their end, their freezing and their new start; and semel's own, as users start it."""
+"""Brokers as child processes that end with the program that started them: `semel.Broker`, and what other brokers share.
+
+with semel.Broker() as broker:
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap})
+"""
 
 from __future__ import annotations
 
@@ -7,42 +11,63 @@ import shutil
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from semel.local.processes import Process
+from semel.local.processes import Process, ProcessFailed
+
+
+class BrokerFailedError(ProcessFailed):
+    """The broker process did not come up, or is not running; the message has the end of its output."""
 
 
 class BrokerProcess(ABC):
     """One broker process on 127.0.0.1. Data and port stay over restarts. Use it as a context manager."""
 
-    patience_s: float = 30  # with a start and with an orderly end
+    timeout_s: float = 30  # of a start and of an orderly end
 
     def __init__(self, directory: Path | None, prefix: str) -> None:
-        self._temporary = directory is None
-        self.directory = directory or Path(tempfile.mkdtemp(prefix=prefix))
+        self._prefix = prefix
+        self._given = directory
+        self._temporary: Path | None = None
+        self._logged: list[str] = []  # by earlier processes of this broker
         self.process: Process | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Its data: the given folder, or a temporary one that `close` removes."""
+        if self._given is not None:
+            return self._given
+        if self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix=self._prefix))
+        return self._temporary
 
     @abstractmethod
     def start(self, timeout_s: float | None = None) -> Self:
-        """Returns when it takes requests."""
+        """Returns when it takes requests; at once if it is running."""
 
     def _begin(self, process: Process, ready: str, timeout_s: float | None) -> re.Match[str]:
         """Waits for the line that says that it is ready."""
-        self.process = process
+        before, self.process = self.process, process
+        if before is not None:
+            self._logged.append(before.output)
         try:
-            return process.wait_for_line(ready, timeout_s or self.patience_s)
-        except BaseException:
+            return process.wait_for_line(ready, timeout_s or self.timeout_s)
+        except BaseException as failure:
             process.kill()
+            if before is None:
+                self.close()  # nothing is in its folder that was acknowledged
+            if isinstance(failure, ProcessFailed):
+                raise BrokerFailedError(f"the broker did not start: {failure}") from None
             raise
 
     def stop(self, timeout_s: float | None = None) -> int:
         """An orderly end, as SIGTERM gives; the exit code."""
-        return self._running.terminate(timeout_s or self.patience_s)
+        return self._running.terminate(timeout_s or self.timeout_s)
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9, to see what survives."""
         self._running.kill()
 
     def pause(self) -> None:
@@ -62,8 +87,13 @@ class BrokerProcess(ABC):
         """Ends it at once and removes its data, if the folder was its own."""
         if self.process is not None:
             self.process.kill()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def logs(self) -> str:
+        """What it logged so far, over all its starts."""
+        return "\n".join([*self._logged, *([] if self.process is None else [self.process.output])])
 
     def __enter__(self) -> Self:
         return self if self.process is not None else self.start()
@@ -73,7 +103,8 @@ class BrokerProcess(ABC):
 
     @property
     def _running(self) -> Process:
-        assert self.process is not None, "the broker was not started"
+        if self.process is None:
+            raise BrokerFailedError("the broker was not started; use it as a context manager or call start()")
         return self.process
 
 
@@ -97,20 +128,76 @@ class SemelBroker(BrokerProcess):
     `semel`: the command that is started, such as one with faults (`semel.prove.injection`). It counts from the next
     start on."""
 
-    def __init__(self, directory: Path | None = None, *options: str, semel: Sequence[str] = SEMEL) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *options: str,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        semel: Sequence[str] = SEMEL,
+    ) -> None:
         super().__init__(directory, "semel-broker-")
         self.options = options
         self.semel = semel
-        self.port = 0  # the first start takes any free port
+        self.host, self.port = host, port  # port 0: the first start takes any free one
 
     @property
     def bootstrap(self) -> str:
-        assert self.port, "the broker was not started"
-        return f"127.0.0.1:{self.port}"
+        """HOST:PORT, as clients want it for bootstrap.servers."""
+        if not self.port:
+            raise BrokerFailedError("the broker was not started; use it as a context manager or call start()")
+        return f"{self.host}:{self.port}"
 
     def start(self, timeout_s: float | None = None) -> Self:
-        """Returns when the broker takes requests."""
-        address = f"127.0.0.1:{self.port}"
+        """Returns when the broker takes requests; at once if it is running."""
+        if self.process is not None and self.process.running:
+            return self
+        address = f"{self.host}:{self.port}"
         words: tuple[str | Path, ...] = ("broker", "--data", self.directory, "--listen", address, *self.options)
         self.port = int(self._begin(Process(semel_command(*words, semel=self.semel)), READY, timeout_s)["port"])
         return self
+
+
+class Broker(SemelBroker):
+    """A broker process of its own. It ends with the `with` block, and with this program whatever kills it.
+
+    data       the folder for its data, kept; by default a temporary one that is removed
+    port       0 takes a free one; it stays the same over `restart`
+    fsync      "commit" (what is acknowledged is on the disk) or "os" (faster)
+    settings   Kafka's names, e.g. {"num.partitions": 4}
+    """
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        fsync: str = "commit",
+        settings: Mapping[str, object] | None = None,
+        log_level: str = "warning",
+        start_timeout_s: float = 30.0,
+    ) -> None:
+        self.fsync, self.settings = fsync, dict(settings or {})
+        words = [word for name, value in self.settings.items() for word in ("--set", f"{name}={_text(value)}")]
+        folder = None if data is None else Path(data)
+        super().__init__(folder, "--fsync", fsync, *words, "--log-level", log_level, host=host, port=port)
+        self.timeout_s = start_timeout_s
+
+    @property
+    def data(self) -> Path:
+        return self.directory
+
+    @property
+    def process_id(self) -> int:
+        return self._running.pid
+
+    def close(self) -> None:
+        """Ends the broker in order and removes its data if the folder was temporary."""
+        if self.process is not None and self.process.running:
+            self.stop()
+        super().close()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

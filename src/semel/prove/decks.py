@@ -16,24 +16,24 @@ from semel.prove.schedule import BROKER, NETWORK, Fault, Round
 # --- boundaries, by name ---
 
 COMMIT_POINTS = (  # in the broker, on the way of a transaction from its first partition to its last marker
-    "init.before_journal",
-    "init.after_journal",
-    "add.before_journal",
-    "add.after_journal",
-    "prepare_commit.before_journal",
-    "prepare_commit.after_journal",
+    "init.before_log",
+    "init.after_log",
+    "add.before_log",
+    "add.after_log",
+    "prepare_commit.before_log",
+    "prepare_commit.after_log",
     "marker.before",
     "marker.after",
     "markers.durable",
-    "complete_commit.before_journal",
-    "complete_commit.after_journal",
+    "complete_commit.before_log",
+    "complete_commit.after_log",
     "recovery.before_markers",
 )
 ABORT_POINTS = (
-    "prepare_abort.before_journal",
-    "prepare_abort.after_journal",
-    "complete_abort.before_journal",
-    "complete_abort.after_journal",
+    "prepare_abort.before_log",
+    "prepare_abort.after_log",
+    "complete_abort.before_log",
+    "complete_abort.after_log",
 )
 TRANSACTION_APIS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn")
 FIRST_GENERATION_APIS = ("AddPartitionsToTxn", "AddOffsetsToTxn")  # TV2 does without
@@ -46,7 +46,7 @@ SINK_POINTS = (
     "sink.after_write",
     "sink.after_audit",
     "sink.after_ledger",
-    "sink.after_positions",
+    "sink.after_offsets",
     "sink.after_commit",
 )
 TASK_POINTS = ("task.after_opening", "task.after_rows")
@@ -62,9 +62,9 @@ FULL_DISK_MS = 1_200
 def boundaries(guarantee: str, *, broker: bool, sink: bool) -> set[str]:
     """Everything on the way of a commit that a campaign can hit by name."""
     if guarantee != "exactly_once":
-        return {f"{api}.{side}" for api in PLAIN_APIS for side in ("request", "answer")}
-    named = {f"{api}.{side}" for api in TRANSACTION_APIS for side in ("request", "answer")}
-    named |= {*COMMIT_POINTS, *ABORT_POINTS, "EndTxn.before_answer", "EndTxn.after_answer"} if broker else set()
+        return {f"{api}.{side}" for api in PLAIN_APIS for side in ("request", "response")}
+    named = {f"{api}.{side}" for api in TRANSACTION_APIS for side in ("request", "response")}
+    named |= {*COMMIT_POINTS, *ABORT_POINTS, "EndTxn.before_response", "EndTxn.after_response"} if broker else set()
     return named | ({*SINK_POINTS, *TASK_POINTS} if sink else set())
 
 
@@ -88,11 +88,11 @@ def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
 def network_cards(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
     """Everything that can happen to a frame of a client."""
     for api in apis:
-        for what in ("drop_request", "drop_answer", "truncate_request", "truncate_answer", "duplicate_answer"):
+        for what in ("drop_request", "drop_response", "truncate_request", "truncate_response", "duplicate_response"):
             yield Fault(what, NETWORK, api=api, client=client)
-        for what in ("delay_request", "delay_answer"):
+        for what in ("delay_request", "delay_response"):
             yield Fault(what, NETWORK, api=api, for_ms=DELAY_MS, client=client)
-        yield Fault("silence_answer", NETWORK, api=api, client=client)
+        yield Fault("silence_response", NETWORK, api=api, client=client)
         if api in REPEATABLE:
             yield Fault("duplicate_request", NETWORK, api=api, client=client)
 
@@ -100,7 +100,7 @@ def network_cards(apis: tuple[str, ...], client: str) -> Iterator[Fault]:
 def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
     """A process that is killed at each side of its requests, and killed, restarted and frozen at any time."""
     for api in apis:
-        for side in ("request", "answer"):
+        for side in ("request", "response"):
             yield Fault("kill", target, api=api, side=side)
         yield Fault("restart", target, api=api, side="request")
     yield Fault("kill", target)

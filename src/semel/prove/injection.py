@@ -6,7 +6,7 @@ command line, `spark_python` the same for the Python processes that Spark starts
 
 Faults are armed by a text or by files. A text names points, separated by commas, such as
 
-    prepare_commit.after_journal:kill,marker.before:stop:2
+    prepare_commit.after_log:kill,marker.before:stop:2
 
 Each entry is name:action or name:action:n; it acts the n-th time that the point is reached (default: the first), once.
 Before it acts, the process prints `fault fired: NAME` to stderr. The text `@FOLDER` arms by files, while the process
@@ -57,13 +57,13 @@ _TRANSITIONS = {
 
 # Every point, with what just happened or is about to happen.
 BROKER_POINTS: dict[str, str] = {
-    **{f"{name}.before_journal": f"before the record is written: {what}" for name, what in _TRANSITIONS.items()},
-    **{f"{name}.after_journal": f"after the record is durable: {what}" for name, what in _TRANSITIONS.items()},
+    **{f"{name}.before_log": f"before the record is written: {what}" for name, what in _TRANSITIONS.items()},
+    **{f"{name}.after_log": f"after the record is durable: {what}" for name, what in _TRANSITIONS.items()},
     "marker.before": "before a commit or abort marker is written to a partition",
     "marker.after": "after a marker is written to a partition, perhaps not yet durable",
     "markers.durable": "after all markers of a transaction are durable",
-    **{f"{api}.before_answer": f"the response to {api} is ready, nothing of it is sent" for api in NAMES.values()},
-    **{f"{api}.after_answer": f"the response to {api} was given to the socket" for api in NAMES.values()},
+    **{f"{api}.before_response": f"the response to {api} is ready, nothing of it is sent" for api in NAMES.values()},
+    **{f"{api}.after_response": f"the response to {api} was given to the socket" for api in NAMES.values()},
     "producer_ids.before_store": "before a new block of producer ids is stored",
     "producer_ids.after_store": "after a new block of producer ids is durable",
     "recovery.before_markers": "after a restart, before the markers of a prepared transaction are written again",
@@ -74,7 +74,7 @@ SINK_POINTS = {
     "sink.after_write": "all rows are in the log, nothing is audited",
     "sink.after_audit": "the counts are right, the ledger entry is not written",
     "sink.after_ledger": "the ledger entry is written, the offsets are not",
-    "sink.after_positions": "everything is written, EndTxn is not sent",
+    "sink.after_offsets": "everything is written, EndTxn is not sent",
     "sink.after_commit": "the transaction is committed, Spark's commit log is not written",
 }
 TASK_POINTS = {

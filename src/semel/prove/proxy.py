@@ -1,13 +1,13 @@
-"""A TCP proxy in front of a cluster that knows which API a frame belongs to, so that one can ask for "the answer to
-EndTxn is lost".
+"""A TCP proxy in front of a cluster that knows which API a frame belongs to, so that "the response to EndTxn is lost"
+can be asked for.
 
     with Proxy("localhost:9092") as proxy:
-        rule = proxy.add(Rule("EndTxn", Effect.DROP_ANSWER))
+        rule = proxy.add(Rule("EndTxn", Effect.DROP_RESPONSE))
         ...                                       # a client with bootstrap.servers = proxy.bootstrap
-        rule.fired.wait(10)
+        rule.assert_fired()
 
-Clients stay behind the proxy: broker addresses in answers are replaced by addresses of its own, one for each broker. It
-runs on a thread with an asyncio loop. Plain connections only: TLS hides what is asked.
+Clients stay behind the proxy: broker addresses in responses are replaced by addresses of its own, one for each broker.
+It runs on a thread with an asyncio loop. Plain connections only: TLS hides the requests.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ import asyncio
 import contextlib
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
 
+from semel.protocol.api import Api
 from semel.protocol.apis import NAMES
 from semel.protocol.messages.cluster import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
 
 _START = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _SIZE = struct.Struct(">i")
 
+LOCALHOST = "127.0.0.1"
 API_KEYS = {name: key for key, name in NAMES.items()}
 
 
 class Effect(Enum):
     PASS = "nothing happens to it"
     DROP_REQUEST = "the request is lost and the connection cut"
-    DROP_ANSWER = "the broker gets the request, its answer is lost and the connection cut"
+    DROP_RESPONSE = "the broker gets the request, its response is lost and the connection cut"
     TRUNCATE_REQUEST = "half of the request reaches the broker, then the connection is cut"
-    TRUNCATE_ANSWER = "half of the answer reaches the client, then the connection is cut"
+    TRUNCATE_RESPONSE = "half of the response reaches the client, then the connection is cut"
     DELAY_REQUEST = "the request, and what follows it, is held back"
-    DELAY_ANSWER = "the answer, and what follows it, is held back"
-    DUPLICATE_REQUEST = "the broker gets the request twice; the client gets the second answer"
-    DUPLICATE_ANSWER = "the client gets the answer twice"
-    SILENCE_ANSWER = "the answer never comes, the connection stays"
+    DELAY_RESPONSE = "the response, and what follows it, is held back"
+    DUPLICATE_REQUEST = "the broker gets the request twice; the client gets the second response"
+    DUPLICATE_RESPONSE = "the client gets the response twice"
+    SILENCE_RESPONSE = "the response never comes, the connection stays"
 
     @property
     def is_for_requests(self) -> bool:
@@ -47,41 +50,54 @@ class Effect(Enum):
 
 
 class Rule:
-    """Something that happens to the n-th next request of an API, once."""
+    """Something that happens to the n-th next request of an API, and to those after it, `times` in all."""
 
     def __init__(
         self,
-        api: str,
+        api: str | Api[Any, Any],
         effect: Effect,
         *,
         nth: int = 1,
+        times: int = 1,
         delay_ms: int = 0,
         client: str = "",
         on_request: bool | None = None,
-        then: Callable[[], None] | None = None,
+        then: Callable[[], object] | None = None,
     ) -> None:
-        if api not in API_KEYS:
-            raise ValueError(f"there is no API {api!r}; the APIs are {', '.join(sorted(API_KEYS))}")
-        self.api, self.api_key = api, API_KEYS[api]
+        name = NAMES[api.key] if isinstance(api, Api) else api
+        if name not in API_KEYS:
+            raise ValueError(f"there is no API {name!r}; the APIs are {', '.join(sorted(API_KEYS))}")
+        self.api, self.api_key = name, API_KEYS[name]
         self.effect = effect
         self.delay_s = delay_ms / 1000
         self.client = client  # whose requests: a part of the client id
         self.on_request = effect.is_for_requests if on_request is None else on_request
-        self.then = then  # called when it fires, on the proxy's thread, before anybody can notice
+        self.then = then  # called when it fires, on a thread of the proxy's, before anybody can notice
         self.fired = threading.Event()
-        self._left = nth
+        self.hits = 0  # requests that it was for
+        self._before, self._times = nth - 1, times
+
+    @property
+    def exhausted(self) -> bool:
+        return self.hits >= self._times
 
     def takes(self, api_key: int, client_id: str) -> bool:
-        """Whether this request is the one; counts it."""
-        if api_key != self.api_key or self.client not in client_id or self._left <= 0:
+        """Whether it is for this request; counts it. The proxy's lock is held."""
+        if api_key != self.api_key or self.client not in client_id or self.exhausted:
             return False
-        self._left -= 1
-        return self._left == 0
+        if self._before:
+            self._before -= 1
+            return False
+        self.hits += 1
+        return True
 
-    def fire(self) -> None:
+    async def fire(self) -> None:
         if self.then is not None:
-            self.then()
+            await asyncio.to_thread(self.then)
         self.fired.set()
+
+    def assert_fired(self, times: int = 1) -> None:
+        assert self.hits >= times, f"not exercised: {self.api}, {self.effect.value} (fired {self.hits} of {times})"
 
 
 class Proxy:
@@ -96,13 +112,15 @@ class Proxy:
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._ports: dict[tuple[str, int], int] = {}
         self._links: set[_Link] = set()
+        self._refuses = False
+        self.seen: Counter[int] = Counter()  # requests by API key
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self._port = self._run(self.port_for(*self._first))
+        self.host, self.port = LOCALHOST, self._run(self.port_for(*self._first))
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"{self.host}:{self.port}"
 
     def add(self, rule: Rule) -> Rule:
         with self._lock:
@@ -114,6 +132,11 @@ class Proxy:
             if rule in self._rules:
                 self._rules.remove(rule)
 
+    def clear(self) -> None:
+        """Removes every rule."""
+        with self._lock:
+            self._rules.clear()
+
     def cut_all(self) -> int:
         """Cuts every connection; how many there were."""
 
@@ -124,6 +147,14 @@ class Proxy:
             return len(links)
 
         return self._run(cut())
+
+    def refuse(self) -> None:
+        """As a network that is down: every connection is cut, and no new one gets through until `admit`."""
+        self._refuses = True
+        self.cut_all()
+
+    def admit(self) -> None:
+        self._refuses = False
 
     def close(self) -> None:
         async def stop() -> None:
@@ -156,8 +187,8 @@ class Proxy:
         """Where clients reach a broker through the proxy."""
         broker = (host, port)
         if broker not in self._ports:
-            self._ports[broker] = 0  # two answers at once must not open two
-            server = await asyncio.start_server(lambda r, w: self._accept(broker, r, w), "127.0.0.1", 0, limit=1 << 20)
+            self._ports[broker] = 0  # two responses at once must not open two
+            server = await asyncio.start_server(lambda r, w: self._accept(broker, r, w), LOCALHOST, 0, limit=1 << 20)
             self._servers[broker] = server
             self._ports[broker] = server.sockets[0].getsockname()[1]
         while not self._ports[broker]:
@@ -166,8 +197,9 @@ class Proxy:
 
     def rule_for(self, api_key: int, client_id: str) -> Rule | None:
         with self._lock:
+            self.seen[api_key] += 1
             rule = next((rule for rule in self._rules if rule.takes(api_key, client_id)), None)
-            if rule is not None:
+            if rule is not None and rule.exhausted:
                 self._rules.remove(rule)
             return rule
 
@@ -177,6 +209,9 @@ class Proxy:
     async def _accept(
         self, broker: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        if self._refuses:
+            writer.close()
+            return
         try:
             upstream = await asyncio.wait_for(asyncio.open_connection(*broker, limit=1 << 20), 5)
         except (TimeoutError, OSError):
@@ -194,14 +229,14 @@ class Proxy:
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class _Asked:
+class _Pending:
     """A request that is on its way."""
 
     __slots__ = ("api_key", "rule", "swallow", "version")
 
     def __init__(self, api_key: int, version: int, rule: Rule | None, swallow: int) -> None:
         self.api_key, self.version, self.rule = api_key, version, rule
-        self.swallow = swallow  # answers that the client must not get
+        self.swallow = swallow  # responses that the client must not get
 
 
 class _Link:
@@ -211,10 +246,10 @@ class _Link:
         self._proxy = proxy
         self._client_in, self._client_out = client
         self._broker_in, self._broker_out = broker
-        self._asked: dict[int, _Asked] = {}
+        self._pending: dict[int, _Pending] = {}
 
     async def run(self) -> None:
-        pumps = [asyncio.ensure_future(self._until_cut(pump)) for pump in (self._requests, self._answers)]
+        pumps = [asyncio.ensure_future(self._until_cut(pump)) for pump in (self._requests, self._responses)]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -244,13 +279,13 @@ class _Link:
                     return
                 copies = 2 if rule.effect is Effect.DUPLICATE_REQUEST else 1
                 rule = None
-            self._asked[correlation_id] = _Asked(api_key, version, rule, copies - 1)
+            self._pending[correlation_id] = _Pending(api_key, version, rule, copies - 1)
             self._broker_out.write(frame * copies)
             await self._broker_out.drain()
 
     async def _disturb_request(self, rule: Rule, frame: bytes) -> bool:
         """Whether the request still goes on."""
-        rule.fire()
+        await rule.fire()
         if rule.effect is Effect.DELAY_REQUEST:
             await asyncio.sleep(rule.delay_s)
         elif rule.effect is Effect.TRUNCATE_REQUEST:
@@ -259,62 +294,62 @@ class _Link:
             self._broker_out.close()  # after what was written, not at once
         return rule.effect not in (Effect.DROP_REQUEST, Effect.TRUNCATE_REQUEST)
 
-    async def _answers(self) -> None:
+    async def _responses(self) -> None:
         while True:
             frame = await _frame(self._broker_in)
             (correlation_id,) = _SIZE.unpack_from(frame, 4)
-            asked = self._asked.get(correlation_id)
-            if asked is None:
-                return  # an answer to nothing: the stream is out of step
-            if asked.swallow:
-                asked.swallow -= 1
+            pending = self._pending.get(correlation_id)
+            if pending is None:
+                return  # a response to nothing: the stream is out of step
+            if pending.swallow:
+                pending.swallow -= 1
                 continue
-            del self._asked[correlation_id]
-            if not await self._answer(asked, await self._rewritten(asked, frame)):
+            del self._pending[correlation_id]
+            if not await self._respond(pending, await self._rewritten(pending, frame)):
                 return
 
-    async def _answer(self, asked: _Asked, frame: bytes) -> bool:
+    async def _respond(self, pending: _Pending, frame: bytes) -> bool:
         """Whether the connection lives on."""
-        rule = asked.rule
+        rule = pending.rule
         effect = rule.effect if rule is not None else Effect.PASS
         if rule is not None:
-            rule.fire()
-            if effect is Effect.SILENCE_ANSWER:
+            await rule.fire()
+            if effect is Effect.SILENCE_RESPONSE:
                 return True
-            if effect is Effect.DROP_ANSWER:
+            if effect is Effect.DROP_RESPONSE:
                 return False
-            if effect is Effect.DELAY_ANSWER:
+            if effect is Effect.DELAY_RESPONSE:
                 await asyncio.sleep(rule.delay_s)
-        if effect is Effect.TRUNCATE_ANSWER:
+        if effect is Effect.TRUNCATE_RESPONSE:
             frame = frame[: max(5, len(frame) // 2)]
-        self._client_out.write(frame * 2 if effect is Effect.DUPLICATE_ANSWER else frame)
+        self._client_out.write(frame * 2 if effect is Effect.DUPLICATE_RESPONSE else frame)
         await self._client_out.drain()
-        if effect is Effect.TRUNCATE_ANSWER:
+        if effect is Effect.TRUNCATE_RESPONSE:
             self._client_out.close()
             await asyncio.sleep(0.01)  # what was written goes out before the cut
-        return effect is not Effect.TRUNCATE_ANSWER
+        return effect is not Effect.TRUNCATE_RESPONSE
 
-    async def _rewritten(self, asked: _Asked, frame: bytes) -> bytes:
+    async def _rewritten(self, pending: _Pending, frame: bytes) -> bytes:
         """The proxy's own addresses in place of the brokers'."""
-        api = _ADDRESSES.get(asked.api_key)
+        api = _ADDRESSES.get(pending.api_key)
         if api is None:
             return frame
-        correlation_id, answer = api.read_response(frame[4:], asked.version)
-        for place in _places(asked.api_key, asked.version, answer):
+        correlation_id, response = api.read_response(frame[4:], pending.version)
+        for place in _places(pending.api_key, pending.version, response):
             if place.port > 0:
                 place.port = await self._proxy.port_for(place.host, place.port)
-                place.host = "127.0.0.1"
-        return b"".join(api.frame_response(answer, asked.version, correlation_id))
+                place.host = LOCALHOST
+        return b"".join(api.frame_response(response, pending.version, correlation_id))
 
 
 _ADDRESSES: dict[int, Any] = {api.key: api for api in (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)}
 
 
-def _places(api_key: int, version: int, answer: Any) -> list[Any]:
-    """The parts of an answer with a host and a port."""
+def _places(api_key: int, version: int, response: Any) -> list[Any]:
+    """The parts of a response with a host and a port."""
     if api_key == FIND_COORDINATOR.key:
-        return list(answer.coordinators) if version >= 4 else [answer]
-    return list(answer.brokers)
+        return list(response.coordinators) if version >= 4 else [response]
+    return list(response.brokers)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 NETWORK = "network"
 BROKER = "broker"
 
@@ -19,13 +19,13 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that goes wrong.
 
     what    kill, stop, restart, takeover, power_cut, clock, disk_full, checkpoint_lost, or what happens to a frame:
-            drop_request, drop_answer, truncate_..., delay_..., duplicate_..., silence_answer
+            drop_request, drop_response, truncate_..., delay_..., duplicate_..., silence_response
     target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames
     point   a named fault point of the broker or the sink where it happens; "" for none. With an API: where the broker
             dawdles for `for_ms` with the request at which the process is hit
     api     an API at whose frames it happens; "" for none
     client  whose frames of the network: a part of the client id; "" for anybody's
-    side    request or answer, where a process is hit at an API
+    side    request or response, where a process is hit at an API
     nth     the how manyth time
     at_ms   after the start of the round; with a point or an API: from then on
     for_ms  how long it lasts: a freeze, a delay, a full disk
@@ -65,7 +65,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.point:
             return self.point
         if self.api:
-            side = self.side or ("request" if self.what.endswith("_request") else "answer")
+            side = self.side or ("request" if self.what.endswith("_request") else "response")
             return f"{self.api}.{side}"
         return ""
 

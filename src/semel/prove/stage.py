@@ -152,7 +152,7 @@ class OwnBroker:
 
     def __init__(self, folder: Path, patch: Patch | None = None, settings: tuple[str, ...] = ()) -> None:
         self.faults = folder / "broker-faults"
-        self.faults.mkdir()
+        self.faults.mkdir(parents=True)
         self.control = Control.create(folder / "control")
         injection = Injection(f"@{self.faults}", str(folder / "control"), power_cut=True, patch=patch)
         options = [word for setting in (*BROKER_SETTINGS, *settings) for word in ("--set", setting)]

@@ -73,7 +73,7 @@ class PlainSink(BaseSink):
             return
         with settled(df) as frame:
             self._commit(positions)
-            faults.hit("sink.after_positions")
+            faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, started_s, time.monotonic())
 

@@ -253,7 +253,7 @@ class Sink(BaseSink):
         write_entry(handle, self.options.application_id, entry, cluster=self._owner.cluster)
         faults.hit("sink.after_ledger")
         send_positions(self._owner, self.options, batch)
-        faults.hit("sink.after_positions")
+        faults.hit("sink.after_offsets")
         try:
             self._owner.end(commit=True)
         except EndUnknownError:

@@ -271,7 +271,7 @@ def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: li
         else:
             write_entry(handle, options.application_id, entry)
             send_positions(owner, options, plan.batch)
-            faults.hit("sink.after_positions")
+            faults.hit("sink.after_offsets")
             _end(owner, options, entry)
         faults.hit("sink.after_commit")
         _remember(owner)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from semel.local.brokers import SemelBroker
 from semel.prove.checker import create_topics
 from semel.prove.injection import Control
-from tests.support.broker import SemelBroker, faulty_semel
+from tests.support.broker import faulty_semel
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -26,14 +27,14 @@ def test_fault_is_armed_by_a_file_while_the_broker_runs(tmp_path: Path) -> None:
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"@{faults}")) as broker:
         create_topics(broker.bootstrap, {"t": 1})
         assert produce(broker.bootstrap, "t", b"1") == 0
-        (faults / "Produce.before_answer").write_text("kill:2")
+        (faults / "Produce.before_response").write_text("kill:2")
         assert produce(broker.bootstrap, "t", b"2") == 0
-        assert (faults / "Produce.before_answer").exists(), "the first one passes"
+        assert (faults / "Produce.before_response").exists(), "the first one passes"
         produce(broker.bootstrap, "t", b"3", timeout_s=2)
         assert broker.process is not None
-        broker.process.wait_for_line("fault fired: Produce.before_answer", PATIENCE_S)
+        broker.process.wait_for_line("fault fired: Produce.before_response", PATIENCE_S)
         broker.process.wait(PATIENCE_S)
-        assert (faults / "Produce.before_answer.fired").exists()
+        assert (faults / "Produce.before_response.fired").exists()
         broker.start()
         assert produce(broker.bootstrap, "t", b"4") == 0, "it acts once"
 

@@ -18,6 +18,7 @@ from semel.broker.groups.handlers import offset_commit
 from semel.broker.handlers.create_topics import create_topics
 from semel.broker.handlers.list_offsets import list_offsets
 from semel.broker.settings import Settings
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.cluster import METADATA, MetadataRequest
 from semel.protocol.messages.offsets import (
@@ -32,7 +33,6 @@ from semel.protocol.messages.records import (
     ListOffsetsTopic,
 )
 from semel.protocol.messages.topics import CreatableTopic, CreateTopicsRequest
-from tests.support.broker import SemelBroker
 from tests.support.direct import DirectClient
 from tests.support.waiting import STALL_S
 

@@ -18,5 +18,5 @@ def test_the_diagram_and_the_table_are_generated_from_the_code():
 
 def test_every_fault_point_is_listed():
     for name in BROKER_POINTS:
-        listed = f"<API>.{name.partition('.')[2]}" if name.endswith("_answer") else name
+        listed = f"<API>.{name.partition('.')[2]}" if name.endswith("_response") else name
         assert f"`{listed}`" in PAGE

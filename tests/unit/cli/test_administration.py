@@ -8,7 +8,7 @@ import pytest
 
 from semel.client.consumer import Consumer
 from semel.client.producer import Producer
-from tests.support.broker import SemelBroker
+from semel.local.brokers import SemelBroker
 from tests.unit.cli.test_records import Run, run, ten, topic
 
 __all__ = ["run", "ten", "topic"]  # fixtures

@@ -16,8 +16,8 @@ import pytest
 from semel.cli import main
 from semel.client.admin import Admin
 from semel.client.producer import Producer
-from tests.support.broker import SemelBroker, semel_command
-from tests.support.processes import Process
+from semel.local.brokers import SemelBroker, semel_command
+from semel.local.processes import Process
 from tests.support.reading import read_topic
 from tests.support.waiting import STALL_S
 

@@ -17,8 +17,8 @@ from semel.client.admin import Admin
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError, RequestTimedOutError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.types import OffsetAndMetadata
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
-from tests.support.broker import SemelBroker
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, STALL_S, until

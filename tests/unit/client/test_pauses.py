@@ -17,11 +17,11 @@ from semel.client.errors import ConnectionFailedError, RequestTimedOutError, Tim
 from semel.client.producer import Producer
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from semel.protocol.messages.records import PRODUCE
-from tests.support.broker import SemelBroker
+from semel.prove.proxy import Proxy
 from tests.support.fake_broker import as_kafka, open_connection, read_request, server
-from tests.support.proxy import Proxy
 from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, STALL_S
 

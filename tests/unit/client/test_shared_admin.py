@@ -9,8 +9,8 @@ from typing import Any
 
 from semel.client.admin import Admin
 from semel.client.metadata import Metadata
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import MetadataResponse, MetadataResponseTopic
-from tests.support.broker import SemelBroker
 from tests.support.reading import create_topic
 
 CALLS: list[Callable[[Admin], Any]] = [

@@ -16,11 +16,11 @@ import semel
 from semel.client.admin import Admin
 from semel.client.errors import ConfigError, RetriableError
 from semel.client.producer import Producer
+from semel.local.brokers import SemelBroker
 from semel.patterns.process import Processor
 from semel.patterns.process_output import Emitter, Output, RecordError
 from semel.protocol.messages.transactions import END_TXN
-from tests.support.broker import SemelBroker
-from tests.support.proxy import Proxy, cut_before
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import Seen, read_topic
 from tests.unit.patterns.test_process_end import COUNT, Pipe
 from tests.unit.patterns.test_process_output import RECORD
@@ -122,7 +122,7 @@ def test_bad_records_go_to_the_dead_letter_topic_as_they_were(pipe: Pipe, guaran
 
 def test_dead_letters_and_output_of_a_lost_transaction_are_written_once(pipe: Pipe) -> None:
     with Proxy(pipe.bootstrap) as proxy:
-        lost = proxy.add(cut_before(END_TXN, times=2))
+        lost = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST, times=2))
         options = pipe.options(bootstrap_servers=proxy.bootstrap, stop_at_end=True, max_records=20)
         semel.process(pipe.source, pipe.sink, picky, **options, dead_letter_topic=f"{pipe.source}.dead")
         lost.assert_fired(2)

@@ -12,13 +12,13 @@ import pytest
 import semel
 from semel.client.admin import Admin
 from semel.client.producer import Producer
+from semel.local.brokers import SemelBroker
 from semel.patterns import process as process_module
 from semel.patterns.process import MissingSourceError, Processor
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from semel.protocol.messages.records import FETCH
 from semel.protocol.messages.transactions import TXN_OFFSET_COMMIT
-from tests.support.broker import SemelBroker
-from tests.support.proxy import Proxy, cut_before, delay
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import read_topic
 from tests.support.waiting import PATIENCE_S, until
 
@@ -66,7 +66,7 @@ def copy(record: Any) -> Any:
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_stop_at_end_reads_everything_however_slow_the_broker_is(pipe: Pipe, guarantee: str) -> None:
     with Proxy(pipe.bootstrap) as proxy:
-        slow = proxy.add(delay(FETCH, 1.0, times=2))
+        slow = proxy.add(Rule(FETCH, Effect.DELAY_RESPONSE, delay_ms=1_000, times=2))
         options = pipe.options(bootstrap_servers=proxy.bootstrap, guarantee=guarantee, stop_at_end=True)
         stats = semel.process(pipe.source, pipe.sink, copy, **options)
         slow.assert_fired()
@@ -82,7 +82,7 @@ def test_stop_at_end_reads_everything_however_slow_the_broker_is(pipe: Pipe, gua
 def test_stop_at_end_ends_only_when_the_last_work_is_committed(pipe: Pipe, guarantee: str, api: Any) -> None:
     """The end is reached once, the commit fails, and the records are read again."""
     with Proxy(pipe.bootstrap) as proxy:
-        lost = proxy.add(cut_before(api, times=3))
+        lost = proxy.add(Rule(api, Effect.DROP_REQUEST, times=3))
         options = pipe.options(bootstrap_servers=proxy.bootstrap, guarantee=guarantee, stop_at_end=True)
         semel.process(pipe.source, pipe.sink, copy, **options)
         lost.assert_fired(3)
@@ -158,7 +158,7 @@ def test_instances_share_the_way_to_the_end(pipe: Pipe) -> None:
 def test_idle_clock_starts_with_the_first_fetch_response(pipe: Pipe) -> None:
     """A busy broker is not an idle topic."""
     with Proxy(pipe.bootstrap) as proxy:
-        slow = proxy.add(delay(FETCH, 2.0, times=1))
+        slow = proxy.add(Rule(FETCH, Effect.DELAY_RESPONSE, delay_ms=2_000, times=1))
         options = pipe.options(bootstrap_servers=proxy.bootstrap, idle_stop_ms=300)
         stats = semel.process(pipe.source, pipe.sink, copy, **options)
         slow.assert_fired()
@@ -168,7 +168,7 @@ def test_idle_clock_starts_with_the_first_fetch_response(pipe: Pipe) -> None:
 
 def test_idle_clock_does_not_run_while_records_wait_to_be_read(pipe: Pipe) -> None:
     with Proxy(pipe.bootstrap) as proxy:
-        slow = proxy.add(delay(FETCH, 2.0, times=2, skip=1))
+        slow = proxy.add(Rule(FETCH, Effect.DELAY_RESPONSE, delay_ms=2_000, times=2, nth=2))
         # One small batch in each response, so that the slow ones come while there is more to read.
         options = pipe.options(bootstrap_servers=proxy.bootstrap, idle_stop_ms=300)
         options["consumer"] = {"max.partition.fetch.bytes": 1, "fetch.max.bytes": 1}

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from semel.local.brokers import SemelBroker
 from semel.prove.checker import (
     CheckResult,
     Expectation,
@@ -19,7 +20,7 @@ from semel.prove.checker import (
     check,
     create_topics,
 )
-from tests.support.broker import Cluster, SemelBroker
+from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, until
 
 PARTITIONS = 2

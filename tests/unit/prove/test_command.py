@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from semel.local.brokers import SemelBroker, semel_command
+from semel.local.processes import Process
 from semel.prove.checker import create_topics, read, topics_like
 from semel.prove.schedule import Fault, Round, Scene, Schedule
-from tests.support.broker import SemelBroker, semel_command
-from tests.support.processes import Process
 from tests.support.prove import prove
 from tests.support.waiting import PATIENCE_S, eventually, until
 
@@ -94,7 +94,7 @@ def check(value):
 
 
 def _names(expected: str) -> dict[str, str]:
-    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "8"}
+    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "20"}
 
 
 def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> None:

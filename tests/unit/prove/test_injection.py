@@ -61,8 +61,8 @@ def test_nothing_is_armed_by_default() -> None:
 
 
 OLD = {
-    "SEMEL_MUTANTS": "answer_before_fsync,no_require_stable,ledger_by_batch_id",
-    "SEMEL_FAULTS": "Produce.before_answer:kill",
+    "SEMEL_MUTANTS": "respond_before_fsync,no_require_stable,ledger_by_batch_id",
+    "SEMEL_FAULTS": "Produce.before_response:kill",
     "SEMEL_SINK_FAULTS": "sink.after_write:kill",
     "SEMEL_SIMULATE_POWER_CUT": "1",
     "SEMEL_CONTROL": "/nowhere",
@@ -77,7 +77,7 @@ from semel.client.group import offsets
 from semel.client.producer import handle
 from semel.spark import ledger, writing
 import semel.broker.connection, semel.broker.transactions.coordinator
-faults.hit("Produce.before_answer")
+faults.hit("Produce.before_response")
 faults.hit("sink.after_write")
 assert not faults.armed
 assert type(system_clock()) is Clock
@@ -116,13 +116,13 @@ def test_exit_ends_the_process_with_its_code(tmp_path: Path) -> None:
 
 
 def test_a_delay_lets_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    arm("add.before_journal:delay=50")
+    arm("add.before_log:delay=50")
 
     async def both() -> list[str]:
         order: list[str] = []
 
         async def delayed() -> None:
-            await faults.reach("add.before_journal")
+            await faults.reach("add.before_log")
             order.append("delayed")
 
         async def other() -> None:
@@ -132,7 +132,7 @@ def test_a_delay_lets_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
         return order
 
     assert asyncio.run(both()) == ["other", "delayed"]
-    assert "fault fired: add.before_journal" in capsys.readouterr().err
+    assert "fault fired: add.before_log" in capsys.readouterr().err
 
 
 def test_a_fault_fires_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,7 @@ def test_every_point_in_the_code_is_in_the_table_and_the_other_way_round() -> No
     folders = [Path(semel.__path__[0]) / name for name in ("broker", "spark")]
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     used = set(re.findall(r'faults\.(?:hit|reach)\(f?"([^"]+)"\)', source))
-    assert {"marker.before", "{point}.before_journal", "{slot.served.name}.after_answer", "task.after_rows"} <= used
+    assert {"marker.before", "{point}.before_log", "{slot.served.name}.after_response", "task.after_rows"} <= used
     patterns = [re.compile(re.sub(r"\\\{[^}]*\\\}", r"[A-Za-z_]+", re.escape(name)) + r"\Z") for name in used]
     assert [name for name in POINTS if not any(pattern.match(name) for pattern in patterns)] == []
     assert all(name in POINTS for name in used if "{" not in name)
@@ -242,4 +242,4 @@ def test_a_deliberate_bug_still_has_something_to_replace(name: str, tmp_path: Pa
 
 
 def test_the_points_of_the_broker_name_every_api() -> None:
-    assert {"Produce.before_answer", "EndTxn.after_answer"} <= set(BROKER_POINTS)
+    assert {"Produce.before_response", "EndTxn.after_response"} <= set(BROKER_POINTS)

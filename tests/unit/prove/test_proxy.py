@@ -35,7 +35,7 @@ def test_foreign_client_works_through_it_and_stays_behind_it(cluster: Cluster, p
 
 
 CASES = [("semel", effect) for effect in Effect if effect is not Effect.PASS]
-CASES += [("apache_kafka", effect) for effect in (Effect.DROP_ANSWER, Effect.DUPLICATE_REQUEST)]
+CASES += [("apache_kafka", effect) for effect in (Effect.DROP_RESPONSE, Effect.DUPLICATE_REQUEST)]
 
 
 @pytest.mark.parametrize("api", ["Produce", "EndTxn", "InitProducerId"])
@@ -74,7 +74,7 @@ def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: 
 
 
 def test_delay_takes_as_long_as_it_says(cluster: Cluster, proxy: Proxy) -> None:
-    rule = proxy.add(Rule("Metadata", Effect.DELAY_ANSWER, delay_ms=600))
+    rule = proxy.add(Rule("Metadata", Effect.DELAY_RESPONSE, delay_ms=600))
     began_s = time.monotonic()
     AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=PATIENCE_S)
     assert rule.fired.is_set()

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benchmarks.peers.apache_kafka import ApacheKafka, java_tool
 from semel.storage import PartitionLog
 from semel.storage.cleaner import clean, plan, swap
-from tests.support.kafka import ApacheKafka, java_tool
 from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction
 

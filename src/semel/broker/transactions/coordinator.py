@@ -250,7 +250,7 @@ class TransactionCoordinator:
             self.ids.hold(active)
             by_partition.setdefault(self._partition_of(active.id), []).append(active)
         if faults.armed:
-            await faults.reach("expire.before_journal")
+            await faults.reach("expire.before_log")
         forgotten = 0
         for partition, members in by_partition.items():
             try:
@@ -262,7 +262,7 @@ class TransactionCoordinator:
             for active in members:
                 self._go_on(active)
         if faults.armed:
-            await faults.reach("expire.after_journal")
+            await faults.reach("expire.after_log")
         return forgotten
 
     # --- decide, write, replay, complete -----------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class TransactionCoordinator:
         """Makes a value durable; the runtime replays it. An error: the value is as it was."""
         point = _FAULT_POINTS[to.state]
         if faults.armed:
-            await faults.reach(f"{point}.before_journal")
+            await faults.reach(f"{point}.before_log")
         try:
             written = self._runtime.write(self._partition_of(active.id), (TransactionRecord(active.id, to),))
             failure = None if written is None else await written
@@ -346,7 +346,7 @@ class TransactionCoordinator:
             log.error("transaction log not written", extra={"transactional_id": active.id, "error": str(failure)})
             return client_error(failure)
         if faults.armed:
-            await faults.reach(f"{point}.after_journal")
+            await faults.reach(f"{point}.after_log")
         return None
 
     async def _finish(self, active: ActiveId, *, recovered: bool = False) -> None:

@@ -84,12 +84,12 @@ MEANINGS = {
     EXACTLY_ONCE: "Rows, offsets and the ledger entry in one transaction. A crash leaves all of it, or nothing.",
 }
 POINTS = {
-    "sink.after_positions": {
+    "sink.after_offsets": {
         AT_MOST_ONCE: "offsets stored, rows not written",
         EXACTLY_ONCE: "rows, ledger and offsets in the transaction, EndTxn not sent",
     },
     "sink.after_write": {AT_LEAST_ONCE: "rows written, offsets not stored"},
-    "sink.after_commit": {EXACTLY_ONCE: "EndTxn answered, Spark's commit log not written"},
+    "sink.after_commit": {EXACTLY_ONCE: "EndTxn responded, Spark's commit log not written"},
     RETURNED: dict.fromkeys((AT_MOST_ONCE, AT_LEAST_ONCE), "batch written, Spark's commit log not written"),
 }
 

@@ -77,11 +77,11 @@ def seen_of(message: Any) -> Seen:
 
 
 def known_topics(brokers: str, timeout_s: float = 20.0) -> Any:
-    """Name -> metadata, of all topics; CheckerError if nobody answers."""
+    """Name -> metadata, of all topics; CheckerError if no broker responds."""
     try:
         return AdminClient(settings(brokers)).list_topics(timeout=timeout_s).topics
     except KafkaException as error:
-        raise CheckerError(f"{brokers} does not answer: {error.args[0].str()}") from error
+        raise CheckerError(f"{brokers} does not respond: {error.args[0].str()}") from error
 
 
 def partitions_of(brokers: str, topics: Iterable[str], timeout_s: float = 20.0) -> list[Place]:
@@ -121,7 +121,7 @@ def _wait_until_known(brokers: str, topics: set[str]) -> None:
 
 
 def delete_topics(brokers: str, topics: Iterable[str]) -> None:
-    admin = AdminClient(settings(brokers))  # held until the answers are there
+    admin = AdminClient(settings(brokers))  # held until the responses are there
     try:
         for future in admin.delete_topics(list(topics)).values():
             future.result(30)
@@ -171,14 +171,14 @@ def _passes(error: KafkaError) -> bool:
 def ends(
     brokers: str, places: Iterable[Place], *, stable: bool, timeout_s: float = 10.0, admin: AdminClient | None = None
 ) -> dict[Place, int]:
-    """The last stable offset of each partition, or the high watermark. CheckerError if there is no answer.
+    """The last stable offset of each partition, or the high watermark. CheckerError if there is no response.
 
     A caller that needs it often passes its own `admin`: a client costs several threads.
     """
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     wanted = {TopicPartition(topic, partition): latest for topic, partition in places}
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-    client = AdminClient(settings(brokers)) if admin is None else admin  # held until the answers are there
+    client = AdminClient(settings(brokers)) if admin is None else admin  # held until the responses are there
     futures = client.list_offsets(wanted, isolation_level=level, request_timeout=timeout_s)
     try:
         found = {place: future.result(timeout_s + 5).offset for place, future in futures.items()}
@@ -218,7 +218,7 @@ _TIMEOUT_S = 20.0
 
 
 class LogReadError(Exception):
-    """The broker's answer could not be used."""
+    """The broker's response could not be used."""
 
 
 class Fate(Enum):
@@ -284,13 +284,13 @@ def _fetch(sock: socket.socket, topic: str, partition: int, offset: int) -> tupl
     place = struct.pack(f">ih{len(name)}siiqi", 1, len(name), name, 1, partition, offset, _CHUNK_BYTES)
     request = head + body + place
     sock.sendall(struct.pack(">i", len(request)) + request)
-    answer = _exactly(sock, struct.unpack(">i", _exactly(sock, 4))[0])
+    response = _exactly(sock, struct.unpack(">i", _exactly(sock, 4))[0])
     at = 4 + 4 + 4 + 2 + len(name) + 4  # correlation id, throttle time, one topic, its name, one partition
-    _, code, high_watermark, _, aborted = struct.unpack_from(">ihqqi", answer, at)
+    _, code, high_watermark, _, aborted = struct.unpack_from(">ihqqi", response, at)
     if code:
         raise LogReadError(f"{topic}-{partition} cannot be read from offset {offset}: error code {code}")
     at += 26 + 16 * max(aborted, 0)
-    return high_watermark, answer[at + 4 :]
+    return high_watermark, response[at + 4 :]
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -298,7 +298,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
     while len(data) < size:
         chunk = sock.recv(min(size - len(data), 1 << 20))
         if not chunk:
-            raise LogReadError("the broker closed the connection in the middle of an answer")
+            raise LogReadError("the broker closed the connection in the middle of a response")
         data += chunk
     return bytes(data)
 

@@ -3,7 +3,7 @@
 Each transaction has a number and numbered records; some are preceded by one that is aborted. It notes in a file which
 one was acknowledged last, as an application does in its database, and never sends it again: what is acknowledged must
 be there. After a crash it also looks in the topic, through a client that is not ours, for what was committed without an
-answer, and goes on from there.
+response, and goes on from there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class AppWorkload(Workload):
         apis = TRANSACTION_APIS if guarantee == "exactly_once" else PLAIN_APIS
         cards = [*network_cards((*apis, *READ_APIS), ""), *cls.producer_cards()]
         cards += [card for card in process_cards("app", ()) for _ in range(6)]
-        return [*cards, *broker_cards(("EndTxn.before_answer", "EndTxn.after_answer"))] if broker else cards
+        return [*cards, *broker_cards(("EndTxn.before_response", "EndTxn.after_response"))] if broker else cards
 
     def groups(self) -> list[tuple[str, str]]:
         return []  # whether it has one is its own business

@@ -21,7 +21,7 @@ from semel.prove.workloads.base import Workload
 
 TRANSACTION_TIMEOUT_MS = 4_000
 REQUEST_TIMEOUT_MS = 1_500
-ANSWER_POINTS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn", "OffsetFetch", "JoinGroup")
+RESPONSE_POINTS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn", "OffsetFetch", "JoinGroup")
 
 
 def value_of(record: Seen) -> list[str]:
@@ -42,8 +42,8 @@ def loop_deck(guarantee: str, broker: bool, workers: tuple[str, ...]) -> list[Fa
         if exactly:
             cards += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "TxnOffsetCommit")]
     if broker:
-        answers = tuple(f"{api}.{when}_answer" for api in ANSWER_POINTS for when in ("before", "after"))
-        cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *answers))
+        responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
+        cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
         cards.append(Fault("delay", "broker", "marker.before", for_ms=400, times=3))
     return cards
 

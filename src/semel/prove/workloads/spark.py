@@ -57,12 +57,12 @@ class SparkWorkload(Workload):
         cards += cls.guarantee_cards(guarantee)
         if exactly:
             cards += [
-                Fault("stop", "driver", point, for_ms=1_000) for point in ("sink.after_write", "sink.after_positions")
+                Fault("stop", "driver", point, for_ms=1_000) for point in ("sink.after_write", "sink.after_offsets")
             ]
-            cards += [Fault("takeover", "driver", point) for point in ("sink.before_begin", "sink.after_positions")]
+            cards += [Fault("takeover", "driver", point) for point in ("sink.before_begin", "sink.after_offsets")]
             cards += cls.checkpoint_cards()
         if broker:
-            cards += broker_cards((*COMMIT_POINTS, "EndTxn.before_answer", "EndTxn.after_answer"))
+            cards += broker_cards((*COMMIT_POINTS, "EndTxn.before_response", "EndTxn.after_response"))
         return cards
 
     @classmethod
@@ -71,7 +71,7 @@ class SparkWorkload(Workload):
         if guarantee == "exactly_once":
             tasks = [Fault("stop", "task", point, for_ms=1_500) for point in TASK_POINTS]
             return [*point_cards("driver", SINK_POINTS), *point_cards("task", TASK_POINTS), *tasks]
-        point = "sink.after_write" if guarantee == "at_least_once" else "sink.after_positions"
+        point = "sink.after_write" if guarantee == "at_least_once" else "sink.after_offsets"
         return [Fault("kill", "driver", point)] * 3
 
     @classmethod
@@ -145,7 +145,7 @@ class ExecutorsWorkload(AnyOrderWorkload):
 
     @classmethod
     def guarantee_cards(cls, guarantee: str) -> list[Fault]:
-        at_once = [Fault("kill", "executor", api=api, side="answer") for api in ("Produce", "Fetch")]
+        at_once = [Fault("kill", "executor", api=api, side="response") for api in ("Produce", "Fetch")]
         return [*at_once, Fault("kill", "executor"), Fault("stop", "executor", for_ms=3_000)] * 3
 
     @classmethod

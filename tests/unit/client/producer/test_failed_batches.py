@@ -18,11 +18,11 @@ from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.sender import FixedGate, Sender
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.settings import ProducerSettings
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import EncodeError
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
-from tests.support.broker import SemelBroker
-from tests.support.proxy import Proxy, delay, silence
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until
 
@@ -80,8 +80,8 @@ def test_a_commit_that_waits_for_a_refused_batch_never_sends_its_end(
 ) -> None:
     """The sender is held at the exact point where it has the broker's refusal and tells the transaction."""
     with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
-        end = proxy.add(delay(END_TXN, 0))
-        seen = seen_at_failure(producer, monkeypatch, lambda: end.happened.wait(1.0))
+        end = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=0))
+        seen = seen_at_failure(producer, monkeypatch, lambda: end.fired.wait(1.0))
         producer.begin_transaction()
         kept = producer.send(narrow, b"kept", partition=0)
         producer.send(narrow, TOO_LARGE, partition=1)
@@ -111,9 +111,9 @@ def test_no_transaction_commits_without_its_refused_record_however_threads_take_
 
 
 def expires(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = proxy.add(silence(PRODUCE, times=1000))
+    fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
     producer.send(topic, b"late")
-    assert fault.happened.wait(PATIENCE_S)
+    assert fault.fired.wait(PATIENCE_S)
 
 
 def cannot_be_encoded(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def sender_crashes(producer: Producer, proxy: Proxy, topic: str, monkeypatch: py
 
 def is_closed(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another thread, while this one commits."""
-    proxy.add(silence(PRODUCE, times=1000))
+    proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
     producer.send(topic, b"on its way")
     gate = producer._transactional()
 
@@ -218,11 +218,11 @@ def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
     """The other thread is held where the coordinator has refused the offsets and the transaction does not know yet."""
     with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
         gate, refused = producer._transactional(), threading.Event()
-        end = proxy.add(delay(END_TXN, 0))
+        end = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=0))
 
         def commit_offsets(*_: Any) -> None:
             refused.set()
-            end.happened.wait(1.0)
+            end.fired.wait(1.0)
             raise AbortableError("made up: the group was rebalanced")
 
         def add_offsets() -> None:

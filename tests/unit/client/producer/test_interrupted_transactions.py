@@ -11,10 +11,10 @@ import pytest
 from semel.client.errors import CommitUncertainError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.producer.transaction_states import ProducerTxnState
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
-from tests.support.broker import SemelBroker
-from tests.support.proxy import Proxy, silence
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -87,7 +87,7 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         producer = make(proxy.bootstrap, max_block_ms=1000, request_timeout_ms=1500)
         producer.init_transactions(PATIENCE_S)
-        fault = proxy.add(silence(PRODUCE))
+        fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE))
         with pytest.raises(TimedOutError), producer.transaction() as txn:
             txn.send(topic, b"not in time")
         fault.assert_fired()
@@ -132,7 +132,7 @@ def test_the_with_block_leaves_a_commit_in_doubt_to_be_settled(
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         producer = make(proxy.bootstrap, max_block_ms=1000, request_timeout_ms=500)
         producer.init_transactions(PATIENCE_S)
-        fault = proxy.add(silence(END_TXN, times=1000))
+        fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=1000))
         with pytest.raises(CommitUncertainError), producer.transaction() as txn:
             txn.send(topic, b"in doubt").result(PATIENCE_S)
         fault.assert_fired()

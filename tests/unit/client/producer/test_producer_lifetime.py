@@ -17,9 +17,9 @@ from semel.client.errors import ClosedError, FatalError
 from semel.client.producer import Producer
 from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.sender import Sender
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.records import PRODUCE
-from tests.support.broker import SemelBroker
-from tests.support.proxy import Proxy, silence
+from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until
 
@@ -64,7 +64,7 @@ def test_records_of_a_collected_producer_fail_when_their_time_is_over(
     shared_semel_broker: SemelBroker, topic: str
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
-        fault = proxy.add(silence(PRODUCE, times=1000))
+        fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
         options = {"request_timeout_ms": 300, "delivery_timeout_ms": 1000, "linger_ms": 0}
         error = Producer(bootstrap_servers=proxy.bootstrap, **options).send(topic, b"x").exception(PATIENCE_S)
         assert "delivery.timeout.ms" in str(error)
@@ -122,7 +122,7 @@ def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
     shared_semel_broker: SemelBroker, topic: str
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
-        proxy.add(silence(PRODUCE, times=1000))
+        proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
         producer = Producer(bootstrap_servers=proxy.bootstrap, buffer_memory=1000, linger_ms=0)
         producer.send(topic, b"x" * 800)
         errors: list[Exception] = []

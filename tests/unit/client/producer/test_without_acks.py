@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from semel.client.errors import BufferFullError, RequestTimedOutError
 from semel.client.producer import Producer
+from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA, MetadataRequest
 from semel.protocol.messages.records import PRODUCE
-from tests.support.broker import SemelBroker
 from tests.support.direct import batch_of, produce_request
 from tests.support.fake_broker import as_kafka, open_connection, read_exactly, server
 from tests.support.reading import create_topic, read_topic

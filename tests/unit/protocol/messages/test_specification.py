@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.apache_kafka import kafka_libs
 from semel.protocol.apis import APIS, api_of
 from semel.protocol.messages import groups as consumer_protocol
 from semel.protocol.messages import internal_topics as consumer_group_log
@@ -19,7 +20,6 @@ from semel.protocol.messages import internal_topics as group_log
 from semel.protocol.messages import internal_topics as transaction_log
 from semel.protocol.messages import transactions as markers
 from semel.protocol.schema import Kind, Struct, fields_of, parse_versions
-from tests.support.kafka import kafka_libs
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("kafka_installation")]
 

@@ -13,7 +13,8 @@ import confluent_kafka.admin
 import pytest
 
 import semel
-from semel.broker.embedded import BrokerFailedError
+from semel.local.brokers import READY, BrokerFailedError, semel_command
+from semel.local.processes import Process
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -81,6 +82,14 @@ def test_the_broker_dies_with_a_program_that_is_killed() -> None:
         parent.send_signal(signal.SIGKILL)
     until(lambda: not is_running(int(process_id)), "the broker outlived its program")
     subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_a_broker_may_end_with_its_stdin(tmp_path: Path) -> None:
+    command = semel_command("broker", "--data", tmp_path, "--listen", "127.0.0.1:0", "--end-with-stdin")
+    with Process(command, stdin=True) as process:
+        process.wait_for_line(READY, PATIENCE_S)
+        process.close_stdin()
+        assert process.wait(PATIENCE_S) == 0
 
 
 def is_running(process_id: int) -> bool:
