@@ -23,11 +23,11 @@ from semel.protocol.messages.cluster import (
     DescribeQuorumRequest,
     FeatureUpdateKey,
     FindCoordinatorRequest,
+    QuorumPartition,
     UnregisterBrokerRequest,
     UpdateFeaturesRequest,
 )
-from semel.protocol.messages.cluster import PartitionData as QuorumPartition
-from semel.protocol.messages.cluster import TopicData as QuorumTopic
+from semel.protocol.messages.cluster import QuorumTopic as QuorumTopic
 from semel.protocol.messages.configs import (
     ALTER_CLIENT_QUOTAS,
     DESCRIBE_CLIENT_QUOTAS,

@@ -68,8 +68,7 @@ from semel.protocol.messages.topics import (
     DeleteTopicsRequest,
     DeleteTopicState,
 )
-from semel.protocol.messages.transactions import DESCRIBE_PRODUCERS, DescribeProducersRequest
-from semel.protocol.messages.transactions import TopicRequest as ProducersTopic
+from semel.protocol.messages.transactions import DESCRIBE_PRODUCERS, DescribeProducersRequest, ProducersTopic
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
 from tests.support.broker import Cluster

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from semel.broker.table import TABLE
 from semel.protocol.api import Api
 from semel.protocol.apis import NAMES, api_of
-from semel.protocol.schema import Field, Kind, Struct, fields_of
+from semel.protocol.schema import Field, FieldKind, Struct, fields_of
 
 _TOPIC_NAMES = ("name", "topic", "topic_name")
 _BITS = {"int8": 7, "int16": 15, "uint16": 16}
@@ -48,17 +48,17 @@ class LargeRequest(NamedTuple):
             self._fill_arrays(entry, tuple(deeper), count, known)
 
     def _entry(self, field: Field, number: int, known: Known | None) -> Any:
-        if isinstance(field.kind, Kind):
+        if isinstance(field.kind, FieldKind):
             return _value(field, number, known)
         entry = field.kind()
         for part in fields_of(field.kind):
-            if not part.is_array and isinstance(part.kind, Kind) and self.version in part.present:
+            if not part.is_array and isinstance(part.kind, FieldKind) and self.version in part.present:
                 setattr(entry, part.name, _value(part, number, known))
         return entry
 
 
 def _value(field: Field, number: int, known: Known | None) -> Any:
-    assert isinstance(field.kind, Kind)
+    assert isinstance(field.kind, FieldKind)
     kind = field.kind.name
     if kind == "string":
         return known.name if known is not None and field.name in _TOPIC_NAMES else f"x{number}"
@@ -83,5 +83,5 @@ def _paths(owner: type[Struct]) -> Iterator[tuple[Field, ...]]:
     for field in fields_of(owner):
         if field.is_array:
             yield (field,)
-        if field.is_array and not isinstance(field.kind, Kind):
+        if field.is_array and not isinstance(field.kind, FieldKind):
             yield from ((field, *rest) for rest in _paths(field.kind))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from semel.broker.broker import Broker
+from semel.broker.broker import BrokerNode
 from semel.broker.runner import bind
 from semel.broker.server import Server
 from semel.broker.settings import Settings
@@ -49,7 +49,7 @@ class MeasuredBroker:
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="broker")
         self.bootstrap = ""
-        self.broker: Broker
+        self.broker: BrokerNode
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -58,7 +58,7 @@ class MeasuredBroker:
 
     async def _serve(self) -> None:
         sock = bind("127.0.0.1", 0, 16)
-        self.broker = Broker(self._settings, self._data)
+        self.broker = BrokerNode(self._settings, self._data)
         await self.broker.start()
         server = Server(self.broker)
         await server.listen(sock)

@@ -38,7 +38,7 @@ _ALTERED = "broker-config"
 _ALTERED_FOR_CLUSTER = "cluster-config"
 
 
-class Broker:
+class BrokerNode:
     """One node. Making it locks the data folder, `start` brings the coordinators up, `stop` closes everything."""
 
     def __init__(self, settings: Settings, data: Path, clock: Clock | None = None) -> None:

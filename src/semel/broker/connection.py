@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from semel import faults
 from semel.broker.context import RequestContext
-from semel.broker.eager import Done, start_now
+from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer
 from semel.broker.turns import MANY
@@ -46,7 +46,7 @@ LARGE_PRODUCE_BYTES = 64 << 10  # the same of Produce, unless most of it is reco
 _PRODUCE, _FETCH = 0, 1
 
 
-class Slot:
+class ResponseSlot:
     """The place of an answer in the order of the connection."""
 
     __slots__ = ("charged", "correlation_id", "future", "is_done", "parts", "served", "started_s", "version")
@@ -71,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
         self._received = ReceiveBuffer(server.max_request_bytes, server.room)
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[ResponseSlot] = deque()
         self._queue: deque[bytearray] = deque()
         self._queued_bytes = 0
         self._barrier = False  # a request is under way that the next one has to wait for
@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         served.requests += 1
         context = RequestContext(header.api_key, header.version, header.client_id, self.client_host, self)
-        slot = Slot(served, header.version, header.correlation_id)
+        slot = ResponseSlot(served, header.version, header.correlation_id)
         self._slots.append(slot)
         if self._broker.quotas.is_active:
             slot.charged = (header.client_id or "", len(frame))
@@ -210,7 +210,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._settle(slot, answer)
 
-    async def _work_on_large(self, slot: Slot, context: RequestContext, frame: bytes, body_at: int) -> Struct | None:
+    async def _work_on_large(
+        self, slot: ResponseSlot, context: RequestContext, frame: bytes, body_at: int
+    ) -> Struct | None:
         """A request of very many entries: a thread decodes it, handlers take turns."""
         served = slot.served
         try:
@@ -223,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
             answer = await answer
         return answer
 
-    def _settle(self, slot: Slot, answer: Answer) -> None:
+    def _settle(self, slot: ResponseSlot, answer: Answer) -> None:
         """Sends an answer that is there, or waits for one that is not."""
         if answer is None or isinstance(answer, Struct):
             self._complete(slot, answer)
@@ -233,24 +235,24 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._go_as_far_as_possible(slot, answer)
 
-    def _go_as_far_as_possible(self, slot: Slot, work: Coroutine[Any, Any, Struct | None]) -> None:
+    def _go_as_far_as_possible(self, slot: ResponseSlot, work: Coroutine[Any, Any, Struct | None]) -> None:
         """Most answers have nothing to wait for after all: they cost no task, and leave before what they set going."""
         try:
             step = start_now(work, self._loop.create_task)
         except Exception:
             self._on_bug(slot.served)
             return
-        if isinstance(step, Done):
+        if isinstance(step, DoneAtOnce):
             self._settle(slot, step.value)
         else:
             self._barrier = True
             self._await(slot, step)
 
-    def _await(self, slot: Slot, future: asyncio.Future[Any]) -> None:
+    def _await(self, slot: ResponseSlot, future: asyncio.Future[Any]) -> None:
         slot.future = future
         future.add_done_callback(lambda future: self._on_answer(slot, future))
 
-    def _on_answer(self, slot: Slot, future: asyncio.Future[Struct | None]) -> None:
+    def _on_answer(self, slot: ResponseSlot, future: asyncio.Future[Struct | None]) -> None:
         if self._transport is None or future.cancelled():
             return
         error = future.exception()
@@ -266,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
             self._complete(slot, answer)
         self._go_on()
 
-    def _complete(self, slot: Slot, response: Struct | None) -> None:
+    def _complete(self, slot: ResponseSlot, response: Struct | None) -> None:
         slot.served.seconds += perf_counter() - slot.started_s
         if slot.charged is not None:
             self._charge(slot.served.api.key, *slot.charged, response)
@@ -284,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
         self._on_ready(slot)
 
-    def _on_framed(self, slot: Slot, future: asyncio.Future[list[Any]]) -> None:
+    def _on_framed(self, slot: ResponseSlot, future: asyncio.Future[list[Any]]) -> None:
         """A thread encoded a large response."""
         if self._transport is None or future.cancelled():
             return
@@ -297,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_ready(slot)
         self._go_on()
 
-    def _on_ready(self, slot: Slot) -> None:
+    def _on_ready(self, slot: ResponseSlot) -> None:
         slot.is_done = True
         if faults.armed:
             faults.hit(f"{slot.served.name}.before_response")
@@ -306,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
             self._after_answer(slot)
 
-    def _after_answer(self, slot: Slot) -> None:
+    def _after_answer(self, slot: ResponseSlot) -> None:
         """The fault point, once the answer has left: uvloop writes at the end of its turn."""
         if self._transport is not None and self._is_writable and self._transport.get_write_buffer_size():
             self._loop.call_soon(self._after_answer, slot)
@@ -345,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
         if api_key != API_VERSIONS_KEY:
             self.close(str(error))
             return
-        slot = Slot(self._server.dispatcher.find(api_key, 0), 0, correlation_id)
+        slot = ResponseSlot(self._server.dispatcher.find(api_key, 0), 0, correlation_id)
         self._slots.append(slot)
         self._complete(slot, refuse_version(version))
 

@@ -17,13 +17,13 @@ from semel.broker.topic_configs import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.topics import Topic
 
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "class": 8, "password": 9}
 
 
-class Entry(NamedTuple):
+class DescribedConfig(NamedTuple):
     """One setting of a topic or a broker."""
 
     name: str
@@ -36,11 +36,11 @@ class Entry(NamedTuple):
     is_sensitive: bool
 
 
-def of_topic(broker: Broker, topic: Topic, names: Collection[str] | None = None) -> list[Entry]:
+def of_topic(broker: BrokerNode, topic: Topic, names: Collection[str] | None = None) -> list[DescribedConfig]:
     return [_topic_entry(broker, topic, name) for name in topic_configs.NAMES if not names or name in names]
 
 
-def _topic_entry(broker: Broker, topic: Topic, name: str) -> Entry:
+def _topic_entry(broker: BrokerNode, topic: Topic, name: str) -> DescribedConfig:
     origins = topic_configs.broker_origins(broker.settings, name)
     if name in topic.configs:
         origins.insert(0, Origin(name, topic.configs[name], SOURCE_TOPIC, topic.configs[name]))
@@ -57,12 +57,12 @@ def _is_listed(name: str, origin: Origin) -> bool:
     return not is_default or (origin.name == strongest and settings.TABLE[strongest].default is not None)
 
 
-def of_broker(broker: Broker, names: Collection[str] | None = None) -> list[Entry]:
+def of_broker(broker: BrokerNode, names: Collection[str] | None = None) -> list[DescribedConfig]:
     rows = [row for name, row in sorted(settings.TABLE.items()) if not names or name in names]
     return [_entry(row.name, _broker_origins(broker, row), row, is_read_only=not row.dynamic) for row in rows]
 
 
-def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Entry]:
+def of_cluster(broker: BrokerNode, names: Collection[str] | None = None) -> list[DescribedConfig]:
     """Only what was altered for all brokers, as Kafka shows it."""
     altered = broker.altered_settings(for_cluster=True)
     return [
@@ -72,7 +72,7 @@ def of_cluster(broker: Broker, names: Collection[str] | None = None) -> list[Ent
     ]
 
 
-def of_named(broker: Broker, kind: int, name: str, names: Collection[str] | None = None) -> list[Entry]:
+def of_named(broker: BrokerNode, kind: int, name: str, names: Collection[str] | None = None) -> list[DescribedConfig]:
     """A group's, or a client metrics subscription's. They need not exist."""
     own, source = named_settings.own(broker.store, kind, name), named_settings.KINDS[kind].source
     entries = []
@@ -88,7 +88,7 @@ def of_named(broker: Broker, kind: int, name: str, names: Collection[str] | None
     return entries
 
 
-def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:
+def _broker_origins(broker: BrokerNode, row: settings.Setting) -> list[Origin]:
     own = broker.settings
     layers: tuple[tuple[Any, int], ...] = (
         (own.altered(row.name), SOURCE_BROKER_DYNAMIC),
@@ -102,9 +102,11 @@ def _broker_origins(broker: Broker, row: settings.Setting) -> list[Origin]:
     return [Origin(row.name, text, source, text) for text, source in texts]
 
 
-def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> Entry:
+def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> DescribedConfig:
     value, source = (origins[0].value, origins[0].source) if origins else (None, SOURCE_DEFAULT)
     if row.kind == "password":  # nobody is shown one
         origins = [origin._replace(value=None, shown=None) for origin in origins]
         value = None
-    return Entry(name, value, source, is_read_only, origins, _TYPES[row.kind], row.doc, row.kind == "password")
+    return DescribedConfig(
+        name, value, source, is_read_only, origins, _TYPES[row.kind], row.doc, row.kind == "password"
+    )

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Done(NamedTuple, Generic[T]):
+class DoneAtOnce(NamedTuple, Generic[T]):
     """The result of work that did not have to wait."""
 
     value: T
@@ -22,12 +22,12 @@ class Done(NamedTuple, Generic[T]):
 
 def start_now(
     work: Coroutine[Any, Any, T], spawn: Callable[[Coroutine[Any, Any, T]], asyncio.Task[T]]
-) -> Done[T] | asyncio.Task[T]:
+) -> DoneAtOnce[T] | asyncio.Task[T]:
     """Runs a coroutine up to where it first waits: its result if it never does, otherwise a task that goes on."""
     try:
         waits_for = work.send(None)
     except StopIteration as ended:
-        return Done(ended.value)
+        return DoneAtOnce(ended.value)
     return spawn(_rest(work, waits_for))
 
 

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
 
 # Feature -> (lowest, highest level that the code can do).
 FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
 _LEVELS, _EPOCH = "feature-levels", "feature-epoch"
 
 
-def epoch(broker: Broker) -> int:
+def epoch(broker: BrokerNode) -> int:
     """Goes up with every change."""
     number: int = broker.store.get(_EPOCH) or 1
     return number
 
 
-def restore(broker: Broker) -> None:
+def restore(broker: BrokerNode) -> None:
     """Takes over the levels that were made final by earlier runs."""
     broker.settings.finalize(broker.store.get(_LEVELS) or {})
 
 
-def finalize(broker: Broker, levels: Mapping[str, int]) -> None:
+def finalize(broker: BrokerNode, levels: Mapping[str, int]) -> None:
     """Durable on return; OSError: nothing changed."""
     known = {**(broker.store.get(_LEVELS) or {}), **levels}
     broker.store.put(_LEVELS, known)

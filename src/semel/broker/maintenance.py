@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from semel.storage import Compactor
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.server import Server
     from semel.storage import PartitionLog
 
@@ -26,7 +26,7 @@ LOGS_OPENED_PER_ROUND = 20  # logs that were not used since the start are read a
 class Maintenance:
     """Periodic jobs. A job that fails is logged and tried again next time."""
 
-    def __init__(self, broker: Broker, server: Server) -> None:
+    def __init__(self, broker: BrokerNode, server: Server) -> None:
         self._broker, self._server = broker, server
         self._compactor = Compactor()
         self._tasks: list[asyncio.Task[None]] = []

@@ -13,14 +13,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.server import Server
 
 
 class BrokerCollector(Collector):
     """What the broker's objects know, as metrics."""
 
-    def __init__(self, broker: Broker, server: Server) -> None:
+    def __init__(self, broker: BrokerNode, server: Server) -> None:
         self._broker, self._server = broker, server
 
     def collect(self) -> Iterator[Metric]:
@@ -83,7 +83,7 @@ class BrokerCollector(Collector):
 
 
 @contextlib.contextmanager
-def serve_metrics(broker: Broker, server: Server, host: str, port: int) -> Iterator[None]:
+def serve_metrics(broker: BrokerNode, server: Server, host: str, port: int) -> Iterator[None]:
     """Answers HTTP requests for as long as the block runs."""
     registry = CollectorRegistry()
     registry.register(BrokerCollector(broker, server))

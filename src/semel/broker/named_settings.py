@@ -17,7 +17,7 @@ SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
 
 
-class Kind(NamedTuple):
+class ResourceKind(NamedTuple):
     """A kind of thing that has settings."""
 
     key: str  # where the store has them
@@ -27,8 +27,8 @@ class Kind(NamedTuple):
     rows: tuple[Setting, ...]
 
 
-KINDS: dict[int, Kind] = {
-    GROUP: Kind(
+KINDS: dict[int, ResourceKind] = {
+    GROUP: ResourceKind(
         "group-settings/",
         8,
         "group",
@@ -39,7 +39,7 @@ KINDS: dict[int, Kind] = {
         ),
     ),
     # Kafka keeps subscriptions also where no plugin takes metrics; its clients are not asked for any then.
-    CLIENT_METRICS: Kind(
+    CLIENT_METRICS: ResourceKind(
         "client-metrics/",
         7,
         "client metrics",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from semel.broker.broker import Broker
+from semel.broker.broker import BrokerNode
 from semel.broker.maintenance import Maintenance
 from semel.broker.server import Server
 
@@ -69,7 +69,7 @@ async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
     listen = listen_address(options.settings)
     advertised_address(options.settings, *listen)
     sock = bind(*listen, options.settings["socket.listen.backlog.size"])  # what can fail, before the data is touched
-    broker = Broker(options.settings, options.data)
+    broker = BrokerNode(options.settings, options.data)
     await broker.start()
     try:
         await _serve_clients(options, broker, sock, stopping, on_ready)
@@ -79,7 +79,7 @@ async def serve(options: Options, on_ready: Callable[[str, int], None]) -> None:
 
 async def _serve_clients(
     options: Options,
-    broker: Broker,
+    broker: BrokerNode,
     sock: socket.socket,
     stopping: asyncio.Event,
     on_ready: Callable[[str, int], None],
@@ -116,7 +116,7 @@ def _calm_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def _metrics(options: Options, broker: Broker, server: Server) -> Any:
+def _metrics(options: Options, broker: BrokerNode, server: Server) -> Any:
     if options.metrics is None:
         return contextlib.nullcontext()
     from semel.broker.metrics import serve_metrics

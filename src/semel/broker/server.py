@@ -13,7 +13,7 @@ from semel.broker.dispatch import Dispatcher
 from semel.broker.receive_buffer import Room
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ STOP_GRACE_S = 5.0
 class Server:
     """All connections of the broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerNode) -> None:
         settings = broker.settings
         self.broker = broker
         self.loop = asyncio.get_running_loop()

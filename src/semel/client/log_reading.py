@@ -17,7 +17,7 @@ from semel.protocol.messages.transactions import (
     DESCRIBE_PRODUCERS,
     DescribeProducersRequest,
     ProducerState,
-    TopicRequest,
+    ProducersTopic,
 )
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
@@ -135,9 +135,9 @@ def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dic
 def _states_at(
     cluster: Cluster, node: int, places: list[Place], identity: Identity, deadline: Deadline
 ) -> dict[Place, ProducerState]:
-    topics: dict[str, TopicRequest] = {}
+    topics: dict[str, ProducersTopic] = {}
     for topic, partition in places:
-        topics.setdefault(topic, TopicRequest(topic)).partition_indexes.append(partition)
+        topics.setdefault(topic, ProducersTopic(topic)).partition_indexes.append(partition)
     request = DescribeProducersRequest(list(topics.values()))
     response = cluster.call(
         NodeTarget(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from semel.protocol.batch import DEFAULT_LIMIT_BYTES, TIMESTAMP_TYPE_BIT, Buffer, check_header_count
-from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, Limits, RecordSet, Run, runs
+from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, BatchRun, DecodeLimits, RecordSet, runs
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.gathering import gather, views
 from semel.protocol.headers_decode import HEADERS_TYPE, headers_array
@@ -82,17 +82,17 @@ def decode_record_set(
     With `views`, keys and values are of type binary_view and stay in `data` (or in what was decompressed): nothing is
     copied, `data` is kept alive, and must not be changed. `ColumnEncoder` takes such columns as they are."""
     record_set = RecordSet(data, start_offset, aborted)
-    return _decode([record_set], Wanted(headers, views), Limits(limit_bytes, max_bytes))[0]
+    return _decode([record_set], Wanted(headers, views), DecodeLimits(limit_bytes, max_bytes))[0]
 
 
 def decode_record_sets(
     record_sets: Sequence[RecordSet], *, headers: bool = False, views: bool = False
 ) -> list[DecodedRecords]:
     """As `decode_record_set`, for several partitions of an answer: together they cost less than one by one."""
-    return _decode(record_sets, Wanted(headers, views), Limits())
+    return _decode(record_sets, Wanted(headers, views), DecodeLimits())
 
 
-def _decode(record_sets: Sequence[RecordSet], wanted: Wanted, limits: Limits) -> list[DecodedRecords]:
+def _decode(record_sets: Sequence[RecordSet], wanted: Wanted, limits: DecodeLimits) -> list[DecodedRecords]:
     progress = [Progress(record_set.start_offset) for record_set in record_sets]
     batches: list[list[pa.RecordBatch]] = [[] for _ in record_sets]
     for run in runs(zip(record_sets, progress, strict=True), limits):
@@ -117,7 +117,7 @@ def _parts(batch: pa.RecordBatch, sets: list[int], shares: Int64s) -> Iterator[t
 
 
 def _decode_run(
-    run: Run, record_sets: Sequence[RecordSet], wanted: Wanted, limit_bytes: int
+    run: BatchRun, record_sets: Sequence[RecordSet], wanted: Wanted, limit_bytes: int
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """(records, how many of them are of each batch), in slices."""
     reader = VarintReader(run.data)
@@ -156,7 +156,7 @@ class _BatchNumbers(NamedTuple):
     timestamp_types: Int64s
 
     @classmethod
-    def of(cls, run: Run, record_sets: Sequence[RecordSet]) -> _BatchNumbers:
+    def of(cls, run: BatchRun, record_sets: Sequence[RecordSet]) -> _BatchNumbers:
         rows = [
             (
                 header.record_count,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from semel.protocol.errors import DecodeError, EncodeError
-from semel.protocol.schema import Buffer, Field, Kind, Struct, Tag, VersionRange, fields_of
+from semel.protocol.schema import Buffer, Field, FieldKind, Struct, Tag, VersionRange, fields_of
 
 
 def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
@@ -151,9 +151,9 @@ def encoder_of(cls: type[Struct], version: int, flexible: bool) -> Encoder:
     return _encoders[key]
 
 
-def smallest_size(kind: Kind | type[Struct], version: int, flexible: bool) -> int:
+def smallest_size(kind: FieldKind | type[Struct], version: int, flexible: bool) -> int:
     """The fewest bytes that one element can take: bounds what a hostile array length may ask for."""
-    if isinstance(kind, Kind):
+    if isinstance(kind, FieldKind):
         return struct.calcsize(">" + kind.letter) if kind.letter else _smallest_length(kind, flexible)
     total = 1 if flexible else 0
     for field in fields_of(kind):
@@ -161,14 +161,14 @@ def smallest_size(kind: Kind | type[Struct], version: int, flexible: bool) -> in
             continue
         if field.is_array:
             total += 1 if flexible else 4
-        elif not isinstance(field.kind, Kind) and version in field.null:
+        elif not isinstance(field.kind, FieldKind) and version in field.null:
             total += 1
         else:
             total += smallest_size(field.kind, version, flexible)
     return max(total, 1)
 
 
-def _smallest_length(kind: Kind, flexible: bool) -> int:
+def _smallest_length(kind: FieldKind, flexible: bool) -> int:
     return 1 if flexible else 2 if kind.name == "string" else 4
 
 
@@ -200,12 +200,12 @@ class _DecoderWriter:
         return typing.cast(Decoder, self.code.build("decode"))
 
     def _is_number(self, field: Field) -> bool:
-        return not field.is_array and isinstance(field.kind, Kind) and bool(field.kind.letter)
+        return not field.is_array and isinstance(field.kind, FieldKind) and bool(field.kind.letter)
 
     def _numbers(self, run: list[Field]) -> None:
         if not run:
             return
-        layout = struct.Struct(">" + "".join(typing.cast(Kind, f.kind).letter for f in run))
+        layout = struct.Struct(">" + "".join(typing.cast(FieldKind, f.kind).letter for f in run))
         reader = self.code.name("read", layout.unpack_from)
         targets = ", ".join(f"v_{f.name}" for f in run)
         self.code.add(1, f"{targets}, = {reader}(buf, pos)", f"pos += {layout.size}")
@@ -230,14 +230,14 @@ class _DecoderWriter:
     def _value(self, field: Field, depth: int, target: str) -> None:
         if field.is_array:
             self._array(field, depth, target)
-        elif isinstance(field.kind, Kind) and field.kind.letter:
+        elif isinstance(field.kind, FieldKind) and field.kind.letter:
             self._number(field.kind, depth, target)
-        elif isinstance(field.kind, Kind):
+        elif isinstance(field.kind, FieldKind):
             self._bytes(field.kind, field, depth, target)
         else:
             self._struct(field, depth, target)
 
-    def _number(self, kind: Kind, depth: int, target: str) -> None:
+    def _number(self, kind: FieldKind, depth: int, target: str) -> None:
         layout = struct.Struct(">" + kind.letter)
         reader = self.code.name("read", layout.unpack_from)
         self.code.add(depth, f"{target}, = {reader}(buf, pos)", f"pos += {layout.size}")
@@ -257,7 +257,7 @@ class _DecoderWriter:
         else:
             self.code.add(depth + 1, f"raise null({where}) if n == -1 else negative({where}, n)")
 
-    def _bytes(self, kind: Kind, field: Field, depth: int, target: str, *, null: bool = True) -> None:
+    def _bytes(self, kind: FieldKind, field: Field, depth: int, target: str, *, null: bool = True) -> None:
         self._length(field, depth, "h" if kind.name == "string" else "i")
         where = f"'{self.cls.__name__}.{field.name}'"
         if null and self.version in field.null:
@@ -291,7 +291,7 @@ class _DecoderWriter:
         least = smallest_size(field.kind, self.version, self.flexible)
         self.code.add(depth, f"if n * {least} > end - pos: raise short({where}, n * {least}, end - pos)")
         kind = field.kind
-        if isinstance(kind, Kind) and kind.letter and kind.letter != "16s":
+        if isinstance(kind, FieldKind) and kind.letter and kind.letter != "16s":
             size = struct.calcsize(">" + kind.letter)
             self.code.add(
                 depth, f"{target} = list(unpack_from(f'>{{n}}{kind.letter}', buf, pos))", f"pos += n * {size}"
@@ -318,7 +318,7 @@ class _EncoderWriter:
             if self.version not in field.present:
                 self._refuse_if_set(field)
             elif not field.is_tagged(self.version):
-                if not field.is_array and isinstance(field.kind, Kind) and field.kind.letter:
+                if not field.is_array and isinstance(field.kind, FieldKind) and field.kind.letter:
                     run.append(field)
                     continue
                 self._numbers(run)
@@ -339,7 +339,7 @@ class _EncoderWriter:
     def _numbers(self, run: list[Field]) -> None:
         if not run:
             return
-        layout = struct.Struct(">" + "".join(typing.cast(Kind, f.kind).letter for f in run))
+        layout = struct.Struct(">" + "".join(typing.cast(FieldKind, f.kind).letter for f in run))
         writer = self.code.name("write", layout.pack)
         self.code.add(1, f"put({writer}({', '.join(f'obj.{f.name}' for f in run)}))")
 
@@ -359,10 +359,10 @@ class _EncoderWriter:
     def _value(self, field: Field, depth: int, value: str, put: str) -> None:
         if field.is_array:
             self._array(field, depth, value, put)
-        elif isinstance(field.kind, Kind) and field.kind.letter:
+        elif isinstance(field.kind, FieldKind) and field.kind.letter:
             writer = self.code.name("write", struct.Struct(">" + field.kind.letter).pack)
             self.code.add(depth, f"{put}({writer}({value}))")
-        elif isinstance(field.kind, Kind):
+        elif isinstance(field.kind, FieldKind):
             self._bytes(field.kind, field, depth, value, put)
         else:
             self._struct(field, depth, value, put)
@@ -382,7 +382,7 @@ class _EncoderWriter:
         self.code.add(depth, f"if {value} is None: {put}({marker!r})", "else:")
         return depth + 1
 
-    def _bytes(self, kind: Kind, field: Field, depth: int, value: str, put: str) -> None:
+    def _bytes(self, kind: FieldKind, field: Field, depth: int, value: str, put: str) -> None:
         letter = "h" if kind.name == "string" else "i"
         depth = self._null(field, letter, depth, value, put)
         length = self._length(letter)
@@ -409,7 +409,7 @@ class _EncoderWriter:
         depth = self._null(field, "i", depth, value, put)
         self.code.add(depth, f"items = {value}", "n = len(items)", f"{put}({self._length('i')})")
         kind = field.kind
-        if isinstance(kind, Kind) and kind.letter and kind.letter != "16s":
+        if isinstance(kind, FieldKind) and kind.letter and kind.letter != "16s":
             self.code.add(depth, f"{put}(pack(f'>{{n}}{kind.letter}', *items))")
             return
         self.code.add(depth, "for item in items:")

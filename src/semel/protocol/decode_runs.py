@@ -37,7 +37,7 @@ class RecordSet(NamedTuple):
     aborted: AbortedTransactions | None = None
 
 
-class Limits(NamedTuple):
+class DecodeLimits(NamedTuple):
     """`batch_bytes` bounds one batch, each of its records counted with RECORD_OVERHEAD_BYTES; `set_bytes` is when to
     leave the rest of a record set for another call."""
 
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     set_bytes: int = DEFAULT_MAX_BYTES
 
 
-class Run(NamedTuple):
+class BatchRun(NamedTuple):
     """Batches to decode together, and the memory that holds their records."""
 
     headers: list[BatchHeader]
@@ -69,7 +69,7 @@ class _Visible(NamedTuple):
         return len(self.body) + self.header.record_count * RECORD_OVERHEAD_BYTES
 
 
-def runs(sets: Iterable[tuple[RecordSet, Progress]], limits: Limits) -> Iterator[Run]:
+def runs(sets: Iterable[tuple[RecordSet, Progress]], limits: DecodeLimits) -> Iterator[BatchRun]:
     """The visible batches of all sets in their order. A set's progress moves on as its batches are taken."""
     open_run: list[_Visible] = []
     open_bytes = open_records = 0
@@ -84,7 +84,7 @@ def runs(sets: Iterable[tuple[RecordSet, Progress]], limits: Limits) -> Iterator
         yield _closed(open_run)
 
 
-def _visible(sets: Iterable[tuple[RecordSet, Progress]], limits: Limits) -> Iterator[_Visible]:
+def _visible(sets: Iterable[tuple[RecordSet, Progress]], limits: DecodeLimits) -> Iterator[_Visible]:
     memory, held_by = np.zeros(0, np.uint8), None
     for number, ((data, _, aborted), progress) in enumerate(sets):
         view = memoryview(data)
@@ -110,15 +110,15 @@ def _follows(last: _Visible, batch: _Visible) -> bool:
     return batch.memory is last.memory and (batch.memory is None or batch.at > last.at)
 
 
-def _closed(batches: list[_Visible]) -> Run:
+def _closed(batches: list[_Visible]) -> BatchRun:
     headers, sets = [batch.header for batch in batches], [batch.set for batch in batches]
     memory = batches[0].memory
     if memory is None:
         bodies = [batch.body for batch in batches]
         ends = np.cumsum([len(body) for body in bodies]).tolist()
         joined = np.frombuffer(bodies[0] if len(bodies) == 1 else b"".join(bodies), np.uint8)
-        return Run(headers, sets, joined, [0, *ends[:-1]], ends)
+        return BatchRun(headers, sets, joined, [0, *ends[:-1]], ends)
     first, end = batches[0].at, batches[-1].at + headers[-1].size
     starts = [batch.at - first + HEADER_SIZE for batch in batches]
     ends = [batch.at - first + batch.header.size for batch in batches]
-    return Run(headers, sets, memory[first:end], starts, ends)
+    return BatchRun(headers, sets, memory[first:end], starts, ends)

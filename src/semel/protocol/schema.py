@@ -30,24 +30,28 @@ class Struct(msgspec.Struct):
     """A message or a part of one."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class FieldKind(msgspec.Struct, frozen=True):
     """A primitive type: its name in the specification and, for numbers, its letter for `struct`."""
 
     name: str
     letter: str = ""
 
 
-int8 = Annotated[int, Kind("int8", "b")]
-int16 = Annotated[int, Kind("int16", "h")]
-uint16 = Annotated[int, Kind("uint16", "H")]
-int32 = Annotated[int, Kind("int32", "i")]
-uint32 = Annotated[int, Kind("uint32", "I")]
-int64 = Annotated[int, Kind("int64", "q")]
-float64 = Annotated[float, Kind("float64", "d")]
-uuid = Annotated[bytes, Kind("uuid", "16s")]
-record_set = Annotated[Buffer | list[Buffer], Kind("records")]
+int8 = Annotated[int, FieldKind("int8", "b")]
+int16 = Annotated[int, FieldKind("int16", "h")]
+uint16 = Annotated[int, FieldKind("uint16", "H")]
+int32 = Annotated[int, FieldKind("int32", "i")]
+uint32 = Annotated[int, FieldKind("uint32", "I")]
+int64 = Annotated[int, FieldKind("int64", "q")]
+float64 = Annotated[float, FieldKind("float64", "d")]
+uuid = Annotated[bytes, FieldKind("uuid", "16s")]
+record_set = Annotated[Buffer | list[Buffer], FieldKind("records")]
 
-_IMPLIED_KINDS: dict[type, Kind] = {bool: Kind("bool", "?"), str: Kind("string"), bytes: Kind("bytes")}
+_IMPLIED_KINDS: dict[type, FieldKind] = {
+    bool: FieldKind("bool", "?"),
+    str: FieldKind("string"),
+    bytes: FieldKind("bytes"),
+}
 
 
 class VersionRange(msgspec.Struct, frozen=True):
@@ -113,7 +117,7 @@ class Field(msgspec.Struct, frozen=True):
     """One row of a table."""
 
     name: str
-    kind: Kind | type[Struct]
+    kind: FieldKind | type[Struct]
     is_array: bool
     present: VersionRange
     null: VersionRange
@@ -143,10 +147,10 @@ def _read_field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
         optional = True
         inner = [arg for arg in get_args(hint) if arg is not type(None)]
         hint = _strip(inner[0] if len(inner) == 1 else typing.Union[tuple(inner)], markers)  # noqa: UP007
-    is_array = get_origin(hint) is list and Kind not in markers
+    is_array = get_origin(hint) is list and FieldKind not in markers
     if is_array:
         hint = _strip(get_args(hint)[0], markers)
-    kind = markers.get(Kind) or _IMPLIED_KINDS.get(hint) or hint
+    kind = markers.get(FieldKind) or _IMPLIED_KINDS.get(hint) or hint
     present = markers[Present].range if Present in markers else VersionRange(0, MAX_VERSION)
     null = markers[Nullable].range if Nullable in markers else present if optional else VersionRange(0, -1)
     default = info.default_factory() if info.default is msgspec.NODEFAULT else info.default

@@ -8,8 +8,8 @@ from semel.broker.groups.classic_group import Group, GroupState
 from semel.broker.groups.records import (
     CommittedOffset,
     GroupRecord,
+    OffsetKey,
     OffsetRecord,
-    Slot,
     encode_group,
     encode_offset,
     read_record,
@@ -32,18 +32,18 @@ EMPTIED_GROUP = b"\0\3\0\x08consumer\0\0\0\2\xff\xff\xff\xff" + (0x01A1DDD4C51C)
 
 def test_offset_is_written_as_kafka_writes_it() -> None:
     committed = CommittedOffset(5, 3, "meta", COMMIT_TIME_MS, topic_id=TOPIC_ID)
-    assert encode_offset(Slot("simple2", "t1", 0), committed) == (KEY, VALUE)
+    assert encode_offset(OffsetKey("simple2", "t1", 0), committed) == (KEY, VALUE)
 
 
 def test_offset_with_a_time_of_expiry_is_written_as_kafka_writes_it() -> None:
     committed = CommittedOffset(5, 3, "meta", 0x01A1DDD4C4AE, 0x01A1DDD4C896, TOPIC_ID)
-    assert encode_offset(Slot("simple", "t1", 0), committed)[1] == VALUE_WITH_EXPIRY
+    assert encode_offset(OffsetKey("simple", "t1", 0), committed)[1] == VALUE_WITH_EXPIRY
 
 
 def test_offset_is_read_back() -> None:
     entry = read_record(KEY, VALUE)
     assert isinstance(entry, OffsetRecord)
-    assert entry.slot == Slot("simple2", "t1", 0)
+    assert entry.slot == OffsetKey("simple2", "t1", 0)
     assert entry.value is not None
     assert entry.value == CommittedOffset(5, 3, "meta", COMMIT_TIME_MS, -1, TOPIC_ID)
 
@@ -74,7 +74,7 @@ def test_group_that_became_empty_is_written_as_kafka_writes_it() -> None:
 
 
 def test_tombstones_have_the_key_alone() -> None:
-    assert encode_offset(Slot("simple2", "t1", 0), None) == (KEY, None)
+    assert encode_offset(OffsetKey("simple2", "t1", 0), None) == (KEY, None)
     assert encode_group("g1", None) == (b"\0\2\0\2g1", None)
 
 

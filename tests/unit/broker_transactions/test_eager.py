@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.eager import Done, start_now
+from semel.broker.eager import DoneAtOnce, start_now
 from tests.support.waiting import PATIENCE_S
 
 
@@ -20,7 +20,7 @@ def test_work_that_does_not_wait_is_done_at_once():
         return 7
 
     async def test() -> None:
-        assert start_now(work(), spawn) == Done(7)
+        assert start_now(work(), spawn) == DoneAtOnce(7)
 
     asyncio.run(test())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.broker.broker import Broker
+from semel.broker.broker import BrokerNode
 from semel.broker.context import RequestContext
 from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
 from semel.broker.settings import Settings
@@ -48,10 +48,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     return made
 
 
-def with_broker(folder: Path, body: Callable[[Broker, TransactionCoordinator], Awaitable[None]]) -> None:
+def with_broker(folder: Path, body: Callable[[BrokerNode, TransactionCoordinator], Awaitable[None]]) -> None:
     async def run() -> None:
         counts = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
-        broker = Broker(Settings(counts), folder)
+        broker = BrokerNode(Settings(counts), folder)
         await broker.start()
         try:
             await body(broker, broker.transactions)
@@ -73,7 +73,7 @@ async def until(ask: Callable[[], Awaitable[E]], expected: E) -> None:
 def test_an_end_whose_fsync_failed_can_be_sent_again(
     tmp_path: Path, disk: FailingDisk, failures: int, commit: bool
 ) -> None:
-    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def body(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         log = broker.topics.create("t", 1).partitions[0].log
         owner = await coordinator.init(ID, 60_000, None)
         who = (owner.producer_id, owner.epoch)
@@ -97,7 +97,7 @@ def test_an_end_whose_fsync_failed_can_be_sent_again(
 
     with_broker(tmp_path, body)
 
-    async def after_restart(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def after_restart(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         owner = await coordinator.init(ID, 60_000, None)
         assert owner.error is E.NONE
 
@@ -105,7 +105,7 @@ def test_an_end_whose_fsync_failed_can_be_sent_again(
 
 
 def test_many_ids_whose_fsync_failed_together_are_all_usable_again(tmp_path: Path, disk: FailingDisk) -> None:
-    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def body(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         broker.topics.create("t", 1)
         await coordinator.init("first", 60_000, None)
         disk.failures_due = 1
@@ -127,7 +127,7 @@ def test_many_ids_whose_fsync_failed_together_are_all_usable_again(tmp_path: Pat
 def test_a_store_that_cannot_be_written_refuses_producer_ids_until_it_can(
     tmp_path: Path, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def body(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         fired = []
 
         def full(*_: object) -> None:
@@ -154,7 +154,7 @@ def test_a_store_that_cannot_be_written_refuses_producer_ids_until_it_can(
 
 @pytest.mark.parametrize("moment", ["commit", "transactional commit", "marker"])
 def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk: FailingDisk, moment: str) -> None:
-    async def body(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def body(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         disk.topic = "__consumer_offsets"
         broker.topics.create("t", 1)
         groups: GroupCoordinator = broker.groups  # type: ignore[assignment]
@@ -183,7 +183,7 @@ def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk:
 
     with_broker(tmp_path, body)
 
-    async def after_restart(broker: Broker, coordinator: TransactionCoordinator) -> None:
+    async def after_restart(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
         assert offset_of(broker.groups) == 3  # type: ignore[arg-type]
 
     with_broker(tmp_path, after_restart)

@@ -17,9 +17,9 @@ from semel.broker.transactions.states import (
     NO_PRODUCER_ID,
     NO_TIME,
     Ask,
-    Decision,
     Transaction,
     TransactionEvent,
+    TxnDecision,
     TxnState,
     decide,
     new_transaction,
@@ -68,7 +68,7 @@ def ask(**changes: object) -> Ask:
     return asked._replace(**changes)  # type: ignore[arg-type]
 
 
-def outcome(decision: Decision) -> tuple[E, TxnState | None]:
+def outcome(decision: TxnDecision) -> tuple[E, TxnState | None]:
     return decision.error, decision.to.state if decision.to else None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from semel.broker.groups.classic_group import CONSUMER, Act, Group, GroupError, GroupEvent, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import NO_TIME, CommittedOffset, OffsetRecord, Slot
+from semel.broker.groups.records import NO_TIME, CommittedOffset, OffsetKey, OffsetRecord
 from semel.broker.groups.state import Core, TopicOffsets
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
@@ -164,12 +164,12 @@ class Commits:
 
     def committed(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> CommittedOffset | None:
         """A committed offset. One of an earlier topic with the same name is none."""
-        found = self._core.offsets.get(Slot(group_id, topic, partition))
+        found = self._core.offsets.get(OffsetKey(group_id, topic, partition))
         return None if found is None or _is_other_topic(found.topic_id, topic_id) else found
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         """Whether an open transaction may change this offset (UNSTABLE_OFFSET_COMMIT)."""
-        return self._core.offsets.is_pending(Slot(group_id, topic, partition))
+        return self._core.offsets.is_pending(OffsetKey(group_id, topic, partition))
 
     def all_of(self, group_id: str) -> TopicOffsets:
         return self._core.offsets.of_group(group_id)
@@ -192,24 +192,24 @@ class Commits:
             (topic, partition): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if subscribes(topic) else ErrorCode.NONE
             for topic, partition in wanted
         }
-        slots = [Slot(group_id, *where) for where, code in codes.items() if code is ErrorCode.NONE]
+        slots = [OffsetKey(group_id, *where) for where, code in codes.items() if code is ErrorCode.NONE]
         error = await self.write_tombstones(group_id, [slot for slot in slots if self._exists(slot)])
         if error is not ErrorCode.NONE:
             raise GroupError(error)
         return codes
 
-    async def write_tombstones(self, group_id: str, slots: Sequence[Slot]) -> ErrorCode:
+    async def write_tombstones(self, group_id: str, slots: Sequence[OffsetKey]) -> ErrorCode:
         """Deletes offsets of one group."""
         return await self._write(group_id, [OffsetRecord(slot, None) for slot in slots])
 
-    def _exists(self, slot: Slot) -> bool:
+    def _exists(self, slot: OffsetKey) -> bool:
         return self._core.offsets.get(slot) is not None or self._core.offsets.is_pending(slot)
 
 
 def _records(group_id: str, commits: Sequence[OffsetToCommit], now_ms: int, expire_ms: int) -> list[OffsetRecord]:
     return [
         OffsetRecord(
-            Slot(group_id, commit.topic, commit.partition),
+            OffsetKey(group_id, commit.topic, commit.partition),
             CommittedOffset(commit.offset, commit.leader_epoch, commit.metadata, now_ms, expire_ms, commit.topic_id),
         )
         for commit in commits

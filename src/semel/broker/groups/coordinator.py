@@ -17,7 +17,7 @@ from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import ConsumerConfig
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.rebalance import Rebalance
-from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetRecord, Slot
+from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
 from semel.broker.groups.state import (
     Core,
     GroupConfig,
@@ -124,7 +124,7 @@ class GroupCoordinator:
     # -- topics --------------------------------------------------------------------------------------------------------
     def on_topics_deleted(self, topics: Collection[str]) -> None:
         """Topics are gone, and their offsets with them."""
-        by_group: dict[str, list[Slot]] = {}
+        by_group: dict[str, list[OffsetKey]] = {}
         for slot in self._core.offsets.slots_of_topics(topics):
             by_group.setdefault(slot.group, []).append(slot)
         for group_id, slots in by_group.items():
@@ -143,7 +143,7 @@ class GroupCoordinator:
     def find_consumer_group(self, group_id: str) -> ConsumerGroup | None:
         return self._core.consumer_groups.get(group_id)
 
-    def all_offsets(self) -> list[tuple[Slot, CommittedOffset]]:
+    def all_offsets(self) -> list[tuple[OffsetKey, CommittedOffset]]:
         """Every committed offset, for metrics. May be called from another thread."""
         return list(self._core.offsets)
 

@@ -64,7 +64,7 @@ from semel.protocol.messages.offsets import (
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
@@ -73,7 +73,7 @@ PROTOCOL_REQUIRED_FROM = 5  # SyncGroup
 MANY_MEMBERS_FROM = 3  # LeaveGroup
 
 
-async def join_group(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+async def join_group(broker: BrokerNode, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     joiner = Joiner(request, context.version, context.client_id or "", context.client_host)
     response = await broker.groups.membership.join(joiner)
     if context.version < NULL_PROTOCOL_FROM and response.protocol_name is None:
@@ -81,20 +81,20 @@ async def join_group(broker: Broker, context: RequestContext, request: JoinGroup
     return response
 
 
-async def sync_group(broker: Broker, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+async def sync_group(broker: BrokerNode, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
     if context.version >= PROTOCOL_REQUIRED_FROM and None in (request.protocol_type, request.protocol_name):
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     return await broker.groups.membership.sync(request)
 
 
-def heartbeat(broker: Broker, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+def heartbeat(broker: BrokerNode, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
     code = broker.groups.membership.heartbeat(
         request.group_id, request.generation_id, request.member_id, request.group_instance_id
     )
     return HeartbeatResponse(error_code=code)
 
 
-async def leave_group(broker: Broker, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+async def leave_group(broker: BrokerNode, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
     """Before version 3 one member leaves, and its error is the error of the answer."""
     is_single = context.version < MANY_MEMBERS_FROM
     if is_single:
@@ -120,7 +120,9 @@ NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 
 # -- OffsetCommit ------------------------------------------------------------------------------------------------------
-async def offset_commit(broker: Broker, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+async def offset_commit(
+    broker: BrokerNode, context: RequestContext, request: OffsetCommitRequest
+) -> OffsetCommitResponse:
     """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
     for one partition the last one counts, and only that one is written."""
     groups = broker.groups
@@ -182,7 +184,7 @@ def _commit_of(topic: Topic, part: OffsetCommitRequestPartition) -> OffsetToComm
 
 
 # -- OffsetFetch -------------------------------------------------------------------------------------------------------
-async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+async def offset_fetch(broker: BrokerNode, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """Up to version 7 about one group; the answer is made in the new form and turned into the old one."""
     if context.version >= MANY_GROUPS_FROM:
         asked = request.groups
@@ -196,7 +198,7 @@ async def offset_fetch(broker: Broker, context: RequestContext, request: OffsetF
 
 
 async def _fetch_group(
-    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
+    broker: BrokerNode, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
 ) -> OffsetFetchResponseGroup:
     commits = broker.groups.commits
     if require_stable:
@@ -213,7 +215,7 @@ async def _fetch_group(
     return OffsetFetchResponseGroup(group.group_id, found)
 
 
-def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
+def _all_topics(broker: BrokerNode, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
     """Everything that a group has offsets for. Clients that speak of ids cannot be told of topics that are gone."""
     for name, partitions in broker.groups.commits.all_of(group_id).items():
         topic = broker.topics.get(name)
@@ -224,7 +226,7 @@ def _all_topics(broker: Broker, context: RequestContext, group_id: str) -> Itera
 
 
 async def _fetch_topic(
-    broker: Broker,
+    broker: BrokerNode,
     context: RequestContext,
     group_id: str,
     asked: OffsetFetchRequestTopics,
@@ -275,7 +277,9 @@ def _old_form(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:
 
 
 # -- OffsetDelete ------------------------------------------------------------------------------------------------------
-async def offset_delete(broker: Broker, context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+async def offset_delete(
+    broker: BrokerNode, context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse:
     asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
     existing = [where for where in asked if broker.topics.partition(*where) is not None]
     try:
@@ -304,7 +308,7 @@ def _by_id(context: RequestContext) -> bool:
 
 
 def _topic_of(
-    broker: Broker, context: RequestContext, asked: OffsetCommitRequestTopic | OffsetFetchRequestTopics
+    broker: BrokerNode, context: RequestContext, asked: OffsetCommitRequestTopic | OffsetFetchRequestTopics
 ) -> Topic | None:
     return broker.topics.by_id(asked.topic_id) if _by_id(context) else broker.topics.get(asked.name)
 
@@ -314,7 +318,7 @@ CLASSIC = "classic"
 
 
 async def describe_groups(
-    broker: Broker, context: RequestContext, request: DescribeGroupsRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     return DescribeGroupsResponse(
@@ -322,7 +326,7 @@ async def describe_groups(
     )
 
 
-def _describe(broker: Broker, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
+def _describe(broker: BrokerNode, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
     group = broker.groups.find(group_id)
     if group is None:
         other_kind = broker.groups.find_consumer_group(group_id) is not None
@@ -359,7 +363,7 @@ def _members(group: Group) -> list[DescribedGroupMember]:
     ]
 
 
-def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+def list_groups(broker: BrokerNode, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     states = {state.strip().lower() for state in request.states_filter}
     types = {kind.strip().lower() for kind in request.types_filter}
     groups = broker.groups
@@ -376,7 +380,9 @@ def list_groups(broker: Broker, context: RequestContext, request: ListGroupsRequ
     )
 
 
-async def delete_groups(broker: Broker, context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+async def delete_groups(
+    broker: BrokerNode, context: RequestContext, request: DeleteGroupsRequest
+) -> DeleteGroupsResponse:
     turns = Turns()
     results = []
     for group_id in dict.fromkeys(request.groups_names):
@@ -389,7 +395,7 @@ CONSUMER_MEMBER = 1  # member type: follows the consumer protocol
 
 
 async def consumer_group_heartbeat(
-    broker: Broker, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+    broker: BrokerNode, context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
     consumers = broker.groups.consumers
     if not _is_served(broker):
@@ -412,7 +418,7 @@ async def consumer_group_heartbeat(
 
 
 def consumer_group_describe(
-    broker: Broker, context: RequestContext, request: described.ConsumerGroupDescribeRequest
+    broker: BrokerNode, context: RequestContext, request: described.ConsumerGroupDescribeRequest
 ) -> described.ConsumerGroupDescribeResponse:
     if not _is_served(broker):
         code = ErrorCode.UNSUPPORTED_VERSION
@@ -424,14 +430,14 @@ def consumer_group_describe(
     )
 
 
-def _is_served(broker: Broker) -> bool:
+def _is_served(broker: BrokerNode) -> bool:
     """The protocol can be switched off, as in Kafka."""
     return bool(broker.settings["group.version"] >= 1) and (
         "consumer" in broker.settings["group.coordinator.rebalance.protocols"]
     )
 
 
-def _describe_consumer_group(broker: Broker, group_id: str, operations: int) -> described.DescribedConsumerGroup:
+def _describe_consumer_group(broker: BrokerNode, group_id: str, operations: int) -> described.DescribedConsumerGroup:
     groups = broker.groups
     group = groups.find_consumer_group(group_id)
     if not group_id:
@@ -450,7 +456,7 @@ def _describe_consumer_group(broker: Broker, group_id: str, operations: int) -> 
     )
 
 
-def _describe_consumer_member(broker: Broker, group: ConsumerGroup, member_id: str) -> described.Member:
+def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_id: str) -> described.Member:
     subscription, current = group.subscriptions[member_id], group.current.get(member_id, Current())
     return described.Member(
         member_id=member_id,
@@ -467,7 +473,7 @@ def _describe_consumer_member(broker: Broker, group: ConsumerGroup, member_id: s
     )
 
 
-def _assignment(broker: Broker, partitions: Partitions) -> described.ConsumerAssignment:
+def _assignment(broker: BrokerNode, partitions: Partitions) -> described.ConsumerAssignment:
     """Topics that were deleted meanwhile have no name any more and are left out."""
     found = [(broker.topics.by_id(topic_id), topic_id, indexes) for topic_id, indexes in by_topic(partitions).items()]
     return described.ConsumerAssignment(

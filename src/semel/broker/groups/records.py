@@ -46,7 +46,7 @@ NO_TIME = -1
 _TYPE = struct.Struct(">h")
 
 
-class Slot(NamedTuple):
+class OffsetKey(NamedTuple):
     """Where an offset belongs."""
 
     group: str
@@ -67,7 +67,7 @@ class CommittedOffset(NamedTuple):
 
 
 class OffsetRecord(NamedTuple):
-    slot: Slot
+    slot: OffsetKey
     value: CommittedOffset | None  # None: deleted
 
 
@@ -79,12 +79,12 @@ class GroupRecord(NamedTuple):
 GroupsRecord = OffsetRecord | GroupRecord | Change
 
 
-def offset_key(slot: Slot) -> bytes:
+def offset_key(slot: OffsetKey) -> bytes:
     key = OffsetCommitKey(group=slot.group, topic=slot.topic, partition=slot.partition)
     return _TYPE.pack(OFFSET_KEYS[-1]) + OFFSET_COMMIT_KEY.encode(key, 0)
 
 
-def encode_offset(slot: Slot, committed: CommittedOffset | None) -> KeyValue:
+def encode_offset(slot: OffsetKey, committed: CommittedOffset | None) -> KeyValue:
     if committed is None:
         return offset_key(slot), None
     expiring = committed.expire_time_ms != NO_TIME
@@ -115,7 +115,7 @@ def read_record(key: bytes, value: bytes | None) -> GroupsRecord | None:
     if kind in OFFSET_KEYS:
         slot = OFFSET_COMMIT_KEY.decode(key, 0, _TYPE.size)
         return OffsetRecord(
-            Slot(slot.group, slot.topic, slot.partition),
+            OffsetKey(slot.group, slot.topic, slot.partition),
             None if value is None else _committed_of(OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
         )
     if kind == GROUP_KEY:

@@ -24,8 +24,8 @@ from semel.broker.groups.records import (
     CommittedOffset,
     GroupRecord,
     GroupsRecord,
+    OffsetKey,
     OffsetRecord,
-    Slot,
     encode_group,
     encode_offset,
     read_record,
@@ -45,13 +45,13 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._committed: dict[str, TopicOffsets] = {}  # group: topic: partition: offset
-        self._pending: dict[Transaction, dict[Slot, CommittedOffset]] = {}
-        self._open: dict[Slot, set[Transaction]] = {}  # transactions that hold an offset for a slot
+        self._pending: dict[Transaction, dict[OffsetKey, CommittedOffset]] = {}
+        self._open: dict[OffsetKey, set[Transaction]] = {}  # transactions that hold an offset for a slot
         self._open_groups: dict[str, set[Transaction]] = {}  # transactions that hold offsets of a group
         self._groups_of: dict[Transaction, set[str]] = {}  # the same, the other way round
 
     # -- reading -------------------------------------------------------------------------------------------------------
-    def get(self, slot: Slot) -> CommittedOffset | None:
+    def get(self, slot: OffsetKey) -> CommittedOffset | None:
         return self._committed.get(slot.group, {}).get(slot.topic, {}).get(slot.partition)
 
     def of_group(self, group: str) -> TopicOffsets:
@@ -60,16 +60,16 @@ class GroupOffsets:
     def groups(self) -> set[str]:
         return self._committed.keys() | self._open_groups.keys()
 
-    def is_pending(self, slot: Slot) -> bool:
+    def is_pending(self, slot: OffsetKey) -> bool:
         return slot in self._open
 
     def has_open_transaction(self, group: str) -> bool:
         return group in self._open_groups
 
-    def slots_of(self, group: str) -> list[Slot]:
+    def slots_of(self, group: str) -> list[OffsetKey]:
         """Committed and pending ones."""
         committed = [
-            Slot(group, topic, partition)
+            OffsetKey(group, topic, partition)
             for topic, partitions in self._committed.get(group, {}).items()
             for partition in partitions
         ]
@@ -82,23 +82,23 @@ class GroupOffsets:
         }
         return [*committed, *pending]
 
-    def slots_of_topics(self, topics: Iterable[str]) -> Iterator[Slot]:
+    def slots_of_topics(self, topics: Iterable[str]) -> Iterator[OffsetKey]:
         wanted = set(topics)
         for group in self.groups():
             yield from (slot for slot in self.slots_of(group) if slot.topic in wanted)
 
-    def __iter__(self) -> Iterator[tuple[Slot, CommittedOffset]]:
+    def __iter__(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
         """All committed offsets. Works on copies: another thread may count them meanwhile."""
         for group, topics in list(self._committed.items()):
             for topic, partitions in list(topics.items()):
                 for partition, committed in list(partitions.items()):
-                    yield Slot(group, topic, partition), committed
+                    yield OffsetKey(group, topic, partition), committed
 
     def __len__(self) -> int:
         return sum(len(partitions) for topics in self._committed.values() for partitions in topics.values())
 
     # -- writing -------------------------------------------------------------------------------------------------------
-    def commit(self, slot: Slot, committed: CommittedOffset) -> bool:
+    def commit(self, slot: OffsetKey, committed: CommittedOffset) -> bool:
         """Takes an offset unless a later record already spoke. Returns whether it did."""
         partitions = self._committed.setdefault(slot.group, {}).setdefault(slot.topic, {})
         existing = partitions.get(slot.partition)
@@ -107,13 +107,13 @@ class GroupOffsets:
         partitions[slot.partition] = committed
         return True
 
-    def add_pending(self, transaction: Transaction, slot: Slot, committed: CommittedOffset) -> None:
+    def add_pending(self, transaction: Transaction, slot: OffsetKey, committed: CommittedOffset) -> None:
         self._pending.setdefault(transaction, {})[slot] = committed
         self._open.setdefault(slot, set()).add(transaction)
         self._open_groups.setdefault(slot.group, set()).add(transaction)
         self._groups_of.setdefault(transaction, set()).add(slot.group)
 
-    def delete(self, slot: Slot) -> None:
+    def delete(self, slot: OffsetKey) -> None:
         """A tombstone: the offset goes, and so do those that transactions hold for it."""
         topics = self._committed.get(slot.group, {})
         partitions = topics.get(slot.topic, {})
@@ -132,7 +132,7 @@ class GroupOffsets:
         for transaction in [transaction for transaction in self._pending if transaction[0] == partition]:
             self.end_transaction(transaction, commit=False)
 
-    def end_transaction(self, transaction: Transaction, *, commit: bool) -> list[Slot]:
+    def end_transaction(self, transaction: Transaction, *, commit: bool) -> list[OffsetKey]:
         """Applies or drops what a transaction held. Returns the slots whose offset changed."""
         ended = self._pending.pop(transaction, {})
         for group in self._groups_of.pop(transaction, ()):
@@ -282,7 +282,7 @@ class Core:
         return self.runtime.partition_for(group_id)
 
 
-def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
+def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[OffsetKey]:
     """Offsets that are not needed: not subscribed to, not in a transaction, and unused for the retention time."""
     since_ms = _unused_since(group)
     if since_ms is None:
@@ -294,7 +294,9 @@ def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms
     ]
 
 
-def expired_consumer_slots(group: ConsumerGroup, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
+def expired_consumer_slots(
+    group: ConsumerGroup, offsets: GroupOffsets, now_ms: int, retention_ms: int
+) -> list[OffsetKey]:
     """The same for a group of the consumer protocol."""
     return [
         slot
@@ -305,12 +307,12 @@ def expired_consumer_slots(group: ConsumerGroup, offsets: GroupOffsets, now_ms: 
 
 def _unread(
     group_id: str, subscribes: Callable[[str], bool], offsets: GroupOffsets
-) -> Iterator[tuple[Slot, CommittedOffset]]:
+) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
     """Offsets of topics that no member subscribes to, without those that a transaction may change."""
     for topic, partitions in offsets.of_group(group_id).items():
         if not subscribes(topic):
             for partition, committed in partitions.items():
-                slot = Slot(group_id, topic, partition)
+                slot = OffsetKey(group_id, topic, partition)
                 if not offsets.is_pending(slot):
                     yield slot, committed
 

@@ -16,7 +16,7 @@ from semel.protocol.messages import configs as incremental
 from semel.protocol.messages import configs as whole
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -24,7 +24,7 @@ _OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
 async def alter_configs(
-    broker: Broker, context: RequestContext, request: whole.AlterConfigsRequest
+    broker: BrokerNode, context: RequestContext, request: whole.AlterConfigsRequest
 ) -> whole.AlterConfigsResponse:
     responses = []
     turns = Turns()
@@ -45,7 +45,7 @@ async def alter_configs(
 
 
 async def incremental_alter_configs(
-    broker: Broker, context: RequestContext, request: incremental.IncrementalAlterConfigsRequest
+    broker: BrokerNode, context: RequestContext, request: incremental.IncrementalAlterConfigsRequest
 ) -> incremental.IncrementalAlterConfigsResponse:
     responses = []
     turns = Turns()
@@ -84,7 +84,7 @@ def _check_names(configs: Sequence[whole.AlterableConfig | incremental.Increment
 
 
 def _replace(
-    broker: Broker,
+    broker: BrokerNode,
     resource: whole.AlterConfigsResource | incremental.IncrementalConfigsResource,
     texts: dict[str, str],
     validate_only: bool,
@@ -92,7 +92,9 @@ def _replace(
     replace_settings(broker, resource.resource_type, resource.resource_name, texts, validate_only=validate_only)
 
 
-def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig) -> None:
+def _apply(
+    broker: BrokerNode, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig
+) -> None:
     """Changes one setting in a resource's own settings."""
     if change.config_operation == SET:
         texts[change.name] = change.value or ""
@@ -105,7 +107,7 @@ def _apply(broker: Broker, resource_type: int, texts: dict[str, str], change: in
 
 
 def _changed_list(
-    broker: Broker, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig
+    broker: BrokerNode, resource_type: int, texts: dict[str, str], change: incremental.IncrementalConfig
 ) -> str:
     row = _row(resource_type, change.name)
     if row.kind != "list":

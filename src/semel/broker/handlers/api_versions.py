@@ -19,7 +19,7 @@ from semel.protocol.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 import re
@@ -28,7 +28,7 @@ _NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is onl
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def api_versions(broker: Broker, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+def api_versions(broker: BrokerNode, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     if context.version >= 3 and not _is_valid(request):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(

@@ -8,10 +8,10 @@ from semel.broker.topics import TopicError
 from semel.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
 
 
-def check_assignment(broker: Broker, replicas: list[int]) -> None:
+def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
     """Raises TopicError unless a partition can live on these brokers."""
     if not replicas:
         raise TopicError(

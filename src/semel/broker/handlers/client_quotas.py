@@ -12,7 +12,7 @@ from semel.protocol.messages import configs as alter
 from semel.protocol.messages import configs as described
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _TYPES = (USER, CLIENT_ID, IP)
@@ -28,7 +28,7 @@ class _Refused(Exception):
 
 
 def describe_client_quotas(
-    broker: Broker, context: RequestContext, request: described.DescribeClientQuotasRequest
+    broker: BrokerNode, context: RequestContext, request: described.DescribeClientQuotasRequest
 ) -> described.DescribeClientQuotasResponse:
     try:
         _check_filter(request.components)
@@ -78,7 +78,7 @@ def _matches(entity: dict[str, str | None], request: described.DescribeClientQuo
 
 
 async def alter_client_quotas(
-    broker: Broker, context: RequestContext, request: alter.AlterClientQuotasRequest
+    broker: BrokerNode, context: RequestContext, request: alter.AlterClientQuotasRequest
 ) -> alter.AlterClientQuotasResponse:
     results = []
     turns = Turns()
@@ -95,7 +95,7 @@ async def alter_client_quotas(
     return alter.AlterClientQuotasResponse(entries=results)
 
 
-def _alter(broker: Broker, entry: alter.AlterEntryData, *, validate_only: bool) -> None:
+def _alter(broker: BrokerNode, entry: alter.AlterEntryData, *, validate_only: bool) -> None:
     entity = _entity(entry.entity)
     for op in entry.ops:
         _check_key(dict(entity), op)

@@ -12,7 +12,7 @@ from semel.broker.topics import TopicError, check_configs, check_name
 from semel.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.topics import Topic
 
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
@@ -22,7 +22,7 @@ _NAMELESS = {
 }
 
 
-def find_topic(broker: Broker, name: str) -> Topic:
+def find_topic(broker: BrokerNode, name: str) -> Topic:
     check_name(name)
     topic = broker.topics.get(name)
     if topic is None:
@@ -30,7 +30,7 @@ def find_topic(broker: Broker, name: str) -> Topic:
     return topic
 
 
-def is_whole_cluster(broker: Broker, name: str) -> bool:
+def is_whole_cluster(broker: BrokerNode, name: str) -> bool:
     """Whether a broker resource stands for all brokers (the empty name) or for this one."""
     if not name:
         return True
@@ -44,7 +44,7 @@ def is_whole_cluster(broker: Broker, name: str) -> bool:
     return False
 
 
-def current_settings(broker: Broker, resource_type: int, name: str) -> dict[str, str]:
+def current_settings(broker: BrokerNode, resource_type: int, name: str) -> dict[str, str]:
     """What was set for a resource itself, without any defaults."""
     if resource_type == TOPIC:
         return dict(find_topic(broker, name).configs)
@@ -63,7 +63,7 @@ def check_named(resource_type: int, name: str) -> None:
 
 
 def replace_settings(
-    broker: Broker, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+    broker: BrokerNode, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
 ) -> None:
     """Sets exactly these. TopicError: nothing changed."""
     if resource_type == TOPIC:
@@ -78,7 +78,7 @@ def replace_settings(
         _replace_named(broker, resource_type, name, texts, validate_only=validate_only)
 
 
-def accept_topic_settings(broker: Broker, texts: Mapping[str, str]) -> None:
+def accept_topic_settings(broker: BrokerNode, texts: Mapping[str, str]) -> None:
     """Of settings that were checked: those without effect are logged, or refused where the broker is strict."""
     try:
         broker.settings.accept(map(topic_configs.row_of, texts))
@@ -87,7 +87,7 @@ def accept_topic_settings(broker: Broker, texts: Mapping[str, str]) -> None:
 
 
 def _replace_named(
-    broker: Broker, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+    broker: BrokerNode, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
 ) -> None:
     try:
         named_settings.check(broker.settings, resource_type, texts)
@@ -99,7 +99,7 @@ def _replace_named(
         raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, f"the data folder cannot be written: {error}") from error
 
 
-def _replace_brokers(broker: Broker, name: str, texts: dict[str, str], *, validate_only: bool) -> None:
+def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, validate_only: bool) -> None:
     for_cluster = is_whole_cluster(broker, name)
     fixed = sorted(setting for setting in texts if setting in TABLE and not TABLE[setting].dynamic)
     if fixed:

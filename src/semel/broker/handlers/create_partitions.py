@@ -17,13 +17,13 @@ from semel.protocol.messages.topics import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
 
 async def create_partitions(
-    broker: Broker, context: RequestContext, request: CreatePartitionsRequest
+    broker: BrokerNode, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     counts = Counter(asked.name for asked in request.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
@@ -43,7 +43,7 @@ async def create_partitions(
     return CreatePartitionsResponse(results=list(results.values()))
 
 
-def _check(broker: Broker, asked: CreatePartitionsTopic) -> Topic:
+def _check(broker: BrokerNode, asked: CreatePartitionsTopic) -> Topic:
     topic = broker.topics.get(asked.name)
     if topic is None:
         raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
@@ -68,7 +68,7 @@ def _check(broker: Broker, asked: CreatePartitionsTopic) -> Topic:
     return topic
 
 
-def _check_assignments(broker: Broker, asked: CreatePartitionsTopic, added: int) -> None:
+def _check_assignments(broker: BrokerNode, asked: CreatePartitionsTopic, added: int) -> None:
     assignments = asked.assignments or []
     if len(assignments) != added:
         raise TopicError(

@@ -20,7 +20,7 @@ from semel.protocol.messages.topics import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
@@ -29,7 +29,9 @@ _DEFAULT = -1
 Wanted = tuple[str, int, dict[str, str]]
 
 
-async def create_topics(broker: Broker, context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
+async def create_topics(
+    broker: BrokerNode, context: RequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
     turns = Turns()
     counts = Counter(topic.name for topic in request.topics)
     results: dict[str, CreatableTopicResult] = {}
@@ -51,7 +53,11 @@ async def create_topics(broker: Broker, context: RequestContext, request: Create
 
 
 async def _create(
-    broker: Broker, wanted: list[Wanted], validate_only: bool, results: dict[str, CreatableTopicResult], turns: Turns
+    broker: BrokerNode,
+    wanted: list[Wanted],
+    validate_only: bool,
+    results: dict[str, CreatableTopicResult],
+    turns: Turns,
 ) -> None:
     """Creates some topics for the price of one fsync; if that fails, none of them exists."""
     if validate_only:
@@ -74,7 +80,7 @@ def _refused(name: str, error: TopicError) -> CreatableTopicResult:
     return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
 
 
-def _check(broker: Broker, asked: CreatableTopic, earlier: dict[str, str]) -> Wanted:
+def _check(broker: BrokerNode, asked: CreatableTopic, earlier: dict[str, str]) -> Wanted:
     """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
     stand under their plain form."""
     plain = plain_name(asked.name)
@@ -93,7 +99,7 @@ def _check(broker: Broker, asked: CreatableTopic, earlier: dict[str, str]) -> Wa
     return asked.name, count, configs
 
 
-def _manual_count(broker: Broker, asked: CreatableTopic) -> int:
+def _manual_count(broker: BrokerNode, asked: CreatableTopic) -> int:
     if asked.replication_factor != _DEFAULT:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,
@@ -113,7 +119,7 @@ def _manual_count(broker: Broker, asked: CreatableTopic) -> int:
     return len(asked.assignments)
 
 
-def _automatic_count(broker: Broker, asked: CreatableTopic) -> int:
+def _automatic_count(broker: BrokerNode, asked: CreatableTopic) -> int:
     factor = asked.replication_factor
     if factor < _DEFAULT or factor == 0:
         raise TopicError(
@@ -132,7 +138,7 @@ def _automatic_count(broker: Broker, asked: CreatableTopic) -> int:
     return count
 
 
-def _result(broker: Broker, topic: Topic, count: int) -> CreatableTopicResult:
+def _result(broker: BrokerNode, topic: Topic, count: int) -> CreatableTopicResult:
     entries = describe_settings.of_topic(broker, topic)
     return CreatableTopicResult(
         name=topic.name,

@@ -17,12 +17,12 @@ from semel.protocol.messages.records import (
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
 async def delete_records(
-    broker: Broker, context: RequestContext, request: DeleteRecordsRequest
+    broker: BrokerNode, context: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     turns = Turns()
     return DeleteRecordsResponse(
@@ -35,7 +35,7 @@ async def delete_records(
     )
 
 
-def _delete(broker: Broker, topic: str, ask: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+def _delete(broker: BrokerNode, topic: str, ask: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     partition = broker.topics.partition(topic, ask.partition_index)
     if partition is None:
         return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

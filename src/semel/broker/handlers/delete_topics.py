@@ -17,14 +17,16 @@ from semel.protocol.messages.topics import (
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
 _FIRST_WITH_DISABLED = 3
 
 
-async def delete_topics(broker: Broker, context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+async def delete_topics(
+    broker: BrokerNode, context: RequestContext, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
     asked = request.topics or [DeleteTopicState(name) for name in request.topic_names]
     if not broker.settings["delete.topic.enable"]:
         has_code = context.version >= _FIRST_WITH_DISABLED
@@ -35,7 +37,7 @@ async def delete_topics(broker: Broker, context: RequestContext, request: Delete
         return DeleteTopicsResponse(responses=await _delete(broker, asked))
 
 
-async def _delete(broker: Broker, asked: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+async def _delete(broker: BrokerNode, asked: list[DeleteTopicState]) -> list[DeletableTopicResult]:
     turns = Turns()
     counts = Counter((state.name, state.topic_id) for state in asked)
     results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
@@ -63,7 +65,7 @@ async def _delete(broker: Broker, asked: list[DeleteTopicState]) -> list[Deletab
     return list(results.values())
 
 
-def _find(broker: Broker, state: DeleteTopicState) -> Topic:
+def _find(broker: BrokerNode, state: DeleteTopicState) -> Topic:
     if state.name is not None and state.topic_id != NO_UUID:
         raise TopicError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if state.name is None and state.topic_id == NO_UUID:

@@ -13,14 +13,14 @@ from semel.protocol.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _BROKERS, _CONTROLLERS = 1, 2
 
 
 def describe_cluster(
-    broker: Broker, context: RequestContext, request: DescribeClusterRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeClusterRequest
 ) -> DescribeClusterResponse:
     if request.endpoint_type != _BROKERS:
         is_known = request.endpoint_type == _CONTROLLERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.broker import describe_settings
-from semel.broker.describe_settings import Entry
+from semel.broker.describe_settings import DescribedConfig
 from semel.broker.handlers.config_resources import BROKER, TOPIC, check_named, find_topic, is_whole_cluster
 from semel.broker.topics import TopicError
 from semel.broker.turns import Turns
@@ -19,19 +19,19 @@ from semel.protocol.messages.configs import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
 async def describe_configs(
-    broker: Broker, context: RequestContext, request: DescribeConfigsRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
     results = await Turns().map(lambda resource: _describe(broker, resource, request), request.resources)
     return DescribeConfigsResponse(results=results)
 
 
 def _describe(
-    broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
+    broker: BrokerNode, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
     try:
@@ -41,7 +41,7 @@ def _describe(
     return result
 
 
-def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[Entry]:
+def _entries(broker: BrokerNode, resource: DescribeConfigsResource) -> list[DescribedConfig]:
     names = resource.configuration_keys
     if resource.resource_type == TOPIC:
         return describe_settings.of_topic(broker, find_topic(broker, resource.resource_name), names)
@@ -52,7 +52,7 @@ def _entries(broker: Broker, resource: DescribeConfigsResource) -> list[Entry]:
     return describe_settings.of_named(broker, resource.resource_type, resource.resource_name, names)
 
 
-def _result(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+def _result(entry: DescribedConfig, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
     synonyms = []
     if request.include_synonyms:
         synonyms = [DescribeConfigsSynonym(o.name, o.shown, o.source) for o in entry.origins]

@@ -15,12 +15,12 @@ from semel.protocol.messages.topics import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
 async def describe_log_dirs(
-    broker: Broker, context: RequestContext, request: DescribeLogDirsRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     if request.topics is None:
         asked = {topic.name: [part.index for part in topic.partitions] for topic in broker.topics}

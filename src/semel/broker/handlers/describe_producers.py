@@ -17,12 +17,12 @@ from semel.protocol.messages.transactions import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
 async def describe_producers(
-    broker: Broker, context: RequestContext, request: DescribeProducersRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     turns = Turns()
     return DescribeProducersResponse(
@@ -33,7 +33,7 @@ async def describe_producers(
     )
 
 
-def _describe(broker: Broker, topic: str, index: int) -> PartitionResponse:
+def _describe(broker: BrokerNode, topic: str, index: int) -> PartitionResponse:
     if name_problem(topic):
         return PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
     log = broker.topics.find_log(topic, index)

@@ -17,13 +17,13 @@ from semel.protocol.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
 
 async def describe_topic_partitions(
-    broker: Broker, context: RequestContext, request: DescribeTopicPartitionsRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
     first = 0
@@ -63,7 +63,7 @@ def _unknown(name: str) -> DescribeTopicPartitionsResponseTopic:
     )
 
 
-def _describe(broker: Broker, topic: Topic, first: int, room: int) -> DescribeTopicPartitionsResponseTopic:
+def _describe(broker: BrokerNode, topic: Topic, first: int, room: int) -> DescribeTopicPartitionsResponseTopic:
     node = [broker.node_id]
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,

@@ -31,7 +31,7 @@ from semel.protocol.messages.records import (
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Partition
     from semel.storage import Isolation
@@ -41,7 +41,7 @@ _RESPONSE_LIMIT_BYTES = 8 << 20  # an answer is in memory until it is sent; a cl
 
 
 def fetch(
-    broker: Broker, context: RequestContext, request: FetchRequest
+    broker: BrokerNode, context: RequestContext, request: FetchRequest
 ) -> FetchResponse | asyncio.Future[Any] | Coroutine[Any, Any, FetchResponse]:
     try:
         session, is_full = _session_of(broker, context, request)
@@ -56,7 +56,7 @@ def fetch(
     return work.wait()
 
 
-def _session_of(broker: Broker, context: RequestContext, request: FetchRequest) -> tuple[Session | None, bool]:
+def _session_of(broker: BrokerNode, context: RequestContext, request: FetchRequest) -> tuple[Session | None, bool]:
     """The session of a request, if it has one, and whether the request names all its partitions."""
     sessions, uses_ids, now_s = broker.fetches.sessions, uses_topic_ids(context.version), broker.clock.monotonic_s()
     if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -77,7 +77,7 @@ class Fetch:
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, context: RequestContext, request: FetchRequest, session: Session | None, is_full: bool
+        self, broker: BrokerNode, context: RequestContext, request: FetchRequest, session: Session | None, is_full: bool
     ) -> None:
         self._broker, self._context, self._request = broker, context, request
         self._session, self._is_full = session, is_full

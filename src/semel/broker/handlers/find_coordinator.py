@@ -11,7 +11,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _JOURNAL_OF_TYPE = {0: CONSUMER_OFFSETS, 1: TRANSACTION_STATE}
@@ -19,7 +19,7 @@ _FIRST_WITH_LIST = 4
 
 
 async def find_coordinator(
-    broker: Broker, context: RequestContext, request: FindCoordinatorRequest
+    broker: BrokerNode, context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     if context.version >= _FIRST_WITH_LIST:
         keys = await Turns().map(lambda key: _find(broker, context, key, request.key_type), request.coordinator_keys)
@@ -34,7 +34,7 @@ async def find_coordinator(
     )
 
 
-def _find(broker: Broker, context: RequestContext, key: str, key_type: int) -> Coordinator:
+def _find(broker: BrokerNode, context: RequestContext, key: str, key_type: int) -> Coordinator:
     journal = _JOURNAL_OF_TYPE.get(key_type)
     if journal is None:
         return Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")

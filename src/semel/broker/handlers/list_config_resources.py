@@ -15,14 +15,14 @@ from semel.protocol.messages.configs import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
 
 
 def list_config_resources(
-    broker: Broker, context: RequestContext, request: ListConfigResourcesRequest
+    broker: BrokerNode, context: RequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
     asked = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
     if asked - _KNOWN:

@@ -19,7 +19,7 @@ from semel.protocol.messages.records import (
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.storage import PartitionLog, TimestampOffset
 
@@ -31,7 +31,7 @@ Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: Found = (-1, -1, -1)
 
 
-async def list_offsets(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def list_offsets(broker: BrokerNode, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     response = ListOffsetsResponse()
     turns = Turns()
     for topic in request.topics:
@@ -46,7 +46,7 @@ async def list_offsets(broker: Broker, context: RequestContext, request: ListOff
 
 
 async def _answer(
-    broker: Broker,
+    broker: BrokerNode,
     context: RequestContext,
     isolation: int,
     topic: str,
@@ -66,7 +66,7 @@ async def _answer(
 
 
 async def _find(
-    broker: Broker, log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int
+    broker: BrokerNode, log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int
 ) -> tuple[ErrorCode, Found]:
     code = epoch_error(log, ask.current_leader_epoch)
     if code is not ErrorCode.NONE:
@@ -79,7 +79,7 @@ async def _find(
         return error.code, _NOTHING
 
 
-async def _look(broker: Broker, log: PartitionLog, timestamp_ms: int, isolation: int) -> Found:
+async def _look(broker: BrokerNode, log: PartitionLog, timestamp_ms: int, isolation: int) -> Found:
     end_offset = log.last_stable_offset if isolation == _READ_COMMITTED else log.high_watermark
     if timestamp_ms == LATEST:
         return -1, end_offset, log.leader_epoch
@@ -94,7 +94,7 @@ async def _look(broker: Broker, log: PartitionLog, timestamp_ms: int, isolation:
     return found
 
 
-async def _look_by_time(broker: Broker, log: PartitionLog, timestamp_ms: int) -> TimestampOffset | None:
+async def _look_by_time(broker: BrokerNode, log: PartitionLog, timestamp_ms: int) -> TimestampOffset | None:
     """A batch may hold a million records: a thread decodes it. Others may change the log meanwhile, so what follows
     the batch is looked for anew."""
     is_highest = timestamp_ms == MAX_TIMESTAMP

@@ -19,7 +19,7 @@ from semel.protocol.messages.cluster import (
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FIRST_BY_ID = 12
 
 
-async def metadata(broker: Broker, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+async def metadata(broker: BrokerNode, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     if context.version < _FIRST_BY_ID and any(asked.name is None for asked in request.topics or ()):
         refused = [
             MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
@@ -52,7 +52,7 @@ async def metadata(broker: Broker, context: RequestContext, request: MetadataReq
     return response
 
 
-def _find(broker: Broker, asked: MetadataRequestTopic, may_create: bool, operations: int) -> MetadataResponseTopic:
+def _find(broker: BrokerNode, asked: MetadataRequestTopic, may_create: bool, operations: int) -> MetadataResponseTopic:
     if asked.name is None or asked.topic_id != NO_UUID:
         by_id = broker.topics.by_id(asked.topic_id)
         if by_id is None:
@@ -68,7 +68,7 @@ def _find(broker: Broker, asked: MetadataRequestTopic, may_create: bool, operati
     return _describe(broker, topic, operations)
 
 
-def _create(broker: Broker, name: str, may_create: bool) -> Topic:
+def _create(broker: BrokerNode, name: str, may_create: bool) -> Topic:
     if name_problem(name):
         raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, name)
     if not may_create or broker.topics.is_changing(name):  # in the latter case the client asks again
@@ -78,7 +78,7 @@ def _create(broker: Broker, name: str, may_create: bool) -> Topic:
     return broker.topics.create(name, broker.settings["num.partitions"])
 
 
-def _describe(broker: Broker, topic: Topic, operations: int) -> MetadataResponseTopic:
+def _describe(broker: BrokerNode, topic: Topic, operations: int) -> MetadataResponseTopic:
     node = [broker.node_id]
     return MetadataResponseTopic(
         name=topic.name,

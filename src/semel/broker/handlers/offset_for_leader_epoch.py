@@ -17,12 +17,12 @@ from semel.protocol.messages.records import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
 async def offset_for_leader_epoch(
-    broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
+    broker: BrokerNode, context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     turns = Turns()
     return OffsetForLeaderEpochResponse(
@@ -35,7 +35,7 @@ async def offset_for_leader_epoch(
     )
 
 
-def _find(broker: Broker, topic: str, ask: OffsetForLeaderPartition) -> LeaderEpochEndOffset:
+def _find(broker: BrokerNode, topic: str, ask: OffsetForLeaderPartition) -> LeaderEpochEndOffset:
     log = broker.topics.find_log(topic, ask.partition)
     if log is None:
         return LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)

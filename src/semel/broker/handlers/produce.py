@@ -31,7 +31,7 @@ from semel.protocol.messages.records import (
 from semel.storage import HeavyBatch, StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Partition, Topic
     from semel.storage import AppendResult
@@ -60,7 +60,7 @@ class Heavy(NamedTuple):
 
 
 def produce(
-    broker: Broker, context: RequestContext, request: ProduceRequest
+    broker: BrokerNode, context: RequestContext, request: ProduceRequest
 ) -> ProduceResponse | asyncio.Future[Any] | Any:
     if request.acks not in (_ACKS_ALL, 0, 1):
         return _refuse(request, ErrorCode.INVALID_REQUIRED_ACKS)
@@ -83,7 +83,7 @@ def produce(
 
 
 async def _produce_many(
-    broker: Broker, context: RequestContext, request: ProduceRequest
+    broker: BrokerNode, context: RequestContext, request: ProduceRequest
 ) -> ProduceResponse | asyncio.Future[Any] | None:
     """A request for very many partitions: others are served in between."""
     guards = _Guards(broker, context, request)
@@ -103,7 +103,7 @@ def _keep_batches(request: ProduceRequest) -> None:
 
 
 def _append_all(
-    broker: Broker, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
+    broker: BrokerNode, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
 ) -> Generator[None, None, tuple[ProduceResponse, Waiting, list[Heavy]]]:
     """Appends what may be appended; an ErrorCode in place of a guard refuses its batch. Yields before each batch."""
     waiting: Waiting = []
@@ -146,7 +146,7 @@ def _fill_in(result: PartitionProduceResponse, done: AppendResult, partition: Pa
 
 
 async def _append_heavy(
-    broker: Broker,
+    broker: BrokerNode,
     context: RequestContext,
     request: ProduceRequest,
     response: ProduceResponse,
@@ -205,7 +205,7 @@ def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, gu
 
 
 def _answer(
-    broker: Broker, context: RequestContext, request: ProduceRequest, response: ProduceResponse, waiting: Waiting
+    broker: BrokerNode, context: RequestContext, request: ProduceRequest, response: ProduceResponse, waiting: Waiting
 ) -> ProduceResponse | asyncio.Future[Any] | None:
     if request.acks == 0:
         _close_on_error(context, response)
@@ -215,7 +215,7 @@ def _answer(
     return _when_durable(broker, response, waiting)
 
 
-def _when_durable(broker: Broker, response: ProduceResponse, waiting: Waiting) -> asyncio.Future[Any]:
+def _when_durable(broker: BrokerNode, response: ProduceResponse, waiting: Waiting) -> asyncio.Future[Any]:
     """The response, once every batch in it is on the disk."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     left = len(waiting)
@@ -269,7 +269,7 @@ def _fill_error(result: PartitionProduceResponse, error: BaseException | None) -
 
 
 # -- topics ------------------------------------------------------------------------------------------------------------
-def find_topic(broker: Broker, version: int, data: TopicProduceData) -> Topic | None:
+def find_topic(broker: BrokerNode, version: int, data: TopicProduceData) -> Topic | None:
     if version >= _FIRST_WITH_TOPIC_IDS:
         return broker.topics.by_id(data.topic_id)
     return broker.topics.get(data.name)
@@ -307,7 +307,7 @@ def _has_transactional(request: ProduceRequest) -> bool:
     return False
 
 
-def _is_let_in(broker: Broker, context: RequestContext, request: ProduceRequest) -> bool:
+def _is_let_in(broker: BrokerNode, context: RequestContext, request: ProduceRequest) -> bool:
     """Whether every batch belongs to a transaction that is open in its partition: all of them but the first."""
     for data in request.topic_data:
         topic = find_topic(broker, context.version, data)
@@ -330,7 +330,7 @@ def _producer_of(records: memoryview) -> tuple[int, int]:
 class _Guards:
     """The permissions that a transactional request needs before its batches may be appended."""
 
-    def __init__(self, broker: Broker, context: RequestContext, request: ProduceRequest) -> None:
+    def __init__(self, broker: BrokerNode, context: RequestContext, request: ProduceRequest) -> None:
         self._broker, self._context, self._request = broker, context, request
         self.needed: dict[tuple[bytes, int], Any] = {}
         self._partitions: dict[tuple[str, int], tuple[bytes, int]] = {}

@@ -12,9 +12,9 @@ from semel.protocol.messages.cluster import (
     DescribeQuorumResponse,
     Listener,
     Node,
-    PartitionData,
     PartitionDataResult,
-    ReplicaState,
+    QuorumPartition,
+    QuorumReplicaState,
     TopicDataResult,
     UnregisterBrokerRequest,
     UnregisterBrokerResponse,
@@ -22,7 +22,7 @@ from semel.protocol.messages.cluster import (
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _METADATA = "__cluster_metadata"
@@ -30,7 +30,7 @@ _FIRST_WITH_FOLDERS = 2
 
 
 async def describe_quorum(
-    broker: Broker, context: RequestContext, request: DescribeQuorumRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
     asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     if asked != [(_METADATA, 0)]:
@@ -41,7 +41,7 @@ async def describe_quorum(
         return DescribeQuorumResponse(topics=topics)
     end, now_ms = broker.store.size_bytes, broker.clock.now_ms()
     names_folders = context.version >= _FIRST_WITH_FOLDERS
-    voter = ReplicaState(broker.node_id, _directory_id(broker) if names_folders else NO_UUID, end, now_ms, now_ms)
+    voter = QuorumReplicaState(broker.node_id, _directory_id(broker) if names_folders else NO_UUID, end, now_ms, now_ms)
     partition = PartitionDataResult(
         0, 0, None, leader_id=broker.node_id, leader_epoch=broker.store.starts, high_watermark=end
     )
@@ -53,17 +53,17 @@ async def describe_quorum(
     )
 
 
-def _unknown(asked: PartitionData) -> PartitionDataResult:
+def _unknown(asked: QuorumPartition) -> PartitionDataResult:
     return PartitionDataResult(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 
 
-def _directory_id(broker: Broker) -> bytes:
+def _directory_id(broker: BrokerNode) -> bytes:
     text = broker.data_dir.properties().get("directory.id")
     return urlsafe_b64decode(text + "==") if text else NO_UUID
 
 
 def unregister_broker(
-    broker: Broker, context: RequestContext, request: UnregisterBrokerRequest
+    broker: BrokerNode, context: RequestContext, request: UnregisterBrokerRequest
 ) -> UnregisterBrokerResponse:
     if request.broker_id == broker.node_id:
         message = f"Broker {broker.node_id} is the only one there is."

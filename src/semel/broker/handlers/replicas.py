@@ -31,11 +31,13 @@ from semel.protocol.messages.topics import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 
-async def elect_leaders(broker: Broker, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+async def elect_leaders(
+    broker: BrokerNode, context: RequestContext, request: ElectLeadersRequest
+) -> ElectLeadersResponse:
     """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
     turns = Turns()
     return ElectLeadersResponse(
@@ -46,7 +48,7 @@ async def elect_leaders(broker: Broker, context: RequestContext, request: ElectL
     )
 
 
-def _elect(broker: Broker, topic: str, index: int) -> PartitionResult:
+def _elect(broker: BrokerNode, topic: str, index: int) -> PartitionResult:
     if broker.topics.get(topic) is None:
         return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
     if broker.topics.partition(topic, index) is None:
@@ -55,13 +57,13 @@ def _elect(broker: Broker, topic: str, index: int) -> PartitionResult:
 
 
 def list_partition_reassignments(
-    broker: Broker, context: RequestContext, request: ListPartitionReassignmentsRequest
+    broker: BrokerNode, context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     return ListPartitionReassignmentsResponse(error_message=None)
 
 
 async def alter_partition_reassignments(
-    broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
+    broker: BrokerNode, context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
     turns = Turns()
     return AlterPartitionReassignmentsResponse(
@@ -76,7 +78,7 @@ async def alter_partition_reassignments(
     )
 
 
-def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> ReassignablePartitionResponse:
+def _reassign(broker: BrokerNode, topic: str, ask: ReassignablePartition) -> ReassignablePartitionResponse:
     try:
         if broker.topics.partition(topic, ask.partition_index) is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
@@ -89,7 +91,7 @@ def _reassign(broker: Broker, topic: str, ask: ReassignablePartition) -> Reassig
 
 
 async def alter_replica_log_dirs(
-    broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
+    broker: BrokerNode, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     """A replica may be moved to where it is."""
     results: dict[str, AlterReplicaLogDirTopicResult] = {}

@@ -23,7 +23,7 @@ from semel.protocol.messages.security import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _KEY = "scram/"
@@ -36,7 +36,7 @@ Change = ScramCredentialDeletion | ScramCredentialUpsertion
 
 
 async def describe_user_scram_credentials(
-    broker: Broker, context: RequestContext, request: DescribeUserScramCredentialsRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     counts = Counter(user.name for user in request.users or [])
     names = list(counts) or sorted(name for name, _ in broker.store.items(_KEY))
@@ -44,7 +44,7 @@ async def describe_user_scram_credentials(
     return DescribeUserScramCredentialsResponse(results=results)
 
 
-def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
+def _describe(broker: BrokerNode, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
     if asked_twice:
         message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
         return DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, message)
@@ -57,7 +57,7 @@ def _describe(broker: Broker, name: str, asked_twice: bool) -> DescribeUserScram
 
 
 async def alter_user_scram_credentials(
-    broker: Broker, context: RequestContext, request: AlterUserScramCredentialsRequest
+    broker: BrokerNode, context: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     """All changes of a user, or none."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
@@ -72,7 +72,7 @@ async def alter_user_scram_credentials(
     return AlterUserScramCredentialsResponse(results=results)
 
 
-def _alter(broker: Broker, changes: list[Change], counts: Counter[str], refused: dict[str, Refusal]) -> None:
+def _alter(broker: BrokerNode, changes: list[Change], counts: Counter[str], refused: dict[str, Refusal]) -> None:
     for change in changes:
         refusal = _refusal(broker, change, counts[change.name] > 1)
         if refusal is not None:
@@ -86,7 +86,7 @@ def _alter(broker: Broker, changes: list[Change], counts: Counter[str], refused:
         refused |= {change.name: (ErrorCode.KAFKA_STORAGE_ERROR, message) for change in accepted}
 
 
-def _refusal(broker: Broker, change: Change, is_double: bool) -> Refusal | None:
+def _refusal(broker: BrokerNode, change: Change, is_double: bool) -> Refusal | None:
     if is_double:
         message = "A user credential cannot be altered twice in the same request"
         return ErrorCode.DUPLICATE_RESOURCE, message
@@ -105,7 +105,7 @@ def _refusal(broker: Broker, change: Change, is_double: bool) -> Refusal | None:
     return None
 
 
-def _apply(broker: Broker, changes: list[Change]) -> None:
+def _apply(broker: BrokerNode, changes: list[Change]) -> None:
     for change in changes:
         credentials = dict(broker.store.get(_KEY + change.name) or {})
         if isinstance(change, ScramCredentialDeletion):

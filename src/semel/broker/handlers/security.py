@@ -30,35 +30,35 @@ from semel.protocol.messages.security import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
 
 
-def sasl_handshake(broker: Broker, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+def sasl_handshake(broker: BrokerNode, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
 def sasl_authenticate(
-    broker: Broker, context: RequestContext, request: SaslAuthenticateRequest
+    broker: BrokerNode, context: RequestContext, request: SaslAuthenticateRequest
 ) -> SaslAuthenticateResponse:
     message = "SaslAuthenticate request received after successful authentication"
     return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
 
 
-def describe_acls(broker: Broker, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+def describe_acls(broker: BrokerNode, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=f"{_NO_AUTHORIZER} on the broker")
 
 
-def create_acls(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+def create_acls(broker: BrokerNode, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     return CreateAclsResponse(
         results=[AclCreationResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.creations]
     )
 
 
-def delete_acls(broker: Broker, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+def delete_acls(broker: BrokerNode, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     return DeleteAclsResponse(
         filter_results=[
             DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.filters
@@ -67,7 +67,7 @@ def delete_acls(broker: Broker, context: RequestContext, request: DeleteAclsRequ
 
 
 def create_delegation_token(
-    broker: Broker, context: RequestContext, request: CreateDelegationTokenRequest
+    broker: BrokerNode, context: RequestContext, request: CreateDelegationTokenRequest
 ) -> CreateDelegationTokenResponse:
     requester = ("User", ANONYMOUS) if context.version >= _FIRST_WITH_REQUESTER else ("", "")
     return CreateDelegationTokenResponse(
@@ -83,18 +83,18 @@ def create_delegation_token(
 
 
 def renew_delegation_token(
-    broker: Broker, context: RequestContext, request: RenewDelegationTokenRequest
+    broker: BrokerNode, context: RequestContext, request: RenewDelegationTokenRequest
 ) -> RenewDelegationTokenResponse:
     return RenewDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
 
 
 def expire_delegation_token(
-    broker: Broker, context: RequestContext, request: ExpireDelegationTokenRequest
+    broker: BrokerNode, context: RequestContext, request: ExpireDelegationTokenRequest
 ) -> ExpireDelegationTokenResponse:
     return ExpireDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
 
 
 def describe_delegation_token(
-    broker: Broker, context: RequestContext, request: DescribeDelegationTokenRequest
+    broker: BrokerNode, context: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
     return DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)

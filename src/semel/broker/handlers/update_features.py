@@ -14,13 +14,15 @@ from semel.protocol.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
 
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
-def update_features(broker: Broker, context: RequestContext, request: UpdateFeaturesRequest) -> UpdateFeaturesResponse:
+def update_features(
+    broker: BrokerNode, context: RequestContext, request: UpdateFeaturesRequest
+) -> UpdateFeaturesResponse:
     for update in request.feature_updates:
         reason = _refusal(broker, update, _kind(update, context.version))
         if reason is not None:
@@ -48,7 +50,7 @@ def _kind(update: FeatureUpdateKey, version: int) -> int:
     return _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
 
 
-def _refusal(broker: Broker, update: FeatureUpdateKey, kind: int) -> str | None:
+def _refusal(broker: BrokerNode, update: FeatureUpdateKey, kind: int) -> str | None:
     """Why a level can't become final, in Kafka's words; None if it can."""
     if kind not in (_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE):
         return "The controller does not support the given upgrade type."

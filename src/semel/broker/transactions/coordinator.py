@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from semel import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic, client_error
-from semel.broker.eager import Done, start_now
+from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.settings import Settings
 from semel.broker.transactions.ids import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
 from semel.broker.transactions.states import (
@@ -22,10 +22,10 @@ from semel.broker.transactions.states import (
     NO_PRODUCER_ID,
     PREPARED,
     Ask,
-    Decision,
     TopicPartition,
     Transaction,
     TransactionEvent,
+    TxnDecision,
     TxnState,
     decide,
     new_transaction,
@@ -224,7 +224,7 @@ class TransactionCoordinator:
             if decision.to is not None:
                 log.info("transaction timed out", extra={"transactional_id": active.id})
                 started.append(self._begin(active, decision.to))
-        await asyncio.gather(*(step for step in started if not isinstance(step, Done)))
+        await asyncio.gather(*(step for step in started if not isinstance(step, DoneAtOnce)))
         return len(started)
 
     async def forget_unused(self) -> int:
@@ -284,27 +284,29 @@ class TransactionCoordinator:
             active = self.ids.get(transactional_id)
         return active
 
-    def _decide(self, active: ActiveId, event: TransactionEvent, ask: Ask) -> Decision:
+    def _decide(self, active: ActiveId, event: TransactionEvent, ask: Ask) -> TxnDecision:
         if active.txn.exhausted:
             try:
                 ask = ask._replace(fresh_producer_id=self._producer_ids.peek())
             except StorageError as error:
                 log.error("no producer id", extra={"transactional_id": active.id, "error": str(error)})
-                return Decision(error.code)
+                return TxnDecision(error.code)
         decision = decide(active.txn, event, ask, is_pending=active.is_pending)
         if decision.takes_producer_id:
             self._producer_ids.take()
         return decision
 
-    async def _carry_out(self, active: ActiveId, decision: Decision) -> ErrorCode:
+    async def _carry_out(self, active: ActiveId, decision: TxnDecision) -> ErrorCode:
         """Writes what a decision changes; returns the error code of the response."""
         if decision.to is None:
             return decision.error
         step = self._begin(active, decision.to)
-        failure = step.value if isinstance(step, Done) else await asyncio.shield(step)
+        failure = step.value if isinstance(step, DoneAtOnce) else await asyncio.shield(step)
         return failure or decision.error
 
-    def _begin(self, active: ActiveId, to: Transaction) -> Done[ErrorCode | None] | asyncio.Task[ErrorCode | None]:
+    def _begin(
+        self, active: ActiveId, to: Transaction
+    ) -> DoneAtOnce[ErrorCode | None] | asyncio.Task[ErrorCode | None]:
         """Starts a step at once, so that no other request gets between the decision and its record."""
         self.ids.hold(active)
         return start_now(self._transition(active, to), self._spawn)

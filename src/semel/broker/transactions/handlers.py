@@ -29,7 +29,7 @@ from semel.protocol.messages.transactions import (
     InitProducerIdResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
-    TopicData,
+    TransactionTopic,
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
@@ -47,7 +47,7 @@ from semel.protocol.messages.transactions import TransactionState as DescribedTr
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
-    from semel.broker.broker import Broker
+    from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
     from semel.broker.transactions.coordinator import TransactionCoordinator
@@ -59,7 +59,7 @@ _STATE_NAMES = {state.label: state for state in TxnState}
 
 
 async def init_producer_id(
-    broker: Broker, ctx: RequestContext, request: InitProducerIdRequest
+    broker: BrokerNode, ctx: RequestContext, request: InitProducerIdRequest
 ) -> InitProducerIdResponse:
     """A producer id; with a transactional id, one that fences its former owners."""
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
@@ -85,7 +85,7 @@ async def init_producer_id(
 
 
 async def add_partitions_to_txn(
-    broker: Broker, ctx: RequestContext, request: AddPartitionsToTxnRequest
+    broker: BrokerNode, ctx: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     """Partitions join a transaction. Up to version 3 from clients; later, from brokers, of many transactions."""
     if ctx.version <= 3:
@@ -117,7 +117,7 @@ async def add_partitions_to_txn(
 
 
 async def _add_partitions(
-    broker: Broker,
+    broker: BrokerNode,
     version: int,
     transactional_id: str,
     producer_id: int,
@@ -157,7 +157,7 @@ async def _add_partitions(
 
 
 async def add_offsets_to_txn(
-    broker: Broker, ctx: RequestContext, request: AddOffsetsToTxnRequest
+    broker: BrokerNode, ctx: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
     """A group's partition of the offsets topic joins a transaction."""
     error = await broker.transactions.add(
@@ -169,7 +169,7 @@ async def add_offsets_to_txn(
     return AddOffsetsToTxnResponse(error_code=for_version(error, ctx.version, knows_fenced_from=2))
 
 
-def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
+def _offsets_partition(broker: BrokerNode, group_id: str) -> TopicPartition:
     return CONSUMER_OFFSETS, broker.groups.partition_for(group_id)
 
 
@@ -177,7 +177,7 @@ def _offsets_partition(broker: Broker, group_id: str) -> TopicPartition:
 
 
 async def txn_offset_commit(
-    broker: Broker, ctx: RequestContext, request: TxnOffsetCommitRequest
+    broker: BrokerNode, ctx: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     """A group's offsets, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
@@ -221,7 +221,7 @@ def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> OffsetToC
 
 
 async def _commit_offsets(
-    broker: Broker, version: int, request: TxnOffsetCommitRequest, commits: list[OffsetToCommit]
+    broker: BrokerNode, version: int, request: TxnOffsetCommitRequest, commits: list[OffsetToCommit]
 ) -> ErrorCode:
     error = await _allow_offsets(broker, version, request)
     if error is not ErrorCode.NONE:
@@ -237,7 +237,7 @@ async def _commit_offsets(
     )
 
 
-async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitRequest) -> ErrorCode:
+async def _allow_offsets(broker: BrokerNode, version: int, request: TxnOffsetCommitRequest) -> ErrorCode:
     """As for any first write of a transaction: verified, or from version 5 on added (KIP-890)."""
     if not request.group_id:
         return ErrorCode.INVALID_GROUP_ID
@@ -253,7 +253,7 @@ async def _allow_offsets(broker: Broker, version: int, request: TxnOffsetCommitR
 # --- ending ---------------------------------------------------------------------------------------------------------
 
 
-async def end_txn(broker: Broker, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
+async def end_txn(broker: BrokerNode, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     """Commit or abort. The response follows the durable decision."""
     owner = await broker.transactions.end(
         request.transactional_id,
@@ -267,7 +267,7 @@ async def end_txn(broker: Broker, ctx: RequestContext, request: EndTxnRequest) -
 
 
 async def write_txn_markers(
-    broker: Broker, ctx: RequestContext, request: WriteTxnMarkersRequest
+    broker: BrokerNode, ctx: RequestContext, request: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
     """Markers written by hand: how an operator aborts a hanging transaction (KIP-664)."""
     turns = Turns()
@@ -278,7 +278,7 @@ async def write_txn_markers(
     return WriteTxnMarkersResponse(results)
 
 
-async def _write_marker(broker: Broker, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _write_marker(broker: BrokerNode, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
     partitions = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
     codes = await broker.write_markers(
         partitions,
@@ -303,7 +303,7 @@ async def _write_marker(broker: Broker, marker: WritableTxnMarker) -> WritableTx
 
 
 async def describe_transactions(
-    broker: Broker, ctx: RequestContext, request: DescribeTransactionsRequest
+    broker: BrokerNode, ctx: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     """State, owner and partitions of transactional ids."""
     states = await Turns().map(partial(_describe, broker.transactions), request.transactional_ids)
@@ -324,12 +324,12 @@ def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> Des
         transaction_start_time_ms=txn.started_ms,
         producer_id=txn.producer_id,
         producer_epoch=txn.epoch,
-        topics=[TopicData(name, list(indexes)) for name, indexes in topics.items()],
+        topics=[TransactionTopic(name, list(indexes)) for name, indexes in topics.items()],
     )
 
 
 async def list_transactions(
-    broker: Broker, ctx: RequestContext, request: ListTransactionsRequest
+    broker: BrokerNode, ctx: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     """All transactional ids, or those that pass every filter."""
     unknown = [name for name in request.state_filters if name not in _STATE_NAMES]

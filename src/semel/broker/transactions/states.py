@@ -445,7 +445,7 @@ CELLS: dict[tuple[TxnState, TransactionEvent], tuple[TxnRule, ...]] = {
 }
 
 
-class Decision(NamedTuple):
+class TxnDecision(NamedTuple):
     """The answer, and the value to write and replay before it is given (None: nothing changes)."""
 
     error: ErrorCode
@@ -462,15 +462,15 @@ class Decision(NamedTuple):
         return self.rotates
 
 
-def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: bool = False) -> Decision:
+def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: bool = False) -> TxnDecision:
     """What an event means for a transactional id. Raises KeyError for states that no id is ever seen in."""
     rules = CELLS[txn.state, event]
     for guard, error in CHECKS[event]:
         if is_pending if guard is pending else guard.holds(txn, ask):
-            return Decision(error)
+            return TxnDecision(error)
     for rule in rules:
         if rule.when.holds(txn, ask):
             if rule.to is None or rule.change is None:
-                return Decision(rule.error)
-            return Decision(rule.error, rule.change(txn, ask, rule.to), rule.change is rotate)
+                return TxnDecision(rule.error)
+            return TxnDecision(rule.error, rule.change(txn, ask, rule.to), rule.change is rotate)
     raise AssertionError(f"no rule of {txn.state.label} on {event.value!r} fits: the last one must always hold")

@@ -21,7 +21,7 @@ from semel.protocol.messages.transactions import (
     DescribeTransactionsRequest,
     InitProducerIdRequest,
     ListTransactionsRequest,
-    TopicRequest,
+    ProducersTopic,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
@@ -124,7 +124,7 @@ def describe_producers(cluster: Cluster, partition: TopicPartition, deadline: De
     response = cluster.call(
         Leader(*partition),
         DESCRIBE_PRODUCERS,
-        DescribeProducersRequest([TopicRequest(partition.topic, [partition.partition])]),
+        DescribeProducersRequest([ProducersTopic(partition.topic, [partition.partition])]),
         timeout_s=deadline.remaining_s(),
         errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
     )

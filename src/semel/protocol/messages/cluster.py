@@ -231,20 +231,20 @@ DESCRIBE_CLUSTER = Api(60, DescribeClusterRequest, DescribeClusterResponse, "0-2
 # DescribeQuorum (55): state of the controller quorum.
 
 
-class PartitionData(Struct):
+class QuorumPartition(Struct):
     partition_index: int32 = 0
 
 
-class TopicData(Struct):
+class QuorumTopic(Struct):
     topic_name: str = ""
-    partitions: list[PartitionData] = []
+    partitions: list[QuorumPartition] = []
 
 
 class DescribeQuorumRequest(Struct):
-    topics: list[TopicData] = []
+    topics: list[QuorumTopic] = []
 
 
-class ReplicaState(Struct):
+class QuorumReplicaState(Struct):
     replica_id: int32 = 0
     replica_directory_id: Annotated[uuid, versions("2+")] = NO_UUID
     log_end_offset: int64 = 0
@@ -259,8 +259,8 @@ class PartitionDataResult(Struct):
     leader_id: int32 = 0
     leader_epoch: int32 = 0
     high_watermark: int64 = 0
-    current_voters: list[ReplicaState] = []
-    observers: list[ReplicaState] = []
+    current_voters: list[QuorumReplicaState] = []
+    observers: list[QuorumReplicaState] = []
 
 
 class TopicDataResult(Struct):

@@ -126,14 +126,14 @@ CREATE_PARTITIONS = Api(37, CreatePartitionsRequest, CreatePartitionsResponse, "
 # ElectLeaders (43): ask for the election of partition leaders.
 
 
-class TopicPartitions(Struct):
+class ElectLeadersTopic(Struct):
     topic: str = ""
     partitions: list[int32] = []
 
 
 class ElectLeadersRequest(Struct):
     election_type: Annotated[int8, versions("1+")] = 0
-    topic_partitions: list[TopicPartitions] | None = []
+    topic_partitions: list[ElectLeadersTopic] | None = []
     timeout_ms: int32 = 60000
 
 

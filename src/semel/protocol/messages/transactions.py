@@ -220,13 +220,13 @@ END_TXN_MARKER = Format(EndTxnMarker, "0")
 # DescribeProducers (61): producers that are active in partitions, with their sequences and open transactions.
 
 
-class TopicRequest(Struct):
+class ProducersTopic(Struct):
     name: str = ""
     partition_indexes: list[int32] = []
 
 
 class DescribeProducersRequest(Struct):
-    topics: list[TopicRequest] = []
+    topics: list[ProducersTopic] = []
 
 
 class ProducerState(Struct):
@@ -265,7 +265,7 @@ class DescribeTransactionsRequest(Struct):
     transactional_ids: list[str] = []
 
 
-class TopicData(Struct):
+class TransactionTopic(Struct):
     topic: str = ""
     partitions: list[int32] = []
 
@@ -278,7 +278,7 @@ class TransactionState(Struct):
     transaction_start_time_ms: int64 = 0
     producer_id: int64 = 0
     producer_epoch: int16 = 0
-    topics: list[TopicData] = []
+    topics: list[TransactionTopic] = []
 
 
 class DescribeTransactionsResponse(Struct):

@@ -8,7 +8,7 @@ from typing import Any
 
 from semel.protocol.api import Format
 from semel.protocol.apis import APIS, api_of
-from semel.protocol.schema import Field, Kind, Struct, fields_of
+from semel.protocol.schema import Field, FieldKind, Struct, fields_of
 
 # The foreign codecs turn some numbers into times, error codes and the like: stay where they all agree that it is valid.
 LARGEST = {"int8": 3, "int16": 100, "uint16": 60_000, "int32": 100_000, "uint32": 4_000_000_000, "int64": 10**11}
@@ -36,8 +36,8 @@ def _value(field: Field, version: int, rng: random.Random, depth: int) -> Any:
     return _single(field.kind, version, rng, depth)
 
 
-def _single(kind: Kind | type[Struct], version: int, rng: random.Random, depth: int) -> Any:
-    if not isinstance(kind, Kind):
+def _single(kind: FieldKind | type[Struct], version: int, rng: random.Random, depth: int) -> Any:
+    if not isinstance(kind, FieldKind):
         return sample(kind, version, rng, depth + 1)
     if kind.name in LARGEST:
         return rng.randrange(1, LARGEST[kind.name] + 1)

@@ -13,7 +13,7 @@ from kafka.protocol.api_message import ApiMessage
 
 from semel.protocol.api import read_request_header
 from semel.protocol.apis import APIS, FLEXIBLE_FROM, api_of
-from semel.protocol.schema import Kind, Struct, fields_of
+from semel.protocol.schema import FieldKind, Struct, fields_of
 
 from .samples import all_formats, plain, sample
 
@@ -71,7 +71,7 @@ def as_theirs(cls: Any, ours: Struct, version: int) -> Any:
 def _convert(their_field: Any, field: Any, value: Any, version: int) -> Any:
     if value is None:
         return None
-    if not isinstance(field.kind, Kind):
+    if not isinstance(field.kind, FieldKind):
         cls = their_field.data_class
         return [as_theirs(cls, v, version) for v in value] if field.is_array else as_theirs(cls, value, version)
     if their_field.name == "authorized_operations":  # a set of bit numbers there, a number here
@@ -97,7 +97,7 @@ def as_plain(obj: Any, ours: Struct, version: int) -> Any:
 def _plain_value(field: Any, value: Any, mine: Any, version: int) -> Any:
     if value is None or mine is None:
         return value
-    if not isinstance(field.kind, Kind):
+    if not isinstance(field.kind, FieldKind):
         if field.is_array:
             return [as_plain(v, m, version) for v, m in zip(value, mine, strict=True)]
         return as_plain(value, mine, version)

@@ -19,7 +19,7 @@ from semel.protocol.messages import internal_topics as consumer_group_log
 from semel.protocol.messages import internal_topics as group_log
 from semel.protocol.messages import internal_topics as transaction_log
 from semel.protocol.messages import transactions as markers
-from semel.protocol.schema import Kind, Struct, fields_of, parse_versions
+from semel.protocol.schema import FieldKind, Struct, fields_of, parse_versions
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("kafka_installation")]
 
@@ -62,7 +62,7 @@ def our_rows(cls: type[Struct], version: int) -> list[Any]:
     rows: list[Any] = []
     for field in fields_of(cls):
         if version in field.present:
-            kind = field.kind.name if isinstance(field.kind, Kind) else our_rows(field.kind, version)
+            kind = field.kind.name if isinstance(field.kind, FieldKind) else our_rows(field.kind, version)
             tag = field.tag.number if field.is_tagged(version) else None
             rows.append((field.name.replace("_", ""), kind, field.is_array, version in field.null, tag))
     return rows
