@@ -24,8 +24,9 @@ from semel.spark import ledger_topic, owners
 from semel.spark.checkpoint import short_lived
 from semel.spark.ledger import Batch, LostLedgerError, topic_of
 from semel.spark.ledger_topic import create, last_entry
-from semel.spark.sink import FencedSinkError, RefusedError, Sink
+from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
+from semel.spark.transaction import FencedSinkError, RefusedError
 from semel.spark.write_job import Report
 from tests.support.broker import Cluster
 from tests.support.load import read_all
@@ -127,10 +128,10 @@ def test_zombie_does_not_take_the_id_back_from_an_owner_whose_producer_id_was_ro
     owner._batch(Frame("b"), app.batch(1, 1, 2))
 
     # After 32,766 epochs the owner gets another producer id; to the coordinator the zombie's is any other one then.
-    assert owner._owner.identity is not None
-    zombie._owner.identity = Identity(owner._owner.identity.producer_id + 1_000, 5)
-    zombie._owner._epoch_used = False
-    zombie._last = owner._last
+    assert owner.transaction.owner.identity is not None
+    zombie.transaction.owner.identity = Identity(owner.transaction.owner.identity.producer_id + 1_000, 5)
+    zombie.transaction.owner._epoch_used = False
+    zombie.transaction.last = owner.transaction.last
     refused: list[ErrorCode | None] = []
 
     def fails(*args: Any) -> list[Report]:
@@ -188,9 +189,9 @@ def test_ledger_that_was_lost_is_known_by_the_last_transaction_where_no_offsets_
 @SEMEL
 def test_first_batch_that_was_aborted_leaves_a_new_ledger(app: Application) -> None:
     first = app.sink()
-    handle = first._owner.begin([(app.output, 0)])
-    write(Frame("a"), None, first._targets, app.batch(0, 0, 1), handle)
-    first._owner.end(commit=False)
+    handle = first.transaction.owner.begin([(app.output, 0)])
+    write(Frame("a"), None, first.transaction.targets, app.batch(0, 0, 1), handle)
+    first.transaction.owner.end(commit=False)
     app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
     assert app.values() == ["a"]
 
@@ -316,8 +317,8 @@ def test_new_checkpoint_takes_over_from_a_driver_that_died_in_a_batch(
     monkeypatch.setattr(owners, "QUIET_S", 0.3)
     dead = app.sink()
     dead._batch(Frame("a"), app.batch(0, 0, 1))
-    handle = dead._owner.begin([(app.output, 0)])
-    write(Frame("b"), None, dead._targets, app.batch(1, 1, 2), handle)
+    handle = dead.transaction.owner.begin([(app.output, 0)])
+    write(Frame("b"), None, dead.transaction.targets, app.batch(1, 1, 2), handle)
     assert app.admin.describe_transaction(app.id).state == "Ongoing"
     app.sink()._batch(Frame("c"), app.batch(0, 1, 2, query="new"))
     assert app.values() == ["a", "c"]

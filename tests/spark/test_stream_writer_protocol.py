@@ -18,10 +18,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 import semel
 from semel.spark.checkpoint import CheckpointError
 from semel.spark.columns import ColumnError
-from semel.spark.committing import UnevenError
 from semel.spark.options import OptionError
-from semel.spark.sink import RefusedError
 from semel.spark.stream_writer import StreamWriter, WrongBatchError
+from semel.spark.transaction import RefusedError, UnevenError
 from semel.spark.writing import WrongTaskError
 from tests.support.broker import Cluster
 from tests.support.load import read_all

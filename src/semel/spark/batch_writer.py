@@ -19,22 +19,19 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegerType, StructType
 
 from semel.client.cluster import Cluster
-from semel.client.producer.coordinator import EndUnknownError
-from semel.client.producer.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark.columns import HASH_OF_KEY, check_columns
-from semel.spark.committing import audit, write_entry, written_places
 from semel.spark.encoding import MURMUR2, SPREAD
-from semel.spark.ledger import Entry, topic_of
-from semel.spark.ledger_topic import all_entries, create
+from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, Batch, Entry
+from semel.spark.ledger_topic import all_entries
 from semel.spark.reasons import reason_first
 from semel.spark.targets import Targets
+from semel.spark.transaction import BatchTransaction
 from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import check_routed, write_rows
 from semel.spark.writing import task_identity
-
-JOB_PREFIX, UNNAMED_JOB = "job:", "batch"  # in place of a query's id in the ledger
 
 
 class AlreadyDoneError(RuntimeError):
@@ -63,19 +60,24 @@ class BatchWriter(DataSourceArrowWriter):
         types = {f.name: f.dataType.simpleString() for f in schema.fields}
         check_columns(types, self.options)
         check_routed(types, self.options)
-        with TransactionOwner(self.options.producer_settings()) as owner:
-            create(owner.cluster, self.options.application_id)
-            self._refuse_queries(owner.cluster)  # before it is fenced
-            owner.own()
-            self._refuse_if_done(owner.cluster)
-            self.targets = Targets.of(owner.cluster, self.options.topics())
-            ledger = (topic_of(self.options.application_id), 0)
-            self.handle: TransactionHandle = owner.begin([*self.targets.places(), ledger])
+        query_id = UNNAMED_JOB if self.job_id is None else f"{JOB_PREFIX}{self.job_id}"
+        self.batch = Batch(query_id, 0, [], [])
+        with BatchTransaction(self.options) as transaction:
+            transaction.open()
+            self._refuse_queries(self._entries(transaction))  # before it is fenced
+            transaction.own()
+            found = self._entries(transaction)
+            self._refuse_if_done(found)
+            self.last = max(found, key=lambda entry: entry.sequence, default=None)
+            self.handle: TransactionHandle = transaction.begin()
+            self.targets = transaction.targets
 
-    def _refuse_queries(self, cluster: Cluster) -> None:
+    def _entries(self, transaction: BatchTransaction) -> list[Entry]:
+        return all_entries(transaction.owner.cluster, self.options.application_id)
+
+    def _refuse_queries(self, found: list[Entry]) -> None:
         """A job would fence a query with this id, and its entry would follow the query's: the query could not go on."""
-        found = all_entries(cluster, self.options.application_id)
-        query = max((entry for entry in found if not _is_job(entry)), key=lambda entry: entry.sequence, default=None)
+        query = max((entry for entry in found if not entry.is_job), key=lambda entry: entry.sequence, default=None)
         if query is not None:
             raise QueryIdError(
                 f"application id {self.options.application_id!r} belongs to the streaming query {query.query_id} (its "
@@ -83,20 +85,15 @@ class BatchWriter(DataSourceArrowWriter):
                 "Nothing was written. Give the job another applicationId"
             )
 
-    def _refuse_if_done(self, cluster: Cluster) -> None:
-        found = all_entries(cluster, self.options.application_id)
-        self.sequence = 1 + max((entry.sequence for entry in found), default=-1)
-        done = next((entry for entry in found if self.job_id is not None and entry.query_id == self.job_name), None)
+    def _refuse_if_done(self, found: list[Entry]) -> None:
+        is_named = self.job_id is not None
+        done = next((entry for entry in found if is_named and entry.query_id == self.batch.query_id), None)
         if done is not None:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(done.committed_at_ms / 1000))
             raise AlreadyDoneError(
                 f"job {self.job_id!r} of application {self.options.application_id!r} was written at {when} UTC "
                 f"({done.rows} rows); nothing was written now. Use another jobId for another job"
             )
-
-    @property
-    def job_name(self) -> str:
-        return f"{JOB_PREFIX}{self.job_id}"
 
     @reason_first()
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -105,49 +102,19 @@ class BatchWriter(DataSourceArrowWriter):
     @reason_first()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         reports = [report for message in messages if isinstance(message, Done) for report in message.reports]
-        with self._owner() as owner:
-            try:
-                audit(owner, self.targets, reports)
-                write_entry(self.handle, self.options.application_id, self._entry(reports), self._key())
-                owner.end(commit=True)
-            except EndUnknownError:
-                owner.renew()
-                if not any(
-                    e.sequence == self.sequence for e in all_entries(owner.cluster, self.options.application_id)
-                ):
-                    raise
+        with self._resumed() as transaction:
+            transaction.audit(reports)
+            transaction.commit(self.batch, reports, run_id="")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with self._owner() as owner:
-            owner.end(commit=False)
+        with self._resumed() as transaction:
+            transaction.abort()
 
-    def _owner(self) -> TransactionOwner:
-        """The owner of the transaction again, in the process that ends it."""
-        owner = TransactionOwner(self.handle.settings)
-        owner.resume(self.handle)
-        return owner
-
-    def _key(self) -> bytes | None:
-        """A job's entry has a key of its own: compaction never takes it away."""
-        return None if self.job_id is None else self.job_name.encode()
-
-    def _entry(self, reports: list[Report]) -> Entry:
-        return Entry(
-            sequence=self.sequence,
-            query_id=self.job_name if self.job_id is not None else UNNAMED_JOB,
-            run_id="",
-            batch_id=0,
-            starts=[],
-            ends=[],
-            written=written_places(self.targets, reports),
-            rows=sum(r.rows for r in reports),
-            dead_letters=sum(r.dead for r in reports),
-            committed_at_ms=int(time.time() * 1000),
-        )
-
-
-def _is_job(entry: Entry) -> bool:
-    return entry.query_id == UNNAMED_JOB or entry.query_id.startswith(JOB_PREFIX)
+    def _resumed(self) -> BatchTransaction:
+        """The transaction again, in the process that ends it."""
+        transaction = BatchTransaction(self.options)
+        transaction.resume(self.handle, self.targets, self.last)
+        return transaction
 
 
 def route(

@@ -26,6 +26,7 @@ _WAYS_OUT = (
 
 
 SUFFIX = ".ledger"
+JOB_PREFIX, UNNAMED_JOB = "job:", "batch"  # in place of a query's id: batch jobs
 
 
 def topic_of(application_id: str) -> str:
@@ -63,7 +64,14 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> bytes:
-        return b"%d" % (self.sequence % KEPT_BATCHES)
+        """Keys go round; a job with an id has a key of its own, which compaction never takes away."""
+        return (
+            self.query_id.encode() if self.query_id.startswith(JOB_PREFIX) else b"%d" % (self.sequence % KEPT_BATCHES)
+        )
+
+    @property
+    def is_job(self) -> bool:
+        return self.query_id == UNNAMED_JOB or self.query_id.startswith(JOB_PREFIX)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -19,27 +19,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from semel import faults
-from semel.client.errors import FencedError, KafkaError
-from semel.client.producer.coordinator import EndUnknownError
-from semel.client.producer.handle import TransactionHandle, TransactionOwner
-from semel.protocol.errors import ErrorCode
-from semel.spark.checksums import Summed, why_state_differs
+from semel.client.producer.handle import TransactionHandle
+from semel.spark.checksums import Summed
 from semel.spark.columns import check_columns
-from semel.spark.committing import audit, write_entry, written_places
-from semel.spark.lag import send_positions
-from semel.spark.ledger import Batch, Decision, Entry, Verdict, decide, refuse_lost_state, topic_of
-from semel.spark.ledger_topic import create, last_entry, wait_for_markers
-from semel.spark.owners import why_in_use
+from semel.spark.ledger import Batch, Entry
 from semel.spark.reasons import reason_first
-from semel.spark.sink import FencedSinkError, RefusedError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_checkpoint import QueryCheckpoint
 from semel.spark.stream_writer_state import DriverState
 from semel.spark.targets import Targets
+from semel.spark.transaction import BatchTransaction, RefusedError
 from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import check_routed, write_rows
@@ -51,12 +44,11 @@ class Plan(NamedTuple):
     """What the planning of a batch decided. Goes to every task, and with their messages to the commit."""
 
     batch: Batch
-    sequence: int  # of the ledger entry to write
+    last: Entry | None  # of the ledger; what it says about partitions is left out
     targets: Targets
     handle: TransactionHandle | None  # None: the batch is in the ledger already
     planned_at_ms: int
     is_stateful: bool
-    checksum: str  # of the rows in the ledger, if the batch is there
 
 
 @dataclass
@@ -113,28 +105,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         plans = {(m.plan.batch.batch_id, m.plan.handle and m.plan.handle.identity) for m in done}
         if len(plans) != 1 or len(done) != len(messages) or done[0].plan.batch.batch_id != batchId:
             raise WrongBatchError(f"batch {batchId} has messages of {sorted(map(str, plans))}; it cannot be committed")
-        if done[0].plan.handle is None:
-            _check_replay(self.options, done)
-            log.info("batch %d already written", batchId)
-            return
-        commit(self.options, done[0].plan, done[0].plan.handle, done)
+        commit(self.options, done)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """As well as it can be done: what stays open is aborted by the next start or the transaction's time-out."""
         plans = [message.plan for message in messages if isinstance(message, Done)]
-        handle = plans[0].handle if plans else DriverState(self.options.producer_settings()).recall()
-        if handle is None:
-            return
-        with TransactionOwner(handle.settings) as owner:
-            owner.resume(handle)
-            try:
-                owner.end(commit=False)
-                _remember(owner)
-            except KafkaError as error:
-                log.warning("batch %d could not be aborted now: %s", batchId, error)
+        handle = plans[0].handle if plans else _state(self.options).recall()
+        if handle is not None:
+            with _transaction(self.options) as transaction:
+                transaction.resume(handle, Targets({}), None)
+                transaction.abort()
 
 
-# --- planning ---
+def _state(options: SinkOptions) -> DriverState:
+    return DriverState(options.producer_settings())
+
+
+def _transaction(options: SinkOptions) -> BatchTransaction:
+    return BatchTransaction(options, _state(options))
 
 
 def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
@@ -142,79 +129,11 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
     loop = options.refuse_loop(batch)
     if loop is not None:
         raise RefusedError(loop)
-    with TransactionOwner(options.producer_settings()) as owner:
-        create(owner.cluster, options.application_id)
-        targets = Targets.of(owner.cluster, options.topics())
-        handle = None
-        is_written, last = _decided(owner, options, batch, is_stateful)
-        if not is_written:
-            _refuse_in_use(owner, options, batch, last, targets)
-            own(owner, options.application_id)
-            # While the id was being taken over, its owner before may have finished this very batch.
-            is_written, last = _decided(owner, options, batch, is_stateful)
-            if not is_written:
-                handle = owner.begin([*targets.places(), (topic_of(options.application_id), 0)])
-            _remember(owner)
-        faults.hit("sink.after_begin")
-        sequence = 0 if last is None else last.sequence + 1
-        checksum = last.checksum if is_written and last is not None else ""
-        return Plan(batch, sequence, targets, handle, int(time.time() * 1000), is_stateful, checksum)
-
-
-def _decided(
-    owner: TransactionOwner, options: SinkOptions, batch: Batch, is_stateful: bool
-) -> tuple[bool, Entry | None]:
-    """(whether the batch is written, the last entry), or an error if it may not be."""
-    last, decision = _asked(owner, options, batch)
-    if decision.verdict is Verdict.REFUSE:  # perhaps the entry of the batch before is not visible yet
-        wait_for_markers(owner.cluster, options.application_id)
-        last, decision = _asked(owner, options, batch)
-    lost = refuse_lost_state(last, batch, options.application_id)
-    if lost is not None and is_stateful and not options.accept_lost_state:
-        raise RefusedError(lost)
-    if decision.verdict is Verdict.REFUSE:
-        raise RefusedError(f"application {options.application_id!r}: {decision.reason}")
-    return decision.verdict is Verdict.ALREADY_WRITTEN, last
-
-
-def _asked(owner: TransactionOwner, options: SinkOptions, batch: Batch) -> tuple[Entry | None, Decision]:
-    last = last_entry(owner.cluster, options.application_id, must_exist=True, accept_empty=options.adopt_checkpoint)
-    return last, decide(last, batch, adopt=options.adopt_checkpoint)
-
-
-def _refuse_in_use(
-    owner: TransactionOwner, options: SinkOptions, batch: Batch, last: Entry | None, targets: Targets
-) -> None:
-    """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""
-    if DriverState(owner.settings).recall() is None:
-        in_use = why_in_use(owner.cluster, options.application_id, last, batch, targets.places())
-        if in_use:
-            raise RefusedError(in_use)
-
-
-def own(owner: TransactionOwner, application_id: str) -> None:
-    """The first time in a Spark application the id is taken over; after that it must still be ours."""
-    known = DriverState(owner.settings).recall()
-    if known is None:
-        owner.own()
-        return
-    owner.resume(known)
-    try:
-        owner.renew()
-    except FencedError as error:
-        if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:  # it expired: nobody's
-            owner.own()
-            return
-        raise FencedSinkError(
-            f"application id {application_id!r} was taken over by another driver: {error}. If that is the one that "
-            "should run, this one is right to stop; else start this Spark application again. Two queries need two "
-            "application ids"
-        ) from error
-
-
-def _remember(owner: TransactionOwner) -> None:
-    assert owner.identity is not None
-    DriverState(owner.settings).remember(*owner.identity, owner.generation)
+    with _transaction(options) as transaction:
+        transaction.open()
+        handle = transaction.begin() if transaction.decide(batch, lambda: is_stateful) else None
+        last = None if transaction.last is None else msgspec.structs.replace(transaction.last, written=[])
+        return Plan(batch, last, transaction.targets, handle, int(time.time() * 1000), is_stateful)
 
 
 # --- in a task ---
@@ -247,34 +166,20 @@ def checksum_of(done: list[Done]) -> str:
     return whole.checksum() if parts else ""
 
 
-def _check_replay(options: SinkOptions, done: list[Done]) -> None:
-    """A batch that ran again must have given the rows that were written, or the state is not the one they came from."""
-    plan = done[0].plan
-    differs = why_state_differs(plan.batch.batch_id, plan.checksum, checksum_of(done))
-    if differs and not options.accept_lost_state:
-        raise RefusedError(f"application {options.application_id!r}: {differs}")
-    if differs:
-        log.warning("accepted: %s", differs)
-
-
-def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: list[Done]) -> None:
-    """Audit, ledger entry, positions and the end: as `semel.sink` does it."""
+def commit(options: SinkOptions, done: list[Done]) -> None:
+    """Audit and commit, as `semel.sink` does it; or, where the batch was written before, a look at its rows."""
+    plan, checksum = done[0].plan, checksum_of(done)
     reports = [report for message in done for report in message.reports]
-    entry = entry_of(options, plan, done[0].run_id, reports, checksum_of(done))
     started_s = time.monotonic()
-    with TransactionOwner(handle.settings) as owner:
-        owner.resume(handle)
-        audit(owner, plan.targets, reports)
-        is_first = plan.batch.batch_id == 0 or plan.sequence == 0  # the next batch must find its query in the ledger
-        if entry.rows == 0 and plan.batch.starts == plan.batch.ends and not is_first:
-            owner.end(commit=False)  # nothing to say and nothing moved
-        else:
-            write_entry(handle, options.application_id, entry)
-            send_positions(owner, options, plan.batch)
-            faults.hit("sink.after_offsets")
-            _end(owner, options, entry)
-        faults.hit("sink.after_commit")
-        _remember(owner)
+    with _transaction(options) as transaction:
+        if plan.handle is None:
+            transaction.last = plan.last
+            transaction.check_replay(plan.batch, checksum)
+            log.info("batch %d already written", plan.batch.batch_id)
+            return
+        transaction.resume(plan.handle, plan.targets, plan.last)
+        transaction.audit(reports)
+        entry = transaction.commit(plan.batch, reports, done[0].run_id, checksum)
     log.info(
         "batch %d write: %d rows, %d dead letters, write %.0f ms, commit %.0f ms",
         plan.batch.batch_id,
@@ -282,32 +187,4 @@ def commit(options: SinkOptions, plan: Plan, handle: TransactionHandle, done: li
         entry.dead_letters,
         entry.committed_at_ms - plan.planned_at_ms,
         (time.monotonic() - started_s) * 1000,
-    )
-
-
-def _end(owner: TransactionOwner, options: SinkOptions, entry: Entry) -> None:
-    try:
-        owner.end(commit=True)
-    except EndUnknownError:
-        owner.renew()
-        last = last_entry(owner.cluster, options.application_id, must_exist=True, accept_empty=True)
-        if last is None or last.sequence != entry.sequence:
-            raise
-
-
-def entry_of(options: SinkOptions, plan: Plan, run_id: str, reports: list[Report], checksum: str) -> Entry:
-    return Entry(
-        sequence=plan.sequence,
-        query_id=plan.batch.query_id,
-        run_id=run_id,
-        batch_id=plan.batch.batch_id,
-        starts=plan.batch.starts,
-        ends=plan.batch.ends,
-        written=written_places(plan.targets, reports),
-        rows=sum(r.rows for r in reports),
-        dead_letters=sum(r.dead for r in reports),
-        committed_at_ms=int(time.time() * 1000),
-        plan=plan.batch.plan,
-        dead_letter_topic=options.dead_letter_topic,
-        checksum=checksum,
     )

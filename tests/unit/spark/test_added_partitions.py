@@ -65,7 +65,7 @@ def test_the_sink_writes_to_partitions_that_are_new(cluster: Cluster, age_ms: in
 
         sink = Sink(options)
         sink.job, sink._run = job, SimpleNamespace(run_id="run", is_stateful=lambda: False)  # type: ignore[assignment]
-        sink._own()
+        sink.transaction.own()
         sink._attempt(None, batch_of(0), 1)
         add_partition(options)
         sink._attempt(None, batch_of(1), 1)

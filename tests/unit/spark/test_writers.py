@@ -8,17 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from semel.client.producer.handle import TransactionOwner
-from semel.spark import api, stream_writer
+from semel.spark import api
 from semel.spark.base_sink import BaseSink, SinkError
 from semel.spark.encoding import Encoder, Routing
 from semel.spark.fast_lane import FunctionError, as_table, writable
 from semel.spark.lag import group_positions
 from semel.spark.ledger import Batch, Entry, refuse_lost_state
 from semel.spark.options import OptionError
-from semel.spark.sink import RefusedError, Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
+from semel.spark.transaction import BatchTransaction, RefusedError
 from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import chosen_columns
 
@@ -125,31 +124,17 @@ WRITTEN = Entry(sequence=4, query_id="old", run_id="", batch_id=4, starts=['{"t"
 FROM_THE_START = Batch("new", 0, ['{"t":{"0":0}}'], ['{"t":{"0":9}}'])  # startingOffsets=earliest with a new checkpoint
 
 
-class StatefulRun:
-    short_lived = None
-
-    def is_stateful(self) -> bool:
-        return True
-
-
-def test_a_sink_names_accept_lost_state_wherever_the_new_checkpoint_starts():
-    sink = object.__new__(Sink)
-    sink.options, sink._last, sink._run = options(), WRITTEN, StatefulRun()  # type: ignore[assignment]
-    with pytest.raises(RefusedError, match=r"accept_lost_state=True.*startingOffsets=committed"):
-        sink._is_written(FROM_THE_START)
-    sink.options = options(accept_lost_state=True)
-    with pytest.raises(RefusedError, match="startingOffsets=committed"):
-        sink._is_written(FROM_THE_START)
-
-
-def test_a_stream_writer_names_accept_lost_state_wherever_the_new_checkpoint_starts(monkeypatch):
-    monkeypatch.setattr(stream_writer, "last_entry", lambda *_, **__: WRITTEN)
-    monkeypatch.setattr(stream_writer, "wait_for_markers", lambda *_: None)
-    with TransactionOwner(options().producer_settings()) as owner:
+def test_accept_lost_state_is_named_wherever_the_new_checkpoint_starts():
+    with BatchTransaction(options()) as transaction:
+        transaction.last = WRITTEN
         with pytest.raises(RefusedError, match=r"accept_lost_state=True.*startingOffsets=committed"):
-            stream_writer._decided(owner, options(), FROM_THE_START, True)
-        with pytest.raises(RefusedError, match="Give each query its own application id"):
-            stream_writer._decided(owner, options(), FROM_THE_START, False)
+            transaction.is_written(FROM_THE_START, lambda: True)
+        with pytest.raises(RefusedError, match=r"the cause\. .*Give each query its own application id"):
+            transaction.is_written(FROM_THE_START, lambda: False, "the cause")
+    with BatchTransaction(options(accept_lost_state=True)) as transaction:
+        transaction.last = WRITTEN
+        with pytest.raises(RefusedError, match="startingOffsets=committed"):
+            transaction.is_written(FROM_THE_START, lambda: True)
 
 
 # --- sinks that are used in another way than they are made for ---

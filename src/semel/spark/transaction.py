@@ -1,0 +1,325 @@
+"""One transaction of an application, the same for a micro-batch of a sink or a stream writer and for a batch job.
+
+    decide   may the batch be written? The ledger says it, and who takes the id over is sure of it first
+    begin    open the transaction for every partition that rows may go to, and for the ledger
+    write    by whoever has the handle: a `WriteJob`, or the tasks of a writer
+    audit    the log must hold what the tasks reported
+    commit   ledger entry, source offsets and the end, together with the rows
+    settle   after a failure: the next epoch aborts what is open, and the ledger says whether the batch is written
+
+`docs/architecture.md` shows the calls of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from semel import faults
+from semel.client.errors import FencedError, KafkaError
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import TransactionHandle, TransactionOwner
+from semel.protocol.errors import ErrorCode
+from semel.spark.base_sink import SinkError
+from semel.spark.checksums import why_state_differs
+from semel.spark.lag import send_positions
+from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, refuse_lost_state, topic_of
+from semel.spark.ledger_topic import create, last_entry
+from semel.spark.options import OptionError
+from semel.spark.owners import ONGOING, await_decided, why_in_use
+from semel.spark.sink_options import SinkOptions
+from semel.spark.stream_writer_state import DriverState
+from semel.spark.targets import Targets
+from semel.spark.write_job import Report, check_single_runs
+
+log = logging.getLogger("semel.spark")
+
+
+class RefusedError(SinkError):
+    """The ledger says that this batch must not be written."""
+
+
+class FencedSinkError(SinkError):
+    """Another driver owns the application id."""
+
+
+class TimedOutTransactionError(SinkError):
+    """The batch took longer than transaction.timeout.ms."""
+
+
+class UnevenError(RuntimeError):
+    """The log does not hold what the tasks reported: the transaction must be aborted."""
+
+
+class BatchTransaction:
+    """The transactions of one application id in one process, one after the other.
+
+    `state` remembers the producer's identity for the next process of the same Spark application; a sink lives in one.
+    """
+
+    def __init__(self, options: SinkOptions, state: DriverState | None = None) -> None:
+        self.options = options
+        self.owner = TransactionOwner(options.producer_settings())
+        self.last: Entry | None = None  # of the ledger
+        self.targets = Targets({})
+        self._state = state
+        self._began_s: float | None = None
+        self._handle: TransactionHandle | None = None
+
+    def __enter__(self) -> BatchTransaction:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.owner.close()
+
+    def open(self) -> None:
+        """Makes sure that the ledger and the topics are there. Takes nothing from anybody."""
+        create(self.owner.cluster, self.options.application_id)
+        self.targets = Targets.of(self.owner.cluster, self.options.topics())
+
+    def own_if_free(self) -> None:
+        """Takes the id if that takes it from nobody, so that wrong options show before the query starts."""
+        found = await_decided(self.owner.cluster, self.options.application_id)
+        self.read_ledger()
+        if self.last is None and (found is None or found.state != ONGOING):
+            self.own()
+
+    def resume(self, handle: TransactionHandle, targets: Targets, last: Entry | None) -> None:
+        """Goes on, in another process, with a transaction that was begun."""
+        self.owner.resume(handle)
+        self._handle, self.targets, self.last = handle, targets, last
+
+    # --- decide ---
+
+    def decide(self, batch: Batch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+        """Whether the batch is to be written; False: it is written. Raises RefusedError if it must not be, after what
+        is wrong with the checkpoint itself (`cause`).
+
+        The first time, every earlier run is fenced, but only once it is clear that this batch is the next one: a query
+        that is refused does not disturb the owner of its application id.
+        """
+        if self.owner.identity is None:
+            if self._is_written_in_new_ledger(batch, is_stateful, cause):
+                return False
+            self._refuse_in_use(batch)
+            self.own()
+            self.read_ledger()  # while the id was being taken over, its owner may have finished a batch
+        return not self.is_written(batch, is_stateful, cause)
+
+    def _is_written_in_new_ledger(self, batch: Batch, is_stateful: Callable[[], bool], cause: str) -> bool:
+        """Others may have written since this object was made. The end of a transaction is acknowledged before its
+        marker is in the ledger; so an entry that a refused batch continues may become visible only now."""
+        self.read_ledger()
+        try:
+            return self.is_written(batch, is_stateful, cause)
+        except RefusedError:
+            await_decided(self.owner.cluster, self.options.application_id)
+            self.read_ledger()
+            return self.is_written(batch, is_stateful, cause)
+
+    def is_written(self, batch: Batch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+        """What the ledger says: written before, or to be written now; anything else is refused."""
+        options = self.options
+        decision = decide(self.last, batch, adopt=options.adopt_checkpoint)
+        lost = refuse_lost_state(self.last, batch, options.application_id)
+        if lost is not None and not options.accept_lost_state and is_stateful():
+            reason = lost  # where the batch is refused, too, this is the cause, and it has another way out
+        elif decision.verdict is Verdict.REFUSE:
+            reason = decision.reason
+        else:
+            return decision.verdict is Verdict.ALREADY_WRITTEN
+        raise RefusedError(f"application {options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}")
+
+    def check_replay(self, batch: Batch, checksum: str) -> None:
+        """A batch that ran again must have given the rows that were written, or the state of the query is not the one
+        that they came from."""
+        written = "" if self.last is None else self.last.checksum
+        differs = why_state_differs(batch.batch_id, written, checksum)
+        if differs and not self.options.accept_lost_state:
+            raise RefusedError(f"application {self.options.application_id!r}: {differs}")
+        if differs:
+            log.warning("accepted: %s", differs)
+
+    def _refuse_in_use(self, batch: Batch) -> None:
+        """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""
+        if self._state is not None and self._state.recall() is not None:
+            return
+        options, places = self.options, self.targets.places()
+        in_use = why_in_use(self.owner.cluster, options.application_id, self.last, batch, places)
+        if in_use:
+            raise RefusedError(in_use)
+
+    def own(self) -> None:
+        """The first time in a Spark application the id is taken over; after that it must still be ours."""
+        known = None if self._state is None else self._state.recall()
+        if known is None:
+            self._take_over()
+        else:
+            self.owner.resume(known)
+            self._renew()
+        self.remember()
+
+    def _take_over(self) -> None:
+        try:
+            self.owner.own()
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise OptionError(
+                f"transaction_timeout_ms is {self.options.transaction_timeout_ms}, more than the broker allows; lower "
+                "it, or raise the broker's transaction.max.timeout.ms"
+            ) from error
+
+    def read_ledger(self, *, accept_empty: bool = False) -> None:
+        options = self.options
+        accept_empty = accept_empty or options.adopt_checkpoint
+        self.last = last_entry(self.owner.cluster, options.application_id, must_exist=True, accept_empty=accept_empty)
+
+    # --- begin, audit ---
+
+    def begin(self) -> TransactionHandle:
+        """Opens the transaction. Partitions may have been added to the topics since the last one."""
+        self._began_s = time.monotonic()
+        faults.hit("sink.before_begin")
+        self.targets = Targets.of(self.owner.cluster, self.options.topics())
+        self._handle = self.owner.begin([*self.targets.places(), (topic_of(self.options.application_id), 0)])
+        self.remember()
+        faults.hit("sink.after_begin")
+        return self._handle
+
+    def audit(self, reports: list[Report]) -> None:
+        """The log must hold exactly what the winners reported: catches rows of a dead attempt in a partition that the
+        winner had no rows for, which no handshake can see."""
+        faults.hit("sink.after_write")
+        if self.options.precautions.count_audit:
+            reported = {self.targets.place(r.target): r.sequence for r in reports}
+            found = self.owner.last_sequences(self.targets.places())
+            if found != reported:
+                wrong = {place for place in {*found, *reported} if found.get(place) != reported.get(place)}
+                numbers = {place: (reported.get(place), found.get(place)) for place in sorted(wrong)[:5]}
+                raise UnevenError(
+                    f"tasks reported other counts than the log holds; last sequences (reported, found): {numbers}"
+                )
+        check_single_runs(reports)
+        faults.hit("sink.after_audit")
+
+    # --- commit ---
+
+    def commit(self, batch: Batch, reports: list[Report], run_id: str, checksum: str = "", attempts: int = 1) -> Entry:
+        """The ledger entry, the source offsets and the end: one transaction with the rows. A batch without rows that
+        moved nothing is aborted, unless it is the first of its query: the next batch must find that in the ledger."""
+        entry = self._entry(batch, reports, run_id, checksum, attempts)
+        is_known = self.last is not None and self.last.query_id == batch.query_id
+        if entry.rows == 0 and batch.ends and batch.starts == batch.ends and is_known:
+            self.abort()
+        else:
+            assert self._handle is not None, "begin() or resume() comes first"
+            write_entry(self._handle, self.options.application_id, entry, self.owner)
+            faults.hit("sink.after_ledger")
+            send_positions(self.owner, self.options, batch)
+            faults.hit("sink.after_offsets")
+            self._end(entry)
+        self.remember()
+        faults.hit("sink.after_commit")
+        return entry
+
+    def _entry(self, batch: Batch, reports: list[Report], run_id: str, checksum: str, attempts: int) -> Entry:
+        written = [Written(*self.targets.place(r.target), r.rows, r.first, r.last) for r in reports]
+        return Entry(
+            sequence=0 if self.last is None else self.last.sequence + 1,
+            query_id=batch.query_id,
+            run_id=run_id,
+            batch_id=batch.batch_id,
+            starts=batch.starts,
+            ends=batch.ends,
+            written=sorted(written, key=lambda w: (w.topic, w.partition)),
+            rows=sum(r.rows for r in reports),
+            dead_letters=sum(r.dead for r in reports),
+            attempts=attempts,
+            committed_at_ms=int(time.time() * 1000),
+            plan=batch.plan,
+            dead_letter_topic=self.options.dead_letter_topic,
+            checksum=checksum,
+        )
+
+    def _end(self, entry: Entry) -> None:
+        """EndTxn. If its outcome is unknown, the epoch is never used again, and the ledger says how it ended."""
+        try:
+            self.owner.end(commit=True)
+        except EndUnknownError:
+            self._renew()
+            self.read_ledger(accept_empty=True)
+            if self.last is None or self.last.sequence != entry.sequence:
+                raise
+        self.last = entry
+
+    # --- when it did not work ---
+
+    def settle(self, batch: Batch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+        """After a failure: aborts what is open under a new epoch. True if the batch is written after all; else it may
+        run again, unless it took too long."""
+        self._renew()
+        self.read_ledger()
+        if self.is_written(batch, is_stateful, cause):
+            return True
+        self._raise_if_too_long(error)
+        return False
+
+    def _renew(self) -> None:
+        """The next epoch, if the id is still ours. One that expired belongs to nobody and is taken anew.
+
+        Only InitProducerId's error counts. Other requests return INVALID_PRODUCER_ID_MAPPING also where another owner
+        got a new producer id, after 32,766 epochs: who took the id then would take it from that owner.
+        """
+        try:
+            self.owner.renew()
+        except FencedError as error:
+            if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+                self._take_over()
+                return
+            self._raise_if_too_long(error)
+            raise FencedSinkError(
+                f"application id {self.options.application_id!r} was taken over by another driver: {error}. If that "
+                "is the one that should run, this one is right to stop; else start this Spark application again. Two "
+                "queries need two application ids"
+            ) from error
+
+    def _raise_if_too_long(self, error: Exception) -> None:
+        """A batch that failed after more than the timeout: running it again would only take as long again."""
+        took_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        limit_ms = self.options.transaction_timeout_ms
+        if took_s * 1000 >= limit_ms:
+            raise TimedOutTransactionError(
+                f"the batch took {took_s:.0f} s, longer than transaction.timeout.ms ({limit_ms} ms), so the "
+                "coordinator aborted it. Nothing of it is visible. Raise transaction_timeout_ms (the broker's limit is "
+                "transaction.max.timeout.ms), or make batches smaller with maxOffsetsPerTrigger; then start again"
+            ) from error
+
+    def abort(self) -> None:
+        """As well as it can be done: a transaction that stays open is aborted by the next owner or the timeout."""
+        try:
+            self.owner.end(commit=False)
+            self.remember()
+        except KafkaError as error:
+            log.warning("the transaction could not be aborted now: %s", error)
+
+    def remember(self) -> None:
+        if self._state is not None and self.owner.identity is not None:
+            self._state.remember(*self.owner.identity, self.owner.generation)
+
+
+def write_entry(handle: TransactionHandle, application_id: str, entry: Entry, owner: TransactionOwner) -> None:
+    """Puts the entry into the transaction, over the owner's connections."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"key": [entry.key], "value": [entry.encode()]}
+    row = pa.table({name: pa.array(values, pa.binary()) for name, values in columns.items()})
+    with handle.writer(owner.cluster) as writer:
+        writer.write(topic_of(application_id), 0, row)
+        writer.finish()
