@@ -56,9 +56,11 @@ class Encoder:
         self._routing = routing
         self._task = task
         self._rounds = 0
+        self._opened: set[int] = set()  # targets whose first row has left
 
     def blobs(self, batches: Iterator[Any]) -> Iterator[tuple[int, int, int, memoryview]]:
-        """(target, record count, 1 if dead letters, record batch) of all rows."""
+        """(target, record count, 1 if dead letters, record batch) of all rows. The first row of each target leaves by
+        itself: who writes it opens the partition with it, and writes all others as they are."""
         for table in self._collected(batches):
             with stage(ENCODE):
                 encoded = list(self._encode(table))
@@ -94,20 +96,29 @@ class Encoder:
         )
         order = self._np.argsort(targets, kind="stable")
         counts = self._np.bincount(targets, minlength=self._routing.targets.count)
-        used = self._np.flatnonzero(counts)
+        used = self._np.flatnonzero(counts).tolist()
+        parts = [(target, rows) for target in used for rows in self._first_alone(target, int(counts[target]))]
         groups = encoder.encode_groups(
             order,
-            counts[used].tolist(),
-            [0] * len(used),
+            [rows for _, rows in parts],
+            [0] * len(parts),
             transactional=False,
             compression=self._routing.compression,
             max_batch_bytes=self._routing.batch_bytes,
         )
         dead_topic = self._dead_range()
-        for target, group in zip(used.tolist(), groups, strict=True):
+        for (target, _), group in zip(parts, groups, strict=True):
             is_dead = int(target in dead_topic)
             for batch in group:
                 yield target, batch.record_count, is_dead, batch.buffer
+
+    def _first_alone(self, target: int, rows: int) -> list[int]:
+        """So many rows of a target, in parts."""
+        if target in self._opened or rows == 1:
+            self._opened.add(target)
+            return [rows]
+        self._opened.add(target)
+        return [1, rows - 1]
 
     # --- which way ---
 

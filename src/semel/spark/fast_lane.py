@@ -183,13 +183,13 @@ def _copy_ranges(
         number, mark = task_identity()
         with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
             out = BlobWriter(writer, routing.targets, mark, precautions)
+            opened: set[int] = set()
             for wanted, target in dealt[number]:
                 for table in step.tables(wanted, views=True):
-                    with stage(PRODUCE):
-                        rest = out.opened(target, _sendable(table, routing))
-                    for blob in _encoded(rest, target, routing):
+                    for blob in _encoded(_sendable(table, routing), target, routing, target not in opened):
                         with stage(PRODUCE):
                             out.write(blob)
+                    opened.add(target)
             with stage(PRODUCE):
                 reports = list(out.report())
             faults.hit("task.after_rows")
@@ -250,18 +250,18 @@ def _sendable(table: Any, routing: Routing) -> Any:
     return table.append_column("timestamp", pa.repeat(pa.scalar(routing.timestamp_ms, pa.int64()), table.num_rows))
 
 
-def _encoded(table: Any, target: int, routing: Routing) -> Iterator[Blob]:
+def _encoded(table: Any, target: int, routing: Routing, is_first: bool) -> Iterator[Blob]:
+    """The rows as blobs; the first row of a partition as one of its own (see `Encoder.blobs`)."""
     from semel.protocol.columns_encode import ColumnEncoder
 
-    if not table.num_rows:
-        return
+    counts = [1, table.num_rows - 1] if is_first and table.num_rows > 1 else [table.num_rows]
     columns = {name: table.column(name) for name in table.column_names}
     with stage(ENCODE):
         encoder = ColumnEncoder(columns["value"], columns.get("key"), columns.get("headers"), columns["timestamp"])
-        batches = encoder.encode(
-            None, base_sequence=0, compression=routing.compression, max_batch_bytes=routing.batch_bytes
+        groups = encoder.encode_groups(
+            None, counts, [0] * len(counts), compression=routing.compression, max_batch_bytes=routing.batch_bytes
         )
-    for batch in batches:
+    for batch in (batch for group in groups for batch in group):
         yield target, batch.record_count, 0, batch.buffer
 
 

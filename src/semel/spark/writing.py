@@ -76,21 +76,13 @@ class BlobWriter:
             self._open(topic, partition, data)
 
     def _open(self, topic: str, partition: int, data: memoryview) -> None:
+        """The first row of a partition comes by itself (see `Encoder.blobs`), so little is encoded twice."""
         from semel.protocol.columns_decode import decode_record_set
 
         table = decode_record_set(data, headers=True).table.select(["key", "value", "headers", "timestamp"])
         self._shake_hands(topic, partition, table.slice(0, 1))
         if table.num_rows > 1:
             self._writer.write(topic, partition, table.slice(1))
-
-    def opened(self, target: int, table: Any) -> Any:
-        """Opens a partition with the first row of a table, unless that was done; returns the rows that are left."""
-        if target in self._opened or not self._handshake:
-            return table
-        self._opened.add(target)
-        self._dead.setdefault(target, 0)
-        self._shake_hands(*self._targets.place(target), table.slice(0, 1))
-        return table.slice(1)
 
     def _shake_hands(self, topic: str, partition: int, row: Any) -> None:
         opening = self._writer.open(topic, partition, row, self._mark)

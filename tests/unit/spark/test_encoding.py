@@ -39,6 +39,7 @@ def encode(table: pa.Table, task: int = 0, **changes):
     for target, count, is_dead, data in Encoder(routing, task).blobs(iter(table.to_batches())):
         decoded = decode_record_set(data, headers=True).table
         assert decoded.num_rows == count
+        assert count == 1 or found[TARGETS.place(target)], "the first row of a target leaves by itself"
         found[TARGETS.place(target)] += decoded.to_pylist()
         dead += count * is_dead
     return found, dead
