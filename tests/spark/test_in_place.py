@@ -12,6 +12,7 @@ import semel
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import in_place, write_job
 from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.writing import OwnerStalledError, failure_report
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
 from tests.support.load import read_all
@@ -52,7 +53,7 @@ def shuffles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def collects(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """One entry for every job that Spark ran: whether it failed. A task that fails is an ERROR in Spark's log."""
     seen: list[bool] = []
-    collected = write_job.collected
+    collected = write_job._collect
 
     def noted(*arguments: Any) -> Any:
         seen.append(True)
@@ -60,7 +61,7 @@ def collects(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         seen[-1] = False
         return result
 
-    monkeypatch.setattr(write_job, "collected", noted)
+    monkeypatch.setattr(write_job, "_collect", noted)
     return seen
 
 
@@ -187,15 +188,15 @@ def test_a_partition_that_is_chosen_is_shuffled(session: Any, query: Query, shuf
 def test_attempt_that_died_costs_its_batch_a_shuffle_and_no_other(
     session: Any, query: Query, shuffles: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collected, died = write_job.collected, []
+    collected, died = write_job._collect, []
 
     def first_dies(*arguments: Any) -> Any:
         if not died:
             died.append(1)
-            raise RuntimeError("PythonException: OwnerStalledError: another attempt at this task opened it first")
+            return [failure_report(OwnerStalledError("another attempt at this task opened it first"))]
         return collected(*arguments)
 
-    monkeypatch.setattr(write_job, "collected", first_dies)
+    monkeypatch.setattr(write_job, "_collect", first_dies)
     reports = copied(session, query)
     assert [report.attempts for report in reports] == [2, *[1] * (BATCHES - 1)]
     assert died == shuffles == [1]

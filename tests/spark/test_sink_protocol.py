@@ -27,7 +27,7 @@ from semel.spark.ledger_topic import create, last_entry
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
-from semel.spark.write_job import Report
+from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.load import read_all
 from tests.support.waiting import until

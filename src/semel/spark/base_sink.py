@@ -9,9 +9,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from semel.spark.checkpoint import Run
+from semel.spark.failures import Reason, put_first, reason_in
 from semel.spark.frames import one_frame
 from semel.spark.ledger import Batch
-from semel.spark.reasons import Reason, put_first, reason_in
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")

@@ -23,15 +23,14 @@ from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark.columns import HASH_OF_KEY, check_columns
 from semel.spark.encoding import MURMUR2, SPREAD
+from semel.spark.failures import condition_of, reason_first
 from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, Batch, Entry
 from semel.spark.ledger_topic import all_entries
-from semel.spark.reasons import reason_first
 from semel.spark.targets import Targets
 from semel.spark.transaction import BatchTransaction
-from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import check_routed, write_rows
-from semel.spark.writing import task_identity
+from semel.spark.writing import Report, task_identity
 
 
 class AlreadyDoneError(RuntimeError):
@@ -151,7 +150,7 @@ def _columns(df: Any) -> list[str]:
         found: list[str] = df.columns
         return found
     except Exception as error:
-        if "ATTEMPT_ANALYSIS" in str(error):
+        if "ATTEMPT_ANALYSIS" in (condition_of(error) or ""):
             return ["key"]
         raise
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semel import faults
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
@@ -28,17 +27,19 @@ from semel.spark.planning import Range, ranges, split
 from semel.spark.reading import RangeReader
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
-from semel.spark.stages import ENCODE, FUNCTION, PRODUCE, stage, task
+from semel.spark.stages import ENCODE, FUNCTION, stage, task
 from semel.spark.targets import Targets, Topic
 from semel.spark.workers import settle_worker, worker_cluster
-from semel.spark.write_job import Report, careful, collected, routing_of, write_tasks, written
+from semel.spark.write_job import careful, collected, routing_of, write_tasks, written
 from semel.spark.writing import (
     Blob,
-    BlobWriter,
     Precautions,
+    Report,
     drained,
+    failure_report,
     task_identity,
     to_batches,
+    write_blobs,
 )
 
 TableFunction = Callable[[Any], Any]
@@ -180,20 +181,12 @@ def _copy_ranges(
     """One worker does everything, and returns rows of REPORT_COLUMNS."""
 
     def copied() -> Iterator[Any]:
-        number, mark = task_identity()
-        with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
-            out = BlobWriter(writer, routing.targets, mark, precautions)
-            opened: set[int] = set()
-            for wanted, target in dealt[number]:
-                for table in step.tables(wanted, views=True):
-                    for blob in _encoded(_sendable(table, routing), target, routing, target not in opened):
-                        with stage(PRODUCE):
-                            out.write(blob)
-                    opened.add(target)
-            with stage(PRODUCE):
-                reports = list(out.report())
-            faults.hit("task.after_rows")
-        yield from reports
+        number, _ = task_identity()
+        blobs = _range_blobs(step, routing, dealt[number])
+        try:
+            yield from write_blobs(handle, routing.targets, precautions, blobs)
+        except BadRowError as error:
+            yield failure_report(error)
 
     def run(numbers: Iterator[int]) -> Iterator[Any]:
         settle_worker()
@@ -201,6 +194,14 @@ def _copy_ranges(
         yield from task("copy", copied())
 
     return run
+
+
+def _range_blobs(step: Step, routing: Routing, dealt: list[tuple[Range, int]]) -> Iterator[Blob]:
+    opened: set[int] = set()
+    for wanted, target in dealt:
+        for table in step.tables(wanted, views=True):
+            yield from _encoded(_sendable(table, routing), target, routing, target not in opened)
+            opened.add(target)
 
 
 def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iterator[Any]], Iterator[Any]]:

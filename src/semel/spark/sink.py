@@ -17,7 +17,7 @@ from semel.client.errors import ConnectionFailedError, TimedOutError
 from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
 from semel.spark.checksums import Observed
 from semel.spark.encoding import BadRowError
-from semel.spark.guesses import FailedGuessError
+from semel.spark.failures import FailedGuessError
 from semel.spark.ledger import Batch, Verdict
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
@@ -106,4 +106,4 @@ class Sink(BaseSink):
 
 def is_final(error: Exception) -> bool:
     """Errors of the query itself: running the batch again would only repeat them."""
-    return isinstance(error, OptionError) or BadRowError.__name__ in str(error)
+    return isinstance(error, (OptionError, BadRowError))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from semel.spark.guesses import FailedGuessError
+from semel.spark.failures import FailedGuessError
 from semel.spark.session_settings import changed
 from semel.spark.writing import OwnerStalledError
 

@@ -32,6 +32,7 @@ from semel.spark.compat import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from semel.spark.failures import reason_first
 from semel.spark.ledger_topic import last_entry
 from semel.spark.offsets import (
     INITIAL,
@@ -51,7 +52,6 @@ from semel.spark.own_topics import OwnTopics
 from semel.spark.planning import Range, limited, ranges, split
 from semel.spark.positions import Positions
 from semel.spark.reading import DataLossError, RangeReader, created_anew
-from semel.spark.reasons import reason_first
 from semel.spark.source_columns import HEADERS, schema_of, spark_columns
 from semel.spark.workers import settle_worker, worker_cluster
 

@@ -26,16 +26,16 @@ from pyspark.sql.types import StructType
 from semel.client.producer.handle import TransactionHandle
 from semel.spark.checksums import Summed
 from semel.spark.columns import check_columns
+from semel.spark.failures import reason_first
 from semel.spark.ledger import Batch, Entry
-from semel.spark.reasons import reason_first
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_checkpoint import QueryCheckpoint
 from semel.spark.stream_writer_state import DriverState
 from semel.spark.targets import Targets
 from semel.spark.transaction import BatchTransaction, RefusedError
-from semel.spark.write_job import Report
 from semel.spark.writer_options import writer_options
 from semel.spark.writer_task import check_routed, write_rows
+from semel.spark.writing import Report
 
 log = logging.getLogger("semel.spark")
 

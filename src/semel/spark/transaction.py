@@ -33,7 +33,8 @@ from semel.spark.owners import ONGOING, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
 from semel.spark.stream_writer_state import DriverState
 from semel.spark.targets import Targets
-from semel.spark.write_job import Report, check_single_runs
+from semel.spark.write_job import check_single_runs
+from semel.spark.writing import Report
 
 log = logging.getLogger("semel.spark")
 

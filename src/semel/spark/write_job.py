@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle, TransactionHandle
 from semel.client.settings import ProducerSettings
 from semel.spark.columns import prepared
 from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
-from semel.spark.guesses import FailedGuessError
+from semel.spark.failures import FailedGuessError, was_cancelled
 from semel.spark.in_place import InPlace
 from semel.spark.ledger import Batch
 from semel.spark.reruns import StageWatch, spark_notices
@@ -21,13 +21,14 @@ from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SinkOptions
 from semel.spark.small_rows import SmallRows
 from semel.spark.targets import Targets
 from semel.spark.writing import (
-    MOVED,
     REPORT_COLUMNS,
     OwnerStalledError,
     Precautions,
+    Report,
+    WrongTaskError,
     direct_task,
     encode_task,
-    guessing_task,
+    raise_failures,
     write_task,
 )
 
@@ -41,18 +42,6 @@ class Cancelled(Exception):
 
 class MovedRowsError(FailedGuessError):
     """Rows of one partition are in two tasks, so they need a shuffle."""
-
-
-class Report(NamedTuple):
-    """What the winning attempt wrote into one partition. Rows of REPORT_COLUMNS."""
-
-    target: int
-    rows: int
-    dead: int
-    first: int
-    last: int
-    sequence: int
-    mark: int
 
 
 Job = Callable[[Any, SinkOptions, Targets, Batch, TransactionHandle], list[Report]]
@@ -77,7 +66,7 @@ class WriteJob:
             return self._direct(rows, fewest, task, options, lambda job: collected(job, precautions))
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
-            task = guessing_task(direct_task(handle, routing, precautions))
+            task = direct_task(handle, routing, precautions, is_guess=True)
             return self._direct(rows, few, task, options, lambda job: self._stay(job, batch.batch_id))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
@@ -95,18 +84,16 @@ class WriteJob:
     def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
         try:
-            reports = collected(job)
-        except Exception as error:
-            if OwnerStalledError.__name__ in str(error):
-                self._in_place.stalled(batch_id)
+            return collected(job)
+        except OwnerStalledError:
+            self._in_place.stalled(batch_id)
             raise
-        if any(report.target == MOVED for report in reports):
+        except WrongTaskError as error:
             self._in_place.failed()
             raise MovedRowsError(
                 "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all do "
                 "that follow (shuffle='always' does so from the start)"
-            )
-        return reports
+            ) from error
 
 
 def may_guess(df: Any, options: SinkOptions, precautions: Precautions) -> bool:
@@ -169,12 +156,15 @@ class Reports(list[Report]):
 
 
 def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
-    """Runs the job. With precautions, `check_single_runs` may be asked about it."""
+    """Runs the job; raises what a task reported instead of rows. With precautions, `check_single_runs` may be asked
+    about it."""
     if precautions is None or not precautions.single_runs or spark_notices(job.sparkSession):
-        return _collect(job)
-    with StageWatch(job.sparkSession) as watch:
         reports = Reports(_collect(job))
-    reports.watch = watch
+    else:
+        with StageWatch(job.sparkSession) as watch:
+            reports = Reports(_collect(job))
+        reports.watch = watch
+    raise_failures(reports)
     return reports
 
 
@@ -197,6 +187,6 @@ def _collect(job: Any) -> list[Report]:
     try:
         return [Report(*row) for row in job.collect()]
     except Exception as error:
-        if "SPARK_JOB_CANCELLED" in str(error) or "InterruptedException" in str(error):
+        if was_cancelled(error):
             raise Cancelled(str(error)[:500]) from error
         raise

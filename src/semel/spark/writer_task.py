@@ -12,8 +12,8 @@ from semel.spark.encoding import Encoder
 from semel.spark.sink_options import HASH, SinkOptions
 from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker
-from semel.spark.write_job import Report, routing_of
-from semel.spark.writing import BlobWriter, OwnerStalledError, Precautions, task_identity
+from semel.spark.write_job import routing_of
+from semel.spark.writing import BlobWriter, OwnerStalledError, Precautions, Report, task_identity
 
 PATIENCE_S = 5.0  # the partition may belong to an attempt that Spark is about to end, or to another task for good
 
@@ -35,7 +35,7 @@ def write_rows(
                 f"{error}. If this comes again at every start, rows of one partition are in several tasks: use "
                 "semel.route(df, ...)"
             ) from error
-        return [Report(*row) for row in out.report()]
+        return list(out.report())
 
 
 def chosen_columns(batch: Any, options: SinkOptions) -> Any:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 from semel import faults
 from semel.client.producer.handle import PartitionWriter, PlainHandle, TransactionHandle
-from semel.spark.encoding import Encoder, Routing
+from semel.spark.encoding import BadRowError, Encoder, Routing
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker, worker_cluster
 
-REPORT_COLUMNS = "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT"
-MOVED = -1  # in place of a target in a report: another task has a partition that this one has rows for
+REPORT_COLUMNS = (
+    "target INT, count BIGINT, dead BIGINT, first BIGINT, last BIGINT, sequence INT, mark BIGINT, "
+    "failure STRING, message STRING"
+)
+FAILED_BLOB = -1  # in place of a record count: the blob has the message of a BadRowError
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 LOOK_AGAIN_S = 0.5
 TASK_BITS = 20
@@ -35,12 +38,44 @@ class OwnerStalledError(RuntimeError):
 class WrongTaskError(RuntimeError):
     """Rows of one partition are in two tasks."""
 
-    def __init__(self, topic: str, partition: int) -> None:
-        super().__init__(
-            f"rows for {topic}-{partition} are in more than one task, but in a transaction one task writes a "
-            "partition. Use semel.route(df, ...) before write, or partitioner=none and coalesce() to at most the "
-            "number of partitions"
-        )
+
+class Report(NamedTuple):
+    """What the winning attempt wrote into one partition, or why a task wrote nothing. Rows of REPORT_COLUMNS.
+
+    A failure that the driver acts upon comes as a report, not as an exception: of that Spark would keep only a text,
+    log it as an error, run the task again in vain, and end other tasks in the middle of their partitions.
+    """
+
+    target: int
+    rows: int
+    dead: int
+    first: int
+    last: int
+    sequence: int
+    mark: int
+    failure: str = ""  # a name in FAILURES
+    message: str = ""
+
+
+# Failures that tasks report, with what the driver raises; the first of several is the reason.
+FAILURES: dict[str, type[Exception]] = {
+    "bad row": BadRowError,
+    "wrong task": WrongTaskError,
+    "owner stalled": OwnerStalledError,
+}
+
+
+def failure_report(error: Exception) -> Report:
+    name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
+    return Report(-1, 0, 0, -1, -1, -1, 0, name, str(error))
+
+
+def raise_failures(reports: Sequence[Report]) -> None:
+    """Raises what a task reported instead of rows."""
+    for name, kind in FAILURES.items():
+        message = next((report.message for report in reports if report.failure == name), None)
+        if message is not None:
+            raise kind(message)
 
 
 class Precautions(NamedTuple):
@@ -88,7 +123,11 @@ class BlobWriter:
         opening = self._writer.open(topic, partition, row, self._mark)
         if not opening.is_owner:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
-                raise WrongTaskError(topic, partition)
+                raise WrongTaskError(
+                    f"rows for {topic}-{partition} are in more than one task, but in a transaction one task writes a "
+                    "partition. Use semel.route(df, ...) before write, or partitioner=none and coalesce() to at most "
+                    "the number of partitions"
+                )
             self._wait_to_be_killed(topic, partition)
         faults.hit("task.after_opening")
 
@@ -105,12 +144,11 @@ class BlobWriter:
             f"{self._patience_s:.0f} s; the batch will be aborted and run again"
         )
 
-    def report(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """Rows of REPORT_COLUMNS."""
+    def report(self) -> Iterator[Report]:
         numbers = {self._targets.place(target): target for target in self._dead}
         for written in self._writer.finish():
             target = numbers[written.topic, written.partition]
-            yield (
+            yield Report(
                 target,
                 written.record_count,
                 self._dead[target],
@@ -128,6 +166,7 @@ def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
         settle_worker()
         number, _ = task_identity()
         yield from task("encode", to_batches(Encoder(routing, number).blobs(batches)))
+        drained(batches)
 
     return run
 
@@ -137,40 +176,35 @@ def write_task(handle: TransactionHandle, targets: Targets, precautions: Precaut
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        yield from task("write", _write(handle, targets, precautions, _from_batches(batches)))
+        yield from task("write", _reports(handle, targets, precautions, _from_batches(batches), (BadRowError,)))
+        drained(batches)
 
     return run
 
 
 def direct_task(
-    handle: Handle, routing: Routing, precautions: Precautions, *, only_once: bool = False
+    handle: Handle,
+    routing: Routing,
+    precautions: Precautions,
+    *,
+    only_once: bool = False,
+    is_guess: bool = False,
 ) -> Callable[..., Iterator[Any]]:
     """For mapInArrow where no shuffle is needed: rows in, one report row per partition out.
 
     `only_once`: an attempt that is not the first writes nothing, because the first may have written (at_most_once).
+    `is_guess`: the rows are only believed to be where they belong; if they are not, the task reports that.
     """
+    reported = (BadRowError, WrongTaskError, OwnerStalledError) if is_guess else (BadRowError,)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
         if only_once and attempt_number() > 0:
             return
         number, _ = task_identity()
-        yield from task("write", _write(handle, routing.targets, precautions, Encoder(routing, number).blobs(batches)))
-
-    return run
-
-
-def guessing_task(task: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """A direct task whose rows are only believed to be where they belong. If they are not, it reports MOVED instead of
-    raising: nobody has failed, so Spark shall log no error, try nothing again, and end no other task in the middle of a
-    partition."""
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from task(batches)
-        except WrongTaskError:
-            drained(batches)
-            yield from report_batches([(MOVED, 0, 0, -1, -1, -1, 0)])
+        blobs = Encoder(routing, number).blobs(batches)
+        yield from task("write", _reports(handle, routing.targets, precautions, blobs, reported))
+        drained(batches)
 
     return run
 
@@ -181,7 +215,22 @@ def drained(batches: Iterator[Any]) -> None:
         pass
 
 
-def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> Iterator[Any]:
+def _reports(
+    handle: Handle,
+    targets: Targets,
+    precautions: Precautions,
+    blobs: Iterator[Blob],
+    reported: tuple[type[Exception], ...],
+) -> Iterator[Any]:
+    """Writes the blobs; yields the reports of all partitions, or of a failure that is reported."""
+    try:
+        reports = write_blobs(handle, targets, precautions, blobs)
+    except reported as error:
+        reports = [failure_report(error)]
+    yield from report_batches(reports)
+
+
+def write_blobs(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> list[Report]:
     _, mark = task_identity()
     with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
         out = BlobWriter(writer, targets, mark, precautions)
@@ -191,7 +240,7 @@ def _write(handle: Handle, targets: Targets, precautions: Precautions, blobs: It
         with stage(PRODUCE):
             reports = list(out.report())
         faults.hit("task.after_rows")
-    yield from report_batches(reports)
+    return reports
 
 
 def task_identity() -> tuple[int, int]:
@@ -216,14 +265,22 @@ def attempt_number() -> int:
 
 
 def to_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
+    """Blobs for the shuffle. A row that cannot be written is one, too: the task that reads it reports it."""
+    try:
+        for blob in blobs:
+            yield _blob_batch(*blob)
+    except BadRowError as error:
+        yield _blob_batch(0, FAILED_BLOB, 0, memoryview(str(error).encode()))
+
+
+def _blob_batch(target: int, count: int, dead: int, data: memoryview) -> Any:
     import pyarrow as pa
 
     schema = pa.schema([("target", pa.int32()), ("count", pa.int32()), ("dead", pa.int32()), ("data", pa.binary())])
-    for target, count, dead, data in blobs:
-        columns = [pa.array([target], pa.int32()), pa.array([count], pa.int32()), pa.array([dead], pa.int32())]
-        offsets = pa.py_buffer(bytes(4) + len(data).to_bytes(4, "little"))
-        blob = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
-        yield pa.RecordBatch.from_arrays([*columns, blob], schema=schema)
+    columns = [pa.array([number], pa.int32()) for number in (target, count, dead)]
+    offsets = pa.py_buffer(bytes(4) + len(data).to_bytes(4, "little"))
+    blob = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
+    return pa.RecordBatch.from_arrays([*columns, blob], schema=schema)
 
 
 def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
@@ -231,13 +288,16 @@ def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
         targets, counts, dead = (batch.column(i).to_pylist() for i in range(3))
         data = batch.column(3)
         for i, (target, count, is_dead) in enumerate(zip(targets, counts, dead, strict=True)):
-            yield target, count, is_dead, memoryview(data[i].as_buffer())
+            blob = memoryview(data[i].as_buffer())
+            if count == FAILED_BLOB:
+                raise BadRowError(bytes(blob).decode())
+            yield target, count, is_dead, blob
 
 
-def report_batches(rows: Sequence[tuple[int, ...]]) -> Iterator[Any]:
+def report_batches(reports: Sequence[Report]) -> Iterator[Any]:
     import pyarrow as pa
 
-    kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64()]
-    names = ["target", "count", "dead", "first", "last", "sequence", "mark"]
-    columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
+    kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64(), pa.string(), pa.string()]
+    names = ["target", "count", "dead", "first", "last", "sequence", "mark", "failure", "message"]
+    columns = [pa.array([row[i] for row in reports], kind) for i, kind in enumerate(kinds)]
     yield pa.RecordBatch.from_arrays(columns, names=names)

@@ -18,7 +18,7 @@ from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.targets import Targets
-from semel.spark.write_job import Report
+from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.load import read_all
 

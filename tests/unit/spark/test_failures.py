@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semel.spark.base_sink import MESSAGE_CHARS, BaseSink, SinkError
+from semel.spark.failures import reason_first, reason_in
 from semel.spark.options import OptionError
-from semel.spark.reasons import reason_first, reason_in
 from semel.spark.sink_options import SinkOptions
 from semel.spark.source import BatchReader, SemelDataSource, StreamReader
 
