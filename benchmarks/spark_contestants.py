@@ -1,7 +1,7 @@
 """Who takes part in the Spark benchmark. Each runs in a process of its own and copies one topic to another.
 
 Spark programs keep one warm session and are timed from the making of the query to its end. Kafka Streams and Quix
-Streams are timed from their first record until the group's committed positions have reached the end: joining the group
+Streams are timed from their first record until the group's committed offsets have reached the end: joining the group
 is not held against them. So semel is compared with them from the moment at which Spark begins with the first batch.
 """
 
@@ -234,15 +234,15 @@ class QuixStreams:
 
 
 def until_committed(job: Job, group: str) -> float:
-    """How long it takes until the positions of the group are at the end of the source, asked again and again."""
+    """How long it takes until the committed offsets of the group are at the end of the source."""
     from semel.client.admin import Admin
 
     started_s = time.perf_counter()
     with Admin(bootstrap_servers=job.bootstrap) as admin:
         while time.perf_counter() - started_s < RUN_S:
-            positions = admin.group_offsets(group)
-            reached = {tuple(place): found.offset for place, found in positions.items()}
+            offsets = admin.group_offsets(group)
+            reached = {tuple(place): found.offset for place, found in offsets.items()}
             if all(reached.get(place, 0) >= last for place, last in job.source.lasts.items()):
                 return time.perf_counter() - started_s
             time.sleep(0.01)
-    raise RuntimeError(f"the positions of {group} did not reach the end of {job.source.topic} within {RUN_S} s")
+    raise RuntimeError(f"the committed offsets of {group} did not reach the end of {job.source.topic} within {RUN_S} s")

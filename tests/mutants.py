@@ -83,7 +83,7 @@ def no_count_audit() -> None:
 
 
 def _without_precaution(name: str) -> None:
-    from semel.spark.writing import Precautions
+    from semel.spark.sink_options import Precautions
 
     defaults = {**Precautions._field_defaults, name: False}
     Precautions.__new__.__defaults__ = tuple(defaults[field] for field in Precautions._fields)  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def ledger_by_batch_id() -> None:
 
     def decide(last: Any, batch: Any) -> Any:
         verdict = ledger.Verdict.WRITE if batch.batch_id > last.batch_id else ledger.Verdict.ALREADY_WRITTEN
-        return ledger.Decision(verdict)
+        return ledger.LedgerDecision(verdict)
 
     _replace(ledger, "_same_query", decide)
     _replace(ledger, "_other_query", decide)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from semel.patterns.process import Output as Output
     from semel.patterns.process import RecordError as RecordError
     from semel.patterns.process import process as process
-    from semel.spark.api import sink as sink
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
     from semel.spark.session import spark_session as spark_session
+    from semel.spark.sink import sink as sink
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ _LAZY = {
     "RecordError": "semel.patterns.process",
     "process": "semel.patterns.process",
     "route": "semel.spark.batch_writer",
-    "sink": "semel.spark.api",
+    "sink": "semel.spark.sink",
     "spark_session": "semel.spark.session",
     "table_pipeline": "semel.spark.fast_lane",
 }

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from semel.audit import Audit, CannotLookError, FindingKind, audit
 from semel.cli import main
 from semel.prove.checker import ends
-from semel.spark.ledger import Entry
+from semel.spark.ledger import LedgerEntry
 from semel.spark.ledger import Written as LedgerWritten
 from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, until
@@ -31,7 +31,7 @@ class Application:
         self.create(f"{self.id}.ledger", self.source, self.output)
         self._producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": self.id, "log_level": 0})
         self._producer.init_transactions(PATIENCE_S)
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.plain(self.source, 100)
 
     def create(self, *names: str, **config: str) -> None:
@@ -58,7 +58,7 @@ class Application:
         assert self._producer.flush(PATIENCE_S) == 0
         count = writes if says is None else says
         written = [LedgerWritten(self.output, 0, count, min(offsets), max(offsets))] if offsets else []
-        entry = Entry(
+        entry = LedgerEntry(
             **{
                 "sequence": len(self.entries),
                 "query_id": "query",

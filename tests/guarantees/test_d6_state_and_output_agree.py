@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import Query
 from tests.support.broker import Cluster
 

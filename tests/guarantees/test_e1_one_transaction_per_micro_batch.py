@@ -1,4 +1,4 @@
-"""E1: one transaction per micro-batch covers all tasks, all topics and the source positions."""
+"""E1: one transaction per micro-batch covers all tasks, all topics and the source offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_PARITY = "if(cast(cast(value as string) as int) % 2 = 0, '{even}', '{odd}') A
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_rows_of_all_topics_and_the_positions_become_visible_together(
+def test_rows_of_all_topics_and_the_offsets_become_visible_together(
     cluster: Cluster, spark: SparkSite, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(cluster, tmp_path)
@@ -40,11 +40,11 @@ def test_rows_of_all_topics_and_the_positions_become_visible_together(
         assert pipeline.has_open_transaction(topic), "the transaction is over"
         assert not pipeline.committed(topic), "a reader of committed records saw rows of an open transaction"
         assert state_of(standing) == "T", "the driver went on"
-    assert set(pipeline.positions().values()) == {-1001}, "positions were there before the rows"
+    assert set(pipeline.offsets().values()) == {-1001}, "offsets were there before the rows"
     driver.process.resume()
     driver.end(number).succeeded()
     assert pipeline.committed() + pipeline.committed(odd) == everything
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()
     for partition, _, value in read_all(cluster.bootstrap, odd, PARTITIONS):
         assert partition == partition_for_key(b"key-%d" % int(value or b""), PARTITIONS)
 
@@ -72,4 +72,4 @@ def test_broker_killed_in_the_middle_of_a_batch(mortal: Cluster, spark: SparkSit
     spark.go_on(stopped)
     driver.end(number).succeeded()
     pipeline.assert_exact()
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()

@@ -51,7 +51,7 @@ def test_driver_killed_at_a_named_point_leaves_no_trace(pipeline: Pipeline, spar
     again = spark.driver().run(pipeline.job()).succeeded()
     assert (again.reports[0]["verdict"] == "already written") == (point == "sink.after_commit")
     pipeline.assert_exact()
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()
 
 
 def crash(pipeline: Pipeline, spark: SparkSite, point: str, **job: object) -> None:
@@ -88,7 +88,7 @@ def test_end_of_the_transaction_is_not_guessed(cluster: Cluster, spark: SparkSit
         spark.driver().run(pipeline.job(sink={"client": client})).succeeded()
         fault.assert_fired()
     pipeline.assert_exact()
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()
 
 
 @pytest.mark.timeout(400)
@@ -130,7 +130,7 @@ def test_limit_per_batch_changed_between_crash_and_restart(pipeline: Pipeline, s
     crash(pipeline, spark, point)
     spark.driver().run(pipeline.job(source={"maxOffsetsPerTrigger": "37"})).succeeded()
     pipeline.assert_exact()
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()
 
 
 @pytest.mark.timeout(400)

@@ -30,7 +30,7 @@ def test_group_shows_what_is_left_to_do_also_after_a_batch_that_failed(
     driver.run(pipeline.job(sink={"max_attempts": 1})).failed_with("Python worker")
     spark.faults.fired("task.after_rows")
     spark.faults.disarm()
-    assert lag(pipeline) == 60, "positions moved without their rows"
+    assert lag(pipeline) == 60, "offsets moved without their rows"
     driver.run(pipeline.job()).succeeded()
     assert lag(pipeline) == 0
     pipeline.assert_exact()
@@ -44,5 +44,5 @@ def lag(pipeline: Pipeline) -> int:
     admin = AdminClient({"bootstrap.servers": pipeline.reading_from, "log_level": 0})
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(pipeline.application_id)])
     found = asked[pipeline.application_id].result(30).topic_partitions
-    positions = {tp.partition: tp.offset for tp in found if tp.topic == pipeline.source}
-    return sum(pipeline.ends().values()) - sum(positions.values())
+    offsets = {tp.partition: tp.offset for tp in found if tp.topic == pipeline.source}
+    return sum(pipeline.ends().values()) - sum(offsets.values())

@@ -1,4 +1,4 @@
-"""E5: the checkpoint can be lost: the query resumes from the committed positions, without a gap and without doubles."""
+"""E5: the checkpoint can be lost: the query resumes from the committed offsets, without a gap and without doubles."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_lost_checkpoint_resumes_from_the_ledger(
     shutil.rmtree(pipeline.checkpoint)
     spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()
     pipeline.assert_exact()
-    assert pipeline.positions() == pipeline.ends()
+    assert pipeline.offsets() == pipeline.ends()

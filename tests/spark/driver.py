@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import semel
 from semel.spark.reruns import reruns, stages_of
-from semel.spark.writing import Precautions
+from semel.spark.sink_options import Precautions
 from tests.spark import steps
 
 

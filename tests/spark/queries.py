@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 import semel
 from semel.local.processes import Process
 from semel.prove.injection import Injection, command, spark_python
-from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.support.broker import Cluster
 from tests.support.load import read_all
 

@@ -15,8 +15,8 @@ import pytest
 
 import semel
 from semel.protocol.partitioning import partition_for_key
-from semel.spark.compat import HAS_ADMISSION_CONTROL
 from semel.spark.options import OptionError
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
 from tests.support.load import read_all

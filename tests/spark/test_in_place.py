@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import in_place, write_job
-from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from semel.spark.writing import OwnerStalledError, failure_report
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster

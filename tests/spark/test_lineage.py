@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
-from semel.spark import lineage
+from semel.spark import in_place
 
 SOURCE = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "in"}
 NAMES = ("key", "partition")
@@ -16,14 +16,14 @@ NAMES = ("key", "partition")
 @pytest.fixture
 def source(session: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A source that is not started: a leaf with this name in its plan."""
-    monkeypatch.setattr(lineage, "MICRO_BATCH", {"StreamingRelationV2"})
-    monkeypatch.setattr(lineage, "SOURCE", {"StreamingRelationV2"})
+    monkeypatch.setattr(in_place, "MICRO_BATCH", {"StreamingRelationV2"})
+    monkeypatch.setattr(in_place, "SOURCE", {"StreamingRelationV2"})
     return session.readStream.format("semel").options(**SOURCE).load()
 
 
 def found(rows: Any, source: Any) -> dict[str, str]:
     plans = [df._jdf.queryExecution().analyzed() for df in (rows, source)]
-    return lineage.origins(*plans, NAMES)
+    return in_place.origins(*plans, NAMES)
 
 
 @pytest.mark.timeout(300)

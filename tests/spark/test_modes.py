@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import Query
 from tests.support.broker import Cluster
 
@@ -64,7 +64,7 @@ def test_files_as_a_source_are_written_once_through_a_crash(cluster: Cluster, tm
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @SEMEL
-def test_at_most_once_needs_positions_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_at_most_once_needs_offsets_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
     source = {"rowsPerBatch": "10", "startTimestamp": "1000", "advanceMillisPerBatch": "5"}
     query = Query(cluster, tmp_path, "text", format="rate-micro-batch", source=source)
     said = query.failure(sink={"guarantee": "at_most_once"}, trigger={"processingTime": "1 second"})

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming import StreamingQueryListener
 
 import semel
-from semel.spark.compat import HAS_ADMISSION_CONTROL
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import Query
 from tests.support.broker import Cluster
 

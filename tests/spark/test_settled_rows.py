@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.spark.lineage import tasks_without_shuffle
+from semel.spark.in_place import tasks_without_shuffle
 from semel.spark.reruns import settled
 
 pytestmark = pytest.mark.timeout(300)

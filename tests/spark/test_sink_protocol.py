@@ -22,7 +22,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
 from semel.spark import ledger_topic, owners
 from semel.spark.checkpoint import short_lived
-from semel.spark.ledger import Batch, LostLedgerError, topic_of
+from semel.spark.ledger import LostLedgerError, MicroBatch, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
@@ -77,9 +77,9 @@ class Application:
         self.sinks.append(made)
         return made
 
-    def batch(self, number: int, start: int, end: int, query: str = "q") -> Batch:
+    def batch(self, number: int, start: int, end: int, query: str = "q") -> MicroBatch:
         starts, ends = ([json.dumps({self.source: {"0": at}}, separators=(",", ":"))] for at in (start, end))
-        return Batch(query, number, list(starts), list(ends))
+        return MicroBatch(query, number, list(starts), list(ends))
 
     @property
     def ledger(self) -> str:
@@ -98,7 +98,7 @@ class Application:
         self.admin.close()
 
 
-def write(df: Any, options: Any, targets: Any, batch: Batch, handle: Any) -> list[Report]:
+def write(df: Any, options: Any, targets: Any, batch: MicroBatch, handle: Any) -> list[Report]:
     rows = pa.table({"value": pa.array([value.encode() for value in df.values], pa.binary())})
     with handle.writer() as writer:
         writer.write(*targets.place(0), rows)
@@ -288,7 +288,7 @@ def test_query_that_continues_is_refused_while_the_owner_is_seen_writing(
         first._batch(Frame("a"), app.batch(0, 0, 1))
     opened, stop = threading.Event(), threading.Event()
 
-    def writes_on(df: Any, options: Any, targets: Any, batch: Batch, handle: Any) -> list[Report]:
+    def writes_on(df: Any, options: Any, targets: Any, batch: MicroBatch, handle: Any) -> list[Report]:
         with handle.writer() as writer:
             while not stop.is_set():
                 writer.write(*targets.place(0), pa.table({"value": pa.array([b"b"], pa.binary())}))

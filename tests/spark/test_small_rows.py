@@ -10,8 +10,8 @@ import pytest
 
 import semel
 from semel.spark import small_rows, write_job
-from semel.spark.compat import HAS_ADMISSION_CONTROL
 from semel.spark.small_rows import BYTES_PER_BATCH, ROWS_PER_BATCH, UNLIMITED_BYTES
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
 from tests.support.load import read_all

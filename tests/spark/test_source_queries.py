@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import semel
-from semel.spark.compat import HAS_ADMISSION_CONTROL
 from semel.spark.offsets import from_json, ids_of
+from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
 from tests.support.waiting import eventually

@@ -51,7 +51,7 @@ def test_rows_land_where_their_keys_belong_and_the_group_and_the_progress_show_i
         assert partition == partition_for_key(b"key-%s" % (value or b""), PARTITIONS)
     with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
         found = admin.group_offsets(query.application_id)
-    assert sum(position.offset for position in found.values()) == ROWS + 50
+    assert sum(at.offset for at in found.values()) == ROWS + 50
 
 
 @pytest.mark.full

@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 import semel
 from semel.spark.checkpoint import CheckpointError
-from semel.spark.columns import ColumnError
 from semel.spark.options import OptionError
+from semel.spark.sink_columns import ColumnError
 from semel.spark.stream_writer import StreamWriter, WrongBatchError
 from semel.spark.transaction import RefusedError, UnevenError
 from semel.spark.writing import WrongTaskError
@@ -136,18 +136,18 @@ def rows(*values: str) -> dict[int, list[tuple[int, str]]]:
     return {p: [(p, v) for n, v in enumerate(values) if n % PARTITIONS == p] for p in range(PARTITIONS)}
 
 
-def test_batches_follow_each_other_and_the_group_has_the_positions(query: Query) -> None:
+def test_batches_follow_each_other_and_the_group_has_the_offsets(query: Query) -> None:
     query.run(0, 2, rows("a", "b"))
     query.run(1, 5, rows("c", "d", "e"))
     assert query.output() == ["a", "b", "c", "d", "e"]
     with semel.Admin({"bootstrap.servers": query.cluster.bootstrap}) as admin:
-        position = eventually(  # Kafka answers the end of a transaction before its markers are written
+        offset = eventually(  # Kafka answers the end of a transaction before its markers are written
             lambda: admin.group_offsets(query.options["applicationId"])[query.source, 0].offset, lambda at: at == 5
         )
-    assert position == 5
+    assert offset == 5
 
 
-def test_positions_of_a_source_that_this_cluster_does_not_have_are_left_out(query: Query) -> None:
+def test_offsets_of_a_source_that_this_cluster_does_not_have_are_left_out(query: Query) -> None:
     query.source = "a-topic-of-another-cluster"
     query.run(0, 2, rows("a", "b"))
     with semel.Admin({"bootstrap.servers": query.cluster.bootstrap}) as admin:
@@ -273,7 +273,7 @@ def test_a_task_of_another_batch_writes_nothing(query: Query) -> None:
     assert query.output() == []
 
 
-def test_a_batch_without_rows_moves_the_positions_and_one_without_progress_leaves_no_entry(query: Query) -> None:
+def test_a_batch_without_rows_moves_the_offsets_and_one_without_progress_leaves_no_entry(query: Query) -> None:
     query.run(0, 2, {0: []})
     query.run(1, 2, {0: []})  # nothing read, nothing written
     query.run(2, 3, rows("a"))

@@ -242,7 +242,7 @@ class Pipeline:
             topic or self.output, "read_uncommitted"
         )
 
-    def positions(self) -> dict[int, int]:
+    def offsets(self) -> dict[int, int]:
         """Of the group, as far as they are committed; a stable reader would wait while a transaction is open."""
         settings = {"bootstrap.servers": self.reading_from, "group.id": self.application_id, "log_level": 0}
         consumer = Consumer({**settings, "isolation.level": "read_uncommitted"})

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple
 
-from semel.spark.checkpoint import Run
+from semel.spark.checkpoint import QueryRun
 from semel.spark.failures import Reason, put_first, reason_in
-from semel.spark.frames import one_frame
-from semel.spark.ledger import Batch
+from semel.spark.ledger import MicroBatch
+from semel.spark.sink_columns import one_frame
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
@@ -79,7 +79,7 @@ class BaseSink(ABC):
         self.options = options
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self._lock = threading.Lock()
-        self._run: Run | None = None
+        self._run: QueryRun | None = None
         self._called_for = -1  # the batch of the last call
 
     def __call__(self, df: Any, batch_id: int) -> None:
@@ -115,17 +115,17 @@ class BaseSink(ABC):
         raise SinkError(NOT_IN_TASKS)
 
     @abstractmethod
-    def _batch(self, df: Any, batch: Batch) -> None:
+    def _batch(self, df: Any, batch: MicroBatch) -> None:
         """Writes a batch, or raises."""
 
     @abstractmethod
     def close(self) -> None:
         """Lets go of connections. A sink that is closed cannot be used again."""
 
-    def _same_run(self, session: Any) -> Run:
+    def _same_run(self, session: Any) -> QueryRun:
         if self._run is not None and self._run.is_current(session):
             return self._run
-        run = Run(session)
+        run = QueryRun(session)
         if self._run is None:
             self._run = run
             if run.short_lived:

@@ -21,16 +21,14 @@ from pyspark.sql.types import IntegerType, StructType
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
-from semel.spark.columns import HASH_OF_KEY, check_columns
-from semel.spark.encoding import MURMUR2, SPREAD
+from semel.spark.encoding import Targets
 from semel.spark.failures import condition_of, reason_first
-from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, Batch, Entry
+from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, LedgerEntry, MicroBatch
 from semel.spark.ledger_topic import all_entries
-from semel.spark.targets import Targets
+from semel.spark.sink_columns import HASH_OF_KEY, check_columns, check_routed
+from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
 from semel.spark.transaction import BatchTransaction
-from semel.spark.writer_options import writer_options
-from semel.spark.writer_task import check_routed, write_rows
-from semel.spark.writing import Report, task_identity
+from semel.spark.writing import Report, task_identity, write_rows
 
 
 class AlreadyDoneError(RuntimeError):
@@ -42,7 +40,7 @@ class QueryIdError(RuntimeError):
 
 
 @dataclass
-class Done(WriterCommitMessage):
+class JobMessage(WriterCommitMessage):
     """What one task wrote."""
 
     reports: list[Report]
@@ -60,7 +58,7 @@ class BatchWriter(DataSourceArrowWriter):
         check_columns(types, self.options)
         check_routed(types, self.options)
         query_id = UNNAMED_JOB if self.job_id is None else f"{JOB_PREFIX}{self.job_id}"
-        self.batch = Batch(query_id, 0, [], [])
+        self.batch = MicroBatch(query_id, 0, [], [])
         with BatchTransaction(self.options) as transaction:
             transaction.open()
             self._refuse_queries(self._entries(transaction))  # before it is fenced
@@ -71,10 +69,10 @@ class BatchWriter(DataSourceArrowWriter):
             self.handle: TransactionHandle = transaction.begin()
             self.targets = transaction.targets
 
-    def _entries(self, transaction: BatchTransaction) -> list[Entry]:
+    def _entries(self, transaction: BatchTransaction) -> list[LedgerEntry]:
         return all_entries(transaction.owner.cluster, self.options.application_id)
 
-    def _refuse_queries(self, found: list[Entry]) -> None:
+    def _refuse_queries(self, found: list[LedgerEntry]) -> None:
         """A job would fence a query with this id, and its entry would follow the query's: the query could not go on."""
         query = max((entry for entry in found if not entry.is_job), key=lambda entry: entry.sequence, default=None)
         if query is not None:
@@ -84,7 +82,7 @@ class BatchWriter(DataSourceArrowWriter):
                 "Nothing was written. Give the job another applicationId"
             )
 
-    def _refuse_if_done(self, found: list[Entry]) -> None:
+    def _refuse_if_done(self, found: list[LedgerEntry]) -> None:
         is_named = self.job_id is not None
         done = next((entry for entry in found if is_named and entry.query_id == self.batch.query_id), None)
         if done is not None:
@@ -96,11 +94,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     @reason_first()
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return Done(write_rows(iterator, self.options, self.targets, 0, self.handle))
+        return JobMessage(write_rows(iterator, self.options, self.targets, 0, self.handle))
 
     @reason_first()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        reports = [report for message in messages if isinstance(message, Done) for report in message.reports]
+        reports = [report for message in messages if isinstance(message, JobMessage) for report in message.reports]
         with self._resumed() as transaction:
             transaction.audit(reports)
             transaction.commit(self.batch, reports, run_id="")

@@ -10,19 +10,75 @@ Memory: one or two times COLLECT_BYTES of input, and as much again while it is e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from semel.client.cluster import Cluster
 from semel.client.dead_letters import reason_headers
+from semel.client.errors import KafkaError
+from semel.client.settings import ProducerSettings
+from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
-from semel.spark.targets import Targets
+
+TOPIC_PATIENCE_S = 5.0
+
+
+class TargetError(ValueError):
+    """A topic that rows are sent to and the cluster does not have."""
+
+
+class TargetTopic(NamedTuple):
+    name: str
+    first: int  # number of its partition 0
+    partitions: int
+
+
+class Targets:
+    """Topics and partitions as numbers, in a fixed order. Small and picklable: it goes to every task."""
+
+    def __init__(self, partitions_by_topic: dict[str, int]) -> None:
+        self.topics: list[TargetTopic] = []
+        first = 0
+        for name, count in partitions_by_topic.items():
+            self.topics.append(TargetTopic(name, first, count))
+            first += count
+        self.count = first
+        self._by_name = {topic.name: index for index, topic in enumerate(self.topics)}
+
+    def index(self, name: str | None) -> int:
+        """Which of `topics`; -1 if it is none of them."""
+        return self._by_name.get(name, -1) if name is not None else -1
+
+    def place(self, number: int) -> tuple[str, int]:
+        """(topic, partition) of a number."""
+        topic = next(t for t in reversed(self.topics) if t.first <= number)
+        return topic.name, number - topic.first
+
+    def places(self) -> list[tuple[str, int]]:
+        return [(topic.name, p) for topic in self.topics for p in range(topic.partitions)]
+
+    @classmethod
+    def of(cls, cluster: Cluster, topics: list[str]) -> Targets:
+        """How many partitions each topic has, by metadata that is requested again when it is older than
+        metadata.max.age.ms. A topic that was created just now is waited for."""
+        found = {}
+        for name in dict.fromkeys(topics):
+            try:
+                found[name] = len(cluster.partitions(name, TOPIC_PATIENCE_S))
+            except KafkaError as error:
+                raise TargetError(
+                    f"output topic {name!r} cannot be written: {error}. Create it first (`semel topic create "
+                    f"{name}`), or correct the option that names it (topic, topics, dead_letter_topic)"
+                ) from error
+        return cls(found)
+
 
 COLLECT_BYTES = 16 * 1024 * 1024
+RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
-
-MURMUR2, SPREAD = "murmur2", "none"
 
 
 class BadRowError(ValueError):
@@ -43,6 +99,21 @@ class Routing:
     batch_bytes: int
     compression: int
     allowed: frozenset[str] = field(default_factory=frozenset)
+
+
+def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: ProducerSettings) -> Routing:
+    return Routing(
+        targets=targets,
+        topic=options.topic,
+        dead_letter=options.dead_letter_topic,
+        partitioner=options.partitioner,
+        batch_id=batch_id,
+        timestamp_ms=int(time.time() * 1000),
+        max_record_bytes=options.max_request_size - RECORD_OVERHEAD_BYTES,
+        batch_bytes=settings.batch_size,
+        compression=settings.compression,
+        allowed=frozenset(t for t in (options.topic, *options.extra_topics) if t is not None),
+    )
 
 
 class Encoder:

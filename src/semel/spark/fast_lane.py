@@ -19,21 +19,18 @@ from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ClientSettings
-from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing
-from semel.spark.ledger import Batch
-from semel.spark.offsets import Edge, parse_edge
+from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing, Targets, TargetTopic, routing_of
+from semel.spark.ledger import MicroBatch
+from semel.spark.offsets import Edge, Range, parse_edge, ranges, split
 from semel.spark.options import OptionError, SourceOptions
-from semel.spark.planning import Range, ranges, split
 from semel.spark.reading import RangeReader
 from semel.spark.sink import Sink
-from semel.spark.sink_options import SinkOptions
+from semel.spark.sink_options import Precautions, SinkOptions
 from semel.spark.stages import ENCODE, FUNCTION, stage, task
-from semel.spark.targets import Targets, Topic
 from semel.spark.workers import settle_worker, worker_cluster
-from semel.spark.write_job import careful, collected, routing_of, write_tasks, written
+from semel.spark.write_job import careful, collected, write_tasks, written
 from semel.spark.writing import (
     Blob,
-    Precautions,
     Report,
     drained,
     failure_report,
@@ -131,7 +128,7 @@ class FastJob:
         self._step = step
 
     def __call__(
-        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
+        self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
     ) -> list[Report]:
         wanted = planned(batch, self._step.source)
         if not wanted:
@@ -153,7 +150,7 @@ class FastJob:
 Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target of each
 
 
-def planned(batch: Batch, source: SourceOptions) -> list[Range]:
+def planned(batch: MicroBatch, source: SourceOptions) -> list[Range]:
     """What a batch reads, by the offset log."""
     nothing = Edge({}, {})
     start, end = (parse_edge(line) or nothing for line in (batch.starts[0], batch.ends[0]))
@@ -165,7 +162,7 @@ def _tasks(session: Any, count: int) -> Any:
     return session.range(0, count, 1, count)
 
 
-def _by_target(wanted: list[Range], topic: Topic, tasks: int) -> Dealt:
+def _by_target(wanted: list[Range], topic: TargetTopic, tasks: int) -> Dealt:
     """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
     by_target: dict[int, list[tuple[Range, int]]] = {}
     for r in sorted(wanted):

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from semel.spark.offsets import parse, parse_edge, recreated, to_json
-from semel.spark.planning import ranges
+from semel.spark.offsets import parse, parse_edge, ranges, recreated, to_json
 
 KEPT_BATCHES = 1_000
 FORMAT = 1
@@ -43,7 +42,7 @@ class Written(msgspec.Struct, frozen=True):
     last_offset: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """One committed micro-batch. Starts and ends are one text per source, as Spark's offset log has them."""
 
     sequence: int  # counts entries of this application, whatever the query
@@ -85,8 +84,8 @@ class LostLedgerError(LedgerError):
     """A ledger that cannot be trusted to hold what was written: going on could write everything again."""
 
 
-def decode(value: bytes) -> Entry:
-    entry = msgspec.json.decode(value, type=Entry)
+def decode(value: bytes) -> LedgerEntry:
+    entry = msgspec.json.decode(value, type=LedgerEntry)
     if entry.format != FORMAT:
         raise LedgerError(
             f"the ledger has an entry of format {entry.format}, this version of semel reads {FORMAT}; use the "
@@ -101,12 +100,12 @@ class Verdict(Enum):
     REFUSE = "refuse"
 
 
-class Decision(NamedTuple):
+class LedgerDecision(NamedTuple):
     verdict: Verdict
     reason: str = ""
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """What Spark asks to be written."""
 
     query_id: str
@@ -123,7 +122,7 @@ def plan_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def decide(last: Entry | None, batch: Batch, *, adopt: bool = False) -> Decision:
+def decide(last: LedgerEntry | None, batch: MicroBatch, *, adopt: bool = False) -> LedgerDecision:
     """May this batch be written? `adopt` is the word that an existing checkpoint may go on with an empty ledger."""
     if last is None:
         return _first(batch, adopt)
@@ -132,10 +131,10 @@ def decide(last: Entry | None, batch: Batch, *, adopt: bool = False) -> Decision
     return _other_query(last, batch)
 
 
-def _first(batch: Batch, adopt: bool) -> Decision:
+def _first(batch: MicroBatch, adopt: bool) -> LedgerDecision:
     if batch.batch_id == 0 or adopt:
-        return Decision(Verdict.WRITE)
-    return Decision(
+        return LedgerDecision(Verdict.WRITE)
+    return LedgerDecision(
         Verdict.REFUSE,
         f"the checkpoint is at batch {batch.batch_id}, but the ledger is empty: earlier batches were written without "
         "semel, or under another application id. If the output holds them, pass adopt_checkpoint=True once; else use "
@@ -143,15 +142,19 @@ def _first(batch: Batch, adopt: bool) -> Decision:
     )
 
 
-def _same_query(last: Entry, batch: Batch) -> Decision:
+def _same_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
     if last.batch_id == batch.batch_id and _agree(last.ends, batch.ends) and _agree(last.starts, batch.starts):
-        return Decision(Verdict.ALREADY_WRITTEN) if _same_plan(last.plan, batch.plan) else _planned_again(last, batch)
+        return (
+            LedgerDecision(Verdict.ALREADY_WRITTEN)
+            if _same_plan(last.plan, batch.plan)
+            else _planned_again(last, batch)
+        )
     if batch.batch_id > last.batch_id and continues(last.ends, batch.starts):
         follows_directly = batch.batch_id == last.batch_id + 1
         if follows_directly and not _same_plan(last.plan, batch.plan_before):
             return _planned_again(last, batch)
-        return Decision(Verdict.WRITE)
-    return Decision(
+        return LedgerDecision(Verdict.WRITE)
+    return LedgerDecision(
         Verdict.REFUSE,
         f"batch {batch.batch_id} covers {describe(batch.starts, batch.ends)}, but the last batch in the ledger is "
         f"{last.batch_id} and covers {describe(last.starts, last.ends)}. The checkpoint is not the one that the "
@@ -164,8 +167,8 @@ def _same_plan(ours: str, theirs: str) -> bool:
     return not ours or not theirs or ours == theirs
 
 
-def _planned_again(last: Entry, batch: Batch) -> Decision:
-    return Decision(
+def _planned_again(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
+    return LedgerDecision(
         Verdict.REFUSE,
         f"the checkpoint's batch {last.batch_id} is not the one in the ledger: the offsets are the same text "
         f"({describe(last.starts, last.ends)}), but the checkpoint planned the batch at another time, so it may cover "
@@ -175,10 +178,10 @@ def _planned_again(last: Entry, batch: Batch) -> Decision:
     )
 
 
-def _other_query(last: Entry, batch: Batch) -> Decision:
+def _other_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
     if batch.batch_id == 0 and continues(last.ends, batch.starts):
-        return Decision(Verdict.WRITE)  # a new checkpoint that continues where the ledger ends
-    return Decision(
+        return LedgerDecision(Verdict.WRITE)  # a new checkpoint that continues where the ledger ends
+    return LedgerDecision(
         Verdict.REFUSE,
         f"the ledger was written by query {last.query_id} up to {describe(last.starts, last.ends)}, but this is query "
         f"{batch.query_id}, batch {batch.batch_id}, {describe(batch.starts, batch.ends)}. Two queries share one "
@@ -187,7 +190,7 @@ def _other_query(last: Entry, batch: Batch) -> Decision:
     )
 
 
-def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> str | None:
+def refuse_lost_state(last: LedgerEntry | None, batch: MicroBatch, application_id: str) -> str | None:
     """Why a stateful query must not write this batch: its state is not the one that the earlier output came from."""
     if last is None or last.query_id == batch.query_id:
         return None
@@ -200,7 +203,7 @@ def refuse_lost_state(last: Entry | None, batch: Batch, application_id: str) -> 
     )
 
 
-def refuse_loop(batch: Batch, application_id: str, dead_letter_topic: str | None) -> str | None:
+def refuse_loop(batch: MicroBatch, application_id: str, dead_letter_topic: str | None) -> str | None:
     """Why a batch must not be written that reads what the application writes about itself."""
     own = {topic_of(application_id): "ledger"}
     if dead_letter_topic is not None:

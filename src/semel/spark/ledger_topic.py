@@ -1,14 +1,24 @@
-"""The ledger as a topic: created at the start, read from its end."""
+"""The ledger as a topic: created at the start, read from its end, and left out by patterns.
+
+A query that reads its own ledger or dead letters as input makes new ones with every batch, without end. So a pattern
+leaves out every ledger, as it leaves out Kafka's internal topics, and the dead letters of the application that the
+source is given (`applicationId`). A ledger is known by what is in it: a topic of the user's that happens to end in
+".ledger" is read. The sink refuses a batch that reads its own topics all the same (`ledger.refuse_loop`).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from collections.abc import Iterable
+
+import msgspec
 
 from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
 from semel.client.group.offsets import fetch_committed, retried
+from semel.client.metadata import TopicMetadata
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.configs import (
     DESCRIBE_CONFIGS,
@@ -21,12 +31,11 @@ from semel.protocol.messages.topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from semel.spark.ledger import Entry, LostLedgerError, decode, topic_of
-from semel.spark.offsets import Offsets, to_json
+from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, decode, topic_of
+from semel.spark.offsets import Offsets, Range, to_json
 from semel.spark.owners import COMMITTED, transaction_of
-from semel.spark.planning import Range
-from semel.spark.positions import list_offsets
 from semel.spark.reading import RangeReader
+from semel.spark.topic_offsets import list_offsets
 
 EARLIEST, LATEST = -2, -1
 MARKERS_S = 5.0
@@ -120,7 +129,7 @@ def _exists(cluster: Cluster, name: str) -> bool:
 
 def last_entry(
     cluster: Cluster, application_id: str, *, must_exist: bool = False, accept_empty: bool = False
-) -> Entry | None:
+) -> LedgerEntry | None:
     """The newest committed entry, or None if nothing was ever written.
 
     must_exist    the topic was created before: without it, the ledger was deleted
@@ -142,7 +151,7 @@ def last_entry(
     return found
 
 
-def _read_last(cluster: Cluster, name: str) -> tuple[int, Entry | None]:
+def _read_last(cluster: Cluster, name: str) -> tuple[int, LedgerEntry | None]:
     """(where the log starts, the newest committed entry)"""
     end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
     start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
@@ -213,7 +222,7 @@ def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = M
         time.sleep(LOOK_AGAIN_S)
 
 
-def all_entries(cluster: Cluster, application_id: str) -> list[Entry]:
+def all_entries(cluster: Cluster, application_id: str) -> list[LedgerEntry]:
     """Everything that compaction has left."""
     name = topic_of(application_id)
     end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
@@ -224,7 +233,7 @@ def all_entries(cluster: Cluster, application_id: str) -> list[Entry]:
     return found
 
 
-def _newest(cluster: Cluster, name: str, start: int, end: int) -> Entry | None:
+def _newest(cluster: Cluster, name: str, start: int, end: int) -> LedgerEntry | None:
     """Looks backwards in growing steps: behind the newest entry there are only markers and aborted batches."""
     step, upper = 64, end
     while upper > start:
@@ -236,9 +245,64 @@ def _newest(cluster: Cluster, name: str, start: int, end: int) -> Entry | None:
     return None
 
 
-def entries(cluster: Cluster, name: str, start: int, end: int) -> list[Entry]:
+def entries(cluster: Cluster, name: str, start: int, end: int) -> list[LedgerEntry]:
     """Committed entries in a range of offsets, in order. All or an error: a batch's fate depends on them."""
     reader = RangeReader(cluster, Range(name, 0, start, end), read_committed=True, fail_on_data_loss=True)
     return [
         decode(value) for table in reader.tables(headers=False) for value in table.column("value").to_pylist() if value
     ]
+
+
+LOOK_BYTES = 64 << 10
+
+
+class OwnTopics:
+    """What a pattern leaves out; one object for each reader of the source."""
+
+    def __init__(self, cluster: Cluster, application_id: str | None) -> None:
+        self._cluster = cluster
+        self._application_id = application_id
+        self._looked_at: dict[tuple[str, bytes], bool] = {}  # name and id of a topic -> whether it is a ledger
+
+    def __call__(self, matching: Iterable[TopicMetadata]) -> set[str]:
+        """Those of the topics that are not read."""
+        found = {topic.name for topic in matching if topic.name.endswith(SUFFIX) and self._is_ledger(topic)}
+        if self._application_id is None:
+            return found
+        ledger = topic_of(self._application_id)
+        if ledger not in self._cluster.metadata.topics:
+            return found
+        last = last_entry(self._cluster, self._application_id, accept_empty=True)
+        dead_letters = last.dead_letter_topic if last else None
+        return found | {ledger} | ({dead_letters} if dead_letters else set())
+
+    def _is_ledger(self, topic: TopicMetadata) -> bool:
+        """One without a record counts as one until it has some: there is nothing to be read in it."""
+        if len(topic.partitions) != 1:
+            return False
+        place, key = (topic.name, 0), (topic.name, bytes(topic.topic_id))
+        if key not in self._looked_at:
+            start, end = (list_offsets(self._cluster, {place: at}, True)[topic.name][0] for at in (EARLIEST, LATEST))
+            reader = RangeReader(
+                self._cluster,
+                Range(topic.name, 0, start, end),
+                read_committed=True,
+                fail_on_data_loss=False,
+                fetch_bytes=LOOK_BYTES,
+            )
+            first = next(reader.tables(headers=False), None)
+            if first is None:
+                return True
+            self._looked_at[key] = is_entry(first.column("value")[0].as_py())
+        return self._looked_at[key]
+
+
+def is_entry(value: bytes | None) -> bool:
+    """Whether a record is one of a ledger, of this version of semel or another."""
+    try:
+        decode(value or b"")
+    except LedgerError:
+        return True
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # anything may be in a topic of the user's
+        return False
+    return True

@@ -5,12 +5,15 @@ one say nothing about it. Offsets without ids (of earlier versions, of Spark's o
 
 The first end offset of a query carries the start that was resolved for it under "$start" (no topic can have that name).
 Spark does not log the start of batch 0 and asks for it again after a crash; "latest" would be another place by then.
+
+Ranges of offsets are what a micro-batch reads; how they are shared among tasks is pure arithmetic.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Offsets = dict[str, dict[int, int]]
@@ -68,6 +71,19 @@ def parse_edge(text: str | None) -> Edge | None:
     return None
 
 
+def lowest(lines: Iterable[str | None]) -> Edge:
+    """The offsets in all lines of a batch. One topic in two sources: the lower offset."""
+    merged = Edge({}, {})
+    for line in lines:
+        offsets, ids = parse_edge(line) or Edge({}, {})
+        merged.ids.update(ids)
+        for topic, parts in offsets.items():
+            for partition, offset in parts.items():
+                known = merged.offsets.setdefault(topic, {}).get(partition, offset)
+                merged.offsets[topic][partition] = min(known, offset)
+    return merged
+
+
 def _looks_like_offsets(value: Mapping[str, Any]) -> bool:
     topics = [parts for topic, parts in value.items() if not topic.startswith("$")]
     return bool(topics) and all(isinstance(parts, dict) and all(p.isdecimal() for p in parts) for parts in topics)
@@ -83,3 +99,64 @@ def start_of(end: Mapping[str, Any], start: Mapping[str, Any]) -> Edge:
     for topic in recreated(before, now):
         begin[topic] = dict.fromkeys(from_json(end).get(topic, {}), 0)
     return Edge(begin, {**before, **now})
+
+
+class Range(NamedTuple):
+    """The offsets from `start` up to, not including, `end` of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    topic_id: str = ""  # of the topic that was planned; "" where nobody knows it
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def ranges(start: Offsets, end: Offsets, ids: Mapping[str, str] | None = None) -> Iterator[Range]:
+    """What lies between two sets of offsets. A partition that the start does not name begins at 0."""
+    ids = ids or {}
+    for topic in sorted(end):
+        for partition in sorted(end[topic]):
+            first, last = start.get(topic, {}).get(partition, 0), end[topic][partition]
+            if last > first:
+                yield Range(topic, partition, first, last, ids.get(topic, ""))
+
+
+def limited(start: Offsets, latest: Offsets, max_offsets: int) -> Offsets:
+    """The end of a batch of at most about `max_offsets`: each partition gives in proportion to what waits in it.
+
+    A partition with anything to give gives at least one, so that none starves.
+    """
+    waiting = {(r.topic, r.partition): r for r in ranges(start, latest)}
+    total = sum(r.size for r in waiting.values())
+    if total <= max_offsets:
+        return latest
+    end = {topic: dict(parts) for topic, parts in latest.items()}
+    for (topic, partition), r in waiting.items():
+        share = r.size * max_offsets / total
+        end[topic][partition] = min(r.end, r.start + (math.ceil(share) if share < 1 else math.floor(share)))
+    return end
+
+
+def split(whole: list[Range], min_partitions: int | None, max_records: int | None) -> list[Range]:
+    """Cuts ranges for more parallelism (`minPartitions`) or smaller tasks (`maxRecordsPerPartition`).
+
+    Without either, one task reads one partition, and rows stay in the order of the partition.
+    """
+    pieces = dict.fromkeys(whole, 1)
+    if max_records:
+        pieces = {r: math.ceil(r.size / max_records) for r in whole}
+    if min_partitions and sum(pieces.values()) < min_partitions:
+        total = sum(r.size for r in whole)
+        pieces = {r: max(n, math.ceil(r.size / total * min_partitions)) for r, n in pieces.items()}
+    return [piece for r, n in pieces.items() for piece in _cut(r, min(n, r.size))]
+
+
+def _cut(r: Range, pieces: int) -> Iterator[Range]:
+    for i in range(pieces):
+        start, end = r.start + r.size * i // pieces, r.start + r.size * (i + 1) // pieces
+        if end > start:
+            yield r._replace(start=start, end=end)

@@ -8,18 +8,22 @@ writes nothing more; a live one is seen at work.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from semel.client.admin.transactions import TransactionInfo, describe_transaction
 from semel.client.cluster import Cluster
 from semel.client.errors import KafkaError, UnsupportedByBrokerError
 from semel.client.log_reading import last_sequences
-from semel.client.producer.accumulator import Place
-from semel.client.producer.batches import Identity
+from semel.client.producer.handle import TransactionHandle
+from semel.client.settings import ProducerSettings
 from semel.protocol.errors import ErrorCode
-from semel.spark.ledger import Batch, Entry
+from semel.spark.ledger import LedgerEntry, MicroBatch
 
 RECENT_MS = 10_000  # an entry that is younger may be that of a live owner between two batches
 QUIET_S = 2.0  # an owner that does nothing for so long is not taken for alive
@@ -69,14 +73,14 @@ def sign_of(cluster: Cluster, transactional_id: str, places: Iterable[Place]) ->
     return Sign(identity, found.state, found.start_time_ms, sequences)
 
 
-def may_be_alive(last: Entry | None, sign: Sign | None) -> bool:
+def may_be_alive(last: LedgerEntry | None, sign: Sign | None) -> bool:
     """Whether there is a reason to look: an open transaction, or an entry of a moment ago."""
     if sign is not None and sign.state == ONGOING:
         return True
     return last is not None and abs(time.time() * 1000 - last.committed_at_ms) < RECENT_MS
 
 
-def live_owner(cluster: Cluster, transactional_id: str, last: Entry | None, places: list[Place]) -> Sign | None:
+def live_owner(cluster: Cluster, transactional_id: str, last: LedgerEntry | None, places: list[Place]) -> Sign | None:
     """Watches the owner of an id, if it may be alive. Returns what it did last if it never stopped, None if it is
     quiet. What a dead driver's tasks still had in hand is over soon."""
     sign = sign_of(cluster, transactional_id, places)
@@ -93,7 +97,9 @@ def live_owner(cluster: Cluster, transactional_id: str, last: Entry | None, plac
     return None
 
 
-def why_in_use(cluster: Cluster, application_id: str, last: Entry | None, batch: Batch, places: list[Place]) -> str:
+def why_in_use(
+    cluster: Cluster, application_id: str, last: LedgerEntry | None, batch: MicroBatch, places: list[Place]
+) -> str:
     """Why the id must not be taken for a batch that the ledger would let through; "" if nothing speaks against it."""
     if last is not None and last.query_id == batch.query_id:
         return ""  # a restart: whoever has the id is an earlier run of this query
@@ -105,3 +111,28 @@ def why_in_use(cluster: Cluster, application_id: str, last: Entry | None, batch:
         f"writing under it now (producer {seen.identity.producer_id}, epoch {seen.identity.epoch}). It was left alone, "
         "and nothing was written. Two queries need two application ids; to replace the running one, stop it first"
     )
+
+
+class DriverState:
+    """The identity that this Spark application last had under an application id."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+        cluster = hashlib.sha256(",".join(map(str, settings.bootstrap_servers)).encode()).hexdigest()[:12]
+        self._settings = settings
+        self._path = Path(folder) / f"semel-{settings.transactional_id}-{cluster}.json" if folder else None
+
+    def remember(self, producer_id: int, epoch: int, generation: int) -> None:
+        if self._path is None or not self._path.parent.is_dir():
+            return
+        new = self._path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps({"producer_id": producer_id, "epoch": epoch, "generation": generation}))
+        new.replace(self._path)
+
+    def recall(self) -> TransactionHandle | None:
+        """The transaction that was begun last, or None for an application that has begun none."""
+        try:
+            found = json.loads(self._path.read_text()) if self._path else None
+        except FileNotFoundError:
+            return None
+        return None if found is None else TransactionHandle(self._settings, **found)

@@ -1,7 +1,7 @@
 """The sink without transactions, for those who want less and say so.
 
-at_least_once: rows first, then the positions. A crash in between writes the batch again: duplicates, no loss.
-at_most_once:  positions first, then the rows, once. A crash in between leaves rows out: loss, no duplicates.
+at_least_once: rows first, then the offsets. A crash in between writes the batch again: duplicates, no loss.
+at_most_once:  offsets first, then the rows, once. A crash in between leaves rows out: loss, no duplicates.
 
 Tasks write straight to the partitions of their rows: without exactly-once a partition may have many writers, so there
 is no shuffle. at_most_once needs to know whether a task ran before, so rows that crossed a shuffle of the query are
@@ -19,14 +19,15 @@ from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle
 from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.spark.base_sink import BaseSink, BatchReport
-from semel.spark.lag import group_positions, is_here
-from semel.spark.ledger import Batch
+from semel.spark.encoding import Targets
+from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
-from semel.spark.targets import Targets
+from semel.spark.topic_offsets import is_here
+from semel.spark.transaction import source_offsets
 from semel.spark.write_job import plain_job
 
-Positions = dict[tuple[str, int], OffsetAndMetadata]
+GroupOffsets = dict[tuple[str, int], OffsetAndMetadata]
 
 
 class PlainSink(BaseSink):
@@ -43,55 +44,55 @@ class PlainSink(BaseSink):
         self._admin.close()
         self._cluster.close()
 
-    def _batch(self, df: Any, batch: Batch) -> None:
-        positions = group_positions(
-            batch, lambda topic: self.options.position_topics(topic) and is_here(self._cluster, topic)
-        )
+    def _batch(self, df: Any, batch: MicroBatch) -> None:
+        offsets = source_offsets(batch, lambda topic: self.options.stores_offsets and is_here(self._cluster, topic))
         if self.options.guarantee == AT_MOST_ONCE:
-            self._at_most_once(df, batch, positions)
+            self._at_most_once(df, batch, offsets)
         else:
-            self._at_least_once(df, batch, positions)
+            self._at_least_once(df, batch, offsets)
 
-    def _at_least_once(self, df: Any, batch: Batch, positions: Positions) -> None:
+    def _at_least_once(self, df: Any, batch: MicroBatch, offsets: GroupOffsets) -> None:
         started_s = time.monotonic()
         rows, dead = self._write(df, batch)
         written_s = time.monotonic()
         faults.hit("sink.after_write")
-        self._commit(positions)
+        self._commit(offsets)
         self._report(batch, "write", rows, dead, started_s, written_s)
 
-    def _at_most_once(self, df: Any, batch: Batch, positions: Positions) -> None:
-        if not positions:
+    def _at_most_once(self, df: Any, batch: MicroBatch, offsets: GroupOffsets) -> None:
+        if not offsets:
             raise ValueError(
-                "at_most_once stores the sources' positions before it writes, but no source of this query is a topic "
+                "at_most_once stores the sources' offsets before it writes, but no source of this query is a topic "
                 "of this cluster; use at_least_once or exactly_once"
             )
         started_s = time.monotonic()
-        if self._reached(positions):
+        if self._reached(offsets):
             df.write.format("noop").mode("overwrite").save()
             self._report(batch, "already tried", 0, 0, started_s, started_s)
             return
         with settled(df) as frame:
-            self._commit(positions)
+            self._commit(offsets)
             faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, started_s, time.monotonic())
 
-    def _write(self, df: Any, batch: Batch) -> tuple[int, int]:
+    def _write(self, df: Any, batch: MicroBatch) -> tuple[int, int]:
         targets = Targets.of(self._cluster, self.options.topics())  # partitions may have been added
         reports = plain_job(df, self.options, targets, batch.batch_id, PlainHandle(self._settings))
         return sum(r.rows for r in reports), sum(r.dead for r in reports)
 
-    def _commit(self, positions: Positions) -> None:
-        if positions:
-            self._admin.alter_group_offsets(self.options.application_id, positions)
+    def _commit(self, offsets: GroupOffsets) -> None:
+        if offsets:
+            self._admin.alter_group_offsets(self.options.application_id, offsets)
 
-    def _reached(self, positions: Positions) -> bool:
-        """Whether an earlier attempt has stored these positions: then its rows may be there."""
+    def _reached(self, offsets: GroupOffsets) -> bool:
+        """Whether an earlier attempt has stored these offsets: then its rows may be there."""
         found = self._admin.group_offsets(self.options.application_id)
-        places = {TopicPartition(*place): wanted.offset for place, wanted in positions.items()}
+        places = {TopicPartition(*place): wanted.offset for place, wanted in offsets.items()}
         return all(place in found and found[place].offset >= offset for place, offset in places.items())
 
-    def _report(self, batch: Batch, verdict: str, rows: int, dead: int, started_s: float, written_s: float) -> None:
+    def _report(
+        self, batch: MicroBatch, verdict: str, rows: int, dead: int, started_s: float, written_s: float
+    ) -> None:
         write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
         self._tell(BatchReport(batch.batch_id, verdict, rows, dead, 1, write_ms, commit_ms))

@@ -2,6 +2,9 @@
 
 While the records of one answer are decoded and handed to Spark, the next fetch is already on its way. Memory: two
 answers of at most FETCH_BYTES (or one batch, if that is larger) and the columns of one of them.
+
+A fetch names bytes, a range offsets. A small range that requested a large response would read, check and decode several
+times what it needs. So a worker remembers what the records of a topic took, for its next ranges (`TopicSizes`).
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from semel.client.cluster import Cluster, Leader
@@ -17,14 +20,62 @@ from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError, error_of, is_network
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
+from semel.protocol.batch import iter_headers
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.schema import NO_UUID
-from semel.spark.fetch_sizes import TopicSizes, needed
-from semel.spark.planning import Range
-from semel.spark.positions import earliest_offset
+from semel.spark.offsets import Range
 from semel.spark.stages import DECODE, stage
 from semel.spark.stages import FETCH as FETCHING
+from semel.spark.topic_offsets import earliest_offset
+
+LEAST_BYTES = 64 * 1024
+KEPT_TOPICS = 256
+
+
+class Needed(NamedTuple):
+    """The part of an answer that lies before the end of a range: whole batches, of which the last may reach beyond."""
+
+    records: memoryview
+    first_offset: int  # of the first batch, which may begin before the requested offset
+    next_offset: int  # where the next fetch starts; the requested offset itself if no batch is whole
+    largest_batch_bytes: int
+
+
+def needed(records: memoryview, offset: int, end: int) -> Needed:
+    used_bytes = largest_bytes = 0
+    first_offset = offset
+    for at, header in iter_headers(records):
+        if header.base_offset >= end:
+            offset = max(offset, end)  # whatever was in between has been compacted away
+            break
+        first_offset = min(first_offset, header.base_offset)
+        offset = max(offset, header.next_offset)
+        used_bytes = at + header.size
+        largest_bytes = max(largest_bytes, header.size)
+    return Needed(records[:used_bytes], first_offset, offset, largest_bytes)
+
+
+class TopicSizes:
+    """What the records of topics took on the wire, when they were last read."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[float, int]] = {}  # bytes per offset, bytes of the largest batch
+
+    def learn(self, topic: str, found: Needed) -> None:
+        if found.largest_batch_bytes:
+            while len(self._of) >= KEPT_TOPICS:
+                self._of.pop(next(iter(self._of)))
+            bytes_per_offset = len(found.records) / (found.next_offset - found.first_offset)
+            self._of[topic] = (bytes_per_offset, found.largest_batch_bytes)
+
+    def bytes_for(self, topic: str, offsets: int, most: int) -> int:
+        """Enough for so many offsets, as far as anyone knows: with a batch to spare, as answers end in half batches."""
+        if topic not in self._of:
+            return most
+        bytes_per_offset, largest_batch_bytes = self._of[topic]
+        return min(most, max(LEAST_BYTES, int(offsets * bytes_per_offset) + largest_batch_bytes))
+
 
 log = logging.getLogger("semel.spark")
 
@@ -70,7 +121,7 @@ class RangeReader:
         self._range = wanted
         self._read_committed = read_committed
         self._fail_on_data_loss = fail_on_data_loss
-        self._position = wanted.start
+        self._offset = wanted.start
         self._topic_id = UUID(wanted.topic_id).bytes if wanted.topic_id else NO_UUID
         self._name = f"reading {wanted.topic}-{wanted.partition}"
         self._progressed()
@@ -100,7 +151,7 @@ class RangeReader:
         """(offset asked for, answer, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: BrokerConnection | None = None
-        while self._position < self._range.end:
+        while self._offset < self._range.end:
             try:
                 if waiting is None or connection is None:
                     connection = self._connect()
@@ -112,14 +163,14 @@ class RangeReader:
                 waiting = None
                 self._recover(error)
                 continue
-            found = needed(as_view(data.records), self._position, self._range.end)
-            start, self._position, waiting = self._position, found.next_offset, None
-            if self._position == start:
+            found = needed(as_view(data.records), self._offset, self._range.end)
+            start, self._offset, waiting = self._offset, found.next_offset, None
+            if self._offset == start:
                 self._nothing_came(data)
                 continue
             _sizes.learn(self._range.topic, found)
             self._progressed()
-            waiting = self._ask(connection) if self._position < self._range.end else None
+            waiting = self._ask(connection) if self._offset < self._range.end else None
             yield start, data, found.records
 
     def _progressed(self) -> None:
@@ -136,8 +187,8 @@ class RangeReader:
 
     def _ask(self, connection: BrokerConnection) -> Pending:
         r = self._range
-        most_bytes = _sizes.bytes_for(r.topic, r.end - self._position, self._fetch_bytes)
-        partition = FetchPartition(partition=r.partition, fetch_offset=self._position, partition_max_bytes=most_bytes)
+        most_bytes = _sizes.bytes_for(r.topic, r.end - self._offset, self._fetch_bytes)
+        partition = FetchPartition(partition=r.partition, fetch_offset=self._offset, partition_max_bytes=most_bytes)
         request = FetchRequest(
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
@@ -158,7 +209,7 @@ class RangeReader:
             return PartitionData(high_watermark=-1)
         data: PartitionData = answer.responses[0].partitions[0]
         if data.error_code:
-            raise error_of(data.error_code, f"{self._name} at offset {self._position}")
+            raise error_of(data.error_code, f"{self._name} at offset {self._offset}")
         return data
 
     def _recover(self, error: KafkaError) -> None:
@@ -170,7 +221,7 @@ class RangeReader:
             raise error
         self._cluster.forget(Leader(self._range.topic, self._range.partition))
         if error.code in NOT_THERE and self._is_recreated():
-            self._give_up(created_anew(self._range.topic, f"its offset {self._position}"), error)
+            self._give_up(created_anew(self._range.topic, f"its offset {self._offset}"), error)
             return
         if not is_network(error):  # of the network the cluster says it
             self._cluster.outages.failed(self._name, error)
@@ -194,15 +245,15 @@ class RangeReader:
         r = self._range
         if not self._fail_on_data_loss:
             first = earliest_offset(self._cluster, r.topic, r.partition)
-            if first > self._position:
-                self._position = min(first, r.end)
+            if first > self._offset:
+                self._offset = min(first, r.end)
                 return
         self._give_up(self._unreadable(error), error)
 
     def _unreadable(self, error: KafkaError) -> str:
         r = self._range
         return (
-            f"{r.topic}-{r.partition}: offset {self._position} of the range {r.start} to {r.end} cannot be read: "
+            f"{r.topic}-{r.partition}: offset {self._offset} of the range {r.start} to {r.end} cannot be read: "
             f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
             "failOnDataLoss=false to go on without them"
         )
@@ -212,7 +263,7 @@ class RangeReader:
         if self._fail_on_data_loss:
             raise DataLossError(what) from cause
         log.warning("%s; going on without the rest of the range, as failOnDataLoss=false asks", what)
-        self._position = self._range.end
+        self._offset = self._range.end
 
     def _cut(self, table: Any) -> Any:
         """Drops what lies behind the range: a batch may reach beyond its end."""
@@ -228,11 +279,11 @@ class RangeReader:
         self._empty_responses = self._empty_responses + 1 if reaches_to >= self._range.end else 0
         self._stall_deadline = self._stall_deadline or Deadline(STALLED_S)
         if self._empty_responses == EMPTY_RESPONSES:
-            self._position = self._range.end
+            self._offset = self._range.end
         elif self._stall_deadline.expired:
             r = self._range
             self._give_up(
-                f"{r.topic}-{r.partition}: no record came from offset {self._position} on for {STALLED_S:.0f} s, but "
+                f"{r.topic}-{r.partition}: no record came from offset {self._offset} on for {STALLED_S:.0f} s, but "
                 f"the range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or the log was "
                 "truncated"
             )

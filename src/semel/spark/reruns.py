@@ -19,7 +19,7 @@ from typing import Any
 
 import pyspark
 
-from semel.spark.lineage import tasks_without_shuffle
+from semel.spark.in_place import tasks_without_shuffle
 
 CHECKSUMS = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",

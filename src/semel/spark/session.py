@@ -1,10 +1,12 @@
-"""A Spark session with what semel needs, and nothing else changed."""
+"""A Spark session with what semel needs, and nothing else changed; and settings that are changed for a while."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,16 @@ def stays_here(master: str | None) -> bool:
     if any(name in os.environ for name in ELSEWHERE):
         return False
     return master is None or master == "local" or master.startswith("local[")
+
+
+@contextmanager
+def changed(session: Any, settings: Mapping[str, str]) -> Iterator[None]:
+    """The session with other settings; afterwards it has those it had. A session belongs to one query."""
+    before = {name: session.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            session.conf.set(name, value)

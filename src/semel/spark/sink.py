@@ -10,17 +10,19 @@ batch that is written runs into Spark's noop sink, and one that fails is aborted
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, TimedOutError
-from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log
+from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log, refuse_connect
 from semel.spark.checksums import Observed
 from semel.spark.encoding import BadRowError
 from semel.spark.failures import FailedGuessError
-from semel.spark.ledger import Batch, Verdict
+from semel.spark.ledger import MicroBatch, Verdict
 from semel.spark.options import OptionError
-from semel.spark.sink_options import SinkOptions
+from semel.spark.plain_sink import PlainSink
+from semel.spark.sink_options import EXACTLY_ONCE, SinkOptions
 from semel.spark.transaction import BatchTransaction
 from semel.spark.write_job import Cancelled, Job, WriteJob
 
@@ -44,14 +46,14 @@ class Sink(BaseSink):
     def close(self) -> None:
         self.transaction.close()
 
-    def _batch(self, df: Any, batch: Batch) -> None:
+    def _batch(self, df: Any, batch: MicroBatch) -> None:
         assert self._run is not None
         if self.transaction.decide(batch, self._run.is_stateful, self._run.short_lived):
             self._write_until_done(df, batch)
         else:
             self._replay(df, batch)
 
-    def _replay(self, df: Any, batch: Batch) -> None:
+    def _replay(self, df: Any, batch: MicroBatch) -> None:
         """Runs a batch that is written. A stateful plan must run, or Spark fails the query; and it must give the rows
         that were written, or the state is not the one that they came from."""
         observed = self._observed(df)
@@ -65,7 +67,7 @@ class Sink(BaseSink):
         assert self._run is not None
         return Observed(df, self.options) if self._run.is_stateful() else None
 
-    def _write_until_done(self, df: Any, batch: Batch) -> None:
+    def _write_until_done(self, df: Any, batch: MicroBatch) -> None:
         """Aborts and runs the batch again after anything that is not final, a bounded number of times. A guess of the
         sink that failed does not count: it is none of the query's failures, and is not made again."""
         assert self._run is not None
@@ -88,7 +90,7 @@ class Sink(BaseSink):
                     raise
                 log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
 
-    def _attempt(self, df: Any, batch: Batch, attempt: int) -> None:
+    def _attempt(self, df: Any, batch: MicroBatch, attempt: int) -> None:
         assert self._run is not None
         started_s = time.monotonic()
         handle = self.transaction.begin()
@@ -107,3 +109,74 @@ class Sink(BaseSink):
 def is_final(error: Exception) -> bool:
     """Errors of the query itself: running the batch again would only repeat them."""
     return isinstance(error, (OptionError, BadRowError))
+
+
+def sink(
+    brokers: str,
+    *,
+    application_id: str,
+    topic: str | None = None,
+    topics: Iterable[str] | str = (),
+    dead_letter_topic: str | None = None,
+    bad_column: str | None = None,
+    partitioner: str = "murmur2",
+    shuffle: str = "auto",
+    guarantee: str = "exactly_once",
+    transaction_timeout_ms: int = 600_000,
+    max_attempts: int = 3,
+    adopt_checkpoint: bool = False,
+    accept_lost_state: bool = False,
+    compression: str = "none",
+    max_request_size: int = 1024 * 1024,
+    source_cluster_is_other: bool = False,
+    on_batch: Callable[[Any], None] | None = None,
+    client: Mapping[str, Any] | None = None,
+) -> BaseSink:
+    """A function for `foreachBatch` that writes every micro-batch in one transaction.
+
+    It reads the ledger when it is made: make it before the source is loaded, once for every start. In a function of
+    your own call it once per batch: `sink(df, batch_id)`, or `sink([df_a, df_b], batch_id)` for several frames.
+
+    brokers                 host:port,host:port
+    application_id          names the transactional id, the consumer group that shows the lag, and the ledger topic
+    topic                   where rows go that have no topic of their own
+    topics                  further topics that a column `topic` may name
+    dead_letter_topic       where rows go that cannot be written, in the same transaction; else they fail the batch
+    bad_column              a column that marks bad rows: true, or a text that says why
+    partitioner             murmur2 (where any Kafka producer would put the key), hash (Spark's own), none (no shuffle)
+    shuffle                 auto (none where a topic is copied with its keys to as many partitions), always
+    guarantee               exactly_once, at_least_once, at_most_once
+    transaction_timeout_ms  must exceed the longest batch; the broker's transaction.max.timeout.ms is its limit
+    max_attempts            how often a batch is tried before the query fails
+    adopt_checkpoint        True: an existing checkpoint goes on although the ledger is empty; so does a new one
+                            although the group has offsets that say that the ledger was lost
+    accept_lost_state       True: a stateful query may go on with a new checkpoint, and so without its state; or with
+                            state from a batch that gave other rows, when it ran again, than it had written
+    compression             none, gzip, snappy, lz4, zstd
+    max_request_size        the largest record, in bytes
+    source_cluster_is_other True: the sources are topics of another cluster, so no offsets are stored here
+    on_batch                called with a report after each batch: rows, attempts, times
+    client                  further client options by Kafka's names: security.protocol, sasl.username, ...
+    """
+    refuse_connect()
+    options = SinkOptions(
+        bootstrap_servers=brokers,
+        application_id=application_id,
+        topic=topic,
+        extra_topics=(topics,) if isinstance(topics, str) else tuple(topics),
+        dead_letter_topic=dead_letter_topic,
+        bad_column=bad_column,
+        partitioner=partitioner,
+        shuffle=shuffle,
+        guarantee=guarantee,
+        transaction_timeout_ms=transaction_timeout_ms,
+        max_attempts=max_attempts,
+        adopt_checkpoint=adopt_checkpoint,
+        accept_lost_state=accept_lost_state,
+        compression=compression,
+        max_request_size=max_request_size,
+        source_cluster_is_other=source_cluster_is_other,
+        on_batch=on_batch,
+        client=dict(client or {}),
+    )
+    return Sink(options) if options.guarantee == EXACTLY_ONCE else PlainSink(options)

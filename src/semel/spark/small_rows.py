@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from semel.spark.failures import FailedGuessError
-from semel.spark.session_settings import changed
+from semel.spark.session import changed
 from semel.spark.writing import OwnerStalledError
 
 Result = TypeVar("Result")

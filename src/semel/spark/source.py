@@ -25,35 +25,71 @@ from pyspark.sql.types import StructType
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 from semel.spark import stages
-from semel.spark.compat import (
-    HAS_ADMISSION_CONTROL,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from semel.spark.failures import reason_first
-from semel.spark.ledger_topic import last_entry
+from semel.spark.ledger_topic import OwnTopics, last_entry
 from semel.spark.offsets import (
     INITIAL,
     START,
     Edge,
     Offsets,
+    Range,
     TopicIds,
     from_json,
     ids_of,
-    parse_edge,
+    limited,
+    lowest,
+    ranges,
     recreated,
+    split,
     start_of,
     to_json,
 )
-from semel.spark.options import COMMITTED, EARLIEST, LATEST, OptionError, SourceOptions, checked_columns
-from semel.spark.own_topics import OwnTopics
-from semel.spark.planning import Range, limited, ranges, split
-from semel.spark.positions import Positions
+from semel.spark.options import (
+    COMMITTED,
+    EARLIEST,
+    HEADERS,
+    LATEST,
+    OptionError,
+    SourceOptions,
+    checked_columns,
+    schema_of,
+    spark_columns,
+)
 from semel.spark.reading import DataLossError, RangeReader, created_anew
-from semel.spark.source_columns import HEADERS, schema_of, spark_columns
+from semel.spark.topic_offsets import TopicOffsets
 from semel.spark.workers import settle_worker, worker_cluster
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_ADMISSION_CONTROL = True
+except ImportError:  # PySpark 4.1
+    from dataclasses import dataclass
+
+    HAS_ADMISSION_CONTROL = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        pass
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        pass
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        pass
+
+
+__all__ = ["HAS_ADMISSION_CONTROL", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+
 
 log = logging.getLogger("semel.spark")
 RANGE_COLUMNS = "topic STRING, partition INT, start BIGINT, end BIGINT"
@@ -115,18 +151,18 @@ class _Planner:
         return Cluster(ClientSettings.of(self.options.client, allow_auto_create_topics=False))
 
     @cached_property
-    def positions(self) -> Positions:
-        return Positions(self.cluster, self.options, OwnTopics(self.cluster, self.options.application_id))
+    def topic_offsets(self) -> TopicOffsets:
+        return TopicOffsets(self.cluster, self.options, OwnTopics(self.cluster, self.options.application_id))
 
     def start(self) -> Edge:
         """Where the options say to begin."""
-        found = self.positions.partitions()
-        ids = self.positions.ids(topic for topic, _ in found)
+        found = self.topic_offsets.partitions()
+        ids = self.topic_offsets.ids(topic for topic, _ in found)
         committed = None
         if self.options.starting.word == COMMITTED:
             entry = committed_ends(self.cluster, self.options.application_id)
             committed = self.of_these_topics(entry, ids)
-        return Edge(self.positions.resolve(self.options.starting, found, committed), ids)
+        return Edge(self.topic_offsets.resolve(self.options.starting, found, committed), ids)
 
     def of_these_topics(self, known: Edge, now: TopicIds) -> Offsets:
         """Offsets without those of topics that were created anew since: an error, unless records may be lost."""
@@ -162,7 +198,7 @@ class BatchReader(_Planner, DataSourceReader):
     @reason_first()
     def partitions(self) -> list[InputPartition]:
         start = self.start()
-        end = self.positions.resolve(self.options.ending, self.positions.partitions())
+        end = self.topic_offsets.resolve(self.options.ending, self.topic_offsets.partitions())
         return self.tasks(start.offsets, Edge(end, start.ids))
 
 
@@ -213,9 +249,9 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _latest(self) -> Edge:
         """Where the topics end now. A topic that is gone is left out if records may be lost, else it is an error."""
-        found = self.positions.partitions(must_exist=self.options.fail_on_data_loss)
-        ids = self.positions.ids(topic for topic, _ in found)
-        return Edge(self.positions.edge(LATEST, found), ids)
+        found = self.topic_offsets.partitions(must_exist=self.options.fail_on_data_loss)
+        ids = self.topic_offsets.ids(topic for topic, _ in found)
+        return Edge(self.topic_offsets.edge(LATEST, found), ids)
 
     def _with_new_partitions(self, begin: Offsets, latest: Offsets) -> Offsets:
         """Partitions that appeared after the query started are read from their beginning."""
@@ -223,7 +259,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
         if not new:
             return begin
         merged = {topic: dict(parts) for topic, parts in begin.items()}
-        for topic, parts in self.positions.edge(EARLIEST, new).items():
+        for topic, parts in self.topic_offsets.edge(EARLIEST, new).items():
             merged.setdefault(topic, {}).update(parts)
         return merged
 
@@ -237,7 +273,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
             for partition, offset in parts.items():
                 found = latest.get(topic, {}).get(partition)
                 if found is None or found < offset:
-                    if self.options.fail_on_data_loss and topic not in self.positions.left_out:
+                    if self.options.fail_on_data_loss and topic not in self.topic_offsets.left_out:
                         raise DataLossError(_what_is_lost(topic, partition, offset, found))
                     end.setdefault(topic, {})[partition] = offset
         return end
@@ -327,15 +363,7 @@ def committed_ends(cluster: Cluster, application_id: str | None) -> Edge:
     if application_id is None:
         raise ValueError("startingOffsets=committed needs the option applicationId, the application id of the sink")
     entry = last_entry(cluster, application_id)
-    merged = Edge({}, {})
-    for line in entry.ends if entry else []:
-        offsets, ids = parse_edge(line) or Edge({}, {})
-        merged.ids.update(ids)
-        for topic, parts in offsets.items():
-            for partition, offset in parts.items():
-                known = merged.offsets.setdefault(topic, {}).get(partition, offset)
-                merged.offsets[topic][partition] = min(known, offset)  # one topic in two sources: the lower offset
-    return merged
+    return lowest(entry.ends if entry else [])
 
 
 def range_row(wanted: Range) -> Any:

@@ -24,18 +24,16 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from semel.client.producer.handle import TransactionHandle
+from semel.spark.checkpoint import QueryCheckpoint
 from semel.spark.checksums import Summed
-from semel.spark.columns import check_columns
+from semel.spark.encoding import Targets
 from semel.spark.failures import reason_first
-from semel.spark.ledger import Batch, Entry
-from semel.spark.sink_options import SinkOptions
-from semel.spark.stream_writer_checkpoint import QueryCheckpoint
-from semel.spark.stream_writer_state import DriverState
-from semel.spark.targets import Targets
+from semel.spark.ledger import LedgerEntry, MicroBatch
+from semel.spark.owners import DriverState
+from semel.spark.sink_columns import check_columns, check_routed
+from semel.spark.sink_options import SinkOptions, writer_options
 from semel.spark.transaction import BatchTransaction, RefusedError
-from semel.spark.writer_options import writer_options
-from semel.spark.writer_task import check_routed, write_rows
-from semel.spark.writing import Report
+from semel.spark.writing import Report, write_rows
 
 log = logging.getLogger("semel.spark")
 
@@ -43,8 +41,8 @@ log = logging.getLogger("semel.spark")
 class Plan(NamedTuple):
     """What the planning of a batch decided. Goes to every task, and with their messages to the commit."""
 
-    batch: Batch
-    last: Entry | None  # of the ledger; what it says about partitions is left out
+    batch: MicroBatch
+    last: LedgerEntry | None  # of the ledger; what it says about partitions is left out
     targets: Targets
     handle: TransactionHandle | None  # None: the batch is in the ledger already
     planned_at_ms: int
@@ -52,7 +50,7 @@ class Plan(NamedTuple):
 
 
 @dataclass
-class Done(WriterCommitMessage):
+class StreamMessage(WriterCommitMessage):
     """What one task wrote."""
 
     plan: Plan
@@ -95,20 +93,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if self._plan.handle is None:
             for _ in rows:  # a stateful plan must run, or Spark fails the query
                 pass
-            return Done(self._plan, run_id, [], summed)
+            return StreamMessage(self._plan, run_id, [], summed)
         reports = write_rows(rows, self.options, self._plan.targets, self._plan.batch.batch_id, self._plan.handle)
-        return Done(self._plan, run_id, reports, summed)
+        return StreamMessage(self._plan, run_id, reports, summed)
 
     @reason_first()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        done = [message for message in messages if isinstance(message, Done)]
+        done = [message for message in messages if isinstance(message, StreamMessage)]
         plans = {(m.plan.batch.batch_id, m.plan.handle and m.plan.handle.identity) for m in done}
         if len(plans) != 1 or len(done) != len(messages) or done[0].plan.batch.batch_id != batchId:
             raise WrongBatchError(f"batch {batchId} has messages of {sorted(map(str, plans))}; it cannot be committed")
         commit(self.options, done)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        plans = [message.plan for message in messages if isinstance(message, Done)]
+        plans = [message.plan for message in messages if isinstance(message, StreamMessage)]
         handle = plans[0].handle if plans else _state(self.options).recall()
         if handle is not None:
             with _transaction(self.options) as transaction:
@@ -124,7 +122,7 @@ def _transaction(options: SinkOptions) -> BatchTransaction:
     return BatchTransaction(options, _state(options))
 
 
-def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
+def plan(options: SinkOptions, batch: MicroBatch, is_stateful: bool) -> Plan:
     """Decides by the ledger, and opens the transaction. Nothing is fenced before it is clear that the batch may run."""
     loop = options.refuse_loop(batch)
     if loop is not None:
@@ -139,7 +137,7 @@ def plan(options: SinkOptions, batch: Batch, is_stateful: bool) -> Plan:
 # --- in a task ---
 
 
-def check_batch(batch: Batch) -> str:
+def check_batch(batch: MicroBatch) -> str:
     """The id of the run. Raises if the task belongs to another batch than the one that was planned."""
     from pyspark import TaskContext
 
@@ -157,7 +155,7 @@ def check_batch(batch: Batch) -> str:
 # --- the commit ---
 
 
-def checksum_of(done: list[Done]) -> str:
+def checksum_of(done: list[StreamMessage]) -> str:
     """Of the rows of all tasks; "" where nobody summed them up."""
     parts = [message.summed for message in done if message.summed is not None]
     whole = Summed()
@@ -166,7 +164,7 @@ def checksum_of(done: list[Done]) -> str:
     return whole.checksum() if parts else ""
 
 
-def commit(options: SinkOptions, done: list[Done]) -> None:
+def commit(options: SinkOptions, done: list[StreamMessage]) -> None:
     """Audit and commit, as `semel.sink` does it; or, where the batch was written before, a look at its rows."""
     plan, checksum = done[0].plan, checksum_of(done)
     reports = [report for message in done for report in message.reports]

@@ -22,17 +22,18 @@ from semel import faults
 from semel.client.errors import FencedError, KafkaError
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionHandle, TransactionOwner
+from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.spark.base_sink import SinkError
 from semel.spark.checksums import why_state_differs
-from semel.spark.lag import send_positions
-from semel.spark.ledger import Batch, Entry, Verdict, Written, decide, refuse_lost_state, topic_of
+from semel.spark.encoding import Targets
+from semel.spark.ledger import LedgerEntry, MicroBatch, Verdict, Written, decide, refuse_lost_state, topic_of
 from semel.spark.ledger_topic import create, last_entry
+from semel.spark.offsets import lowest
 from semel.spark.options import OptionError
-from semel.spark.owners import ONGOING, await_decided, why_in_use
+from semel.spark.owners import ONGOING, DriverState, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
-from semel.spark.stream_writer_state import DriverState
-from semel.spark.targets import Targets
+from semel.spark.topic_offsets import is_here
 from semel.spark.write_job import check_single_runs
 from semel.spark.writing import Report
 
@@ -64,7 +65,7 @@ class BatchTransaction:
     def __init__(self, options: SinkOptions, state: DriverState | None = None) -> None:
         self.options = options
         self.owner = TransactionOwner(options.producer_settings())
-        self.last: Entry | None = None  # of the ledger
+        self.last: LedgerEntry | None = None  # of the ledger
         self.targets = Targets({})
         self._state = state
         self._began_s: float | None = None
@@ -91,14 +92,14 @@ class BatchTransaction:
         if self.last is None and (found is None or found.state != ONGOING):
             self.own()
 
-    def resume(self, handle: TransactionHandle, targets: Targets, last: Entry | None) -> None:
+    def resume(self, handle: TransactionHandle, targets: Targets, last: LedgerEntry | None) -> None:
         """Goes on, in another process, with a transaction that was begun."""
         self.owner.resume(handle)
         self._handle, self.targets, self.last = handle, targets, last
 
     # --- decide ---
 
-    def decide(self, batch: Batch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+    def decide(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """Whether the batch is to be written; False: it is written. Raises RefusedError if it must not be, after what
         is wrong with the checkpoint itself (`cause`).
 
@@ -113,7 +114,7 @@ class BatchTransaction:
             self.read_ledger()  # while the id was being taken over, its owner may have finished a batch
         return not self.is_written(batch, is_stateful, cause)
 
-    def _is_written_in_new_ledger(self, batch: Batch, is_stateful: Callable[[], bool], cause: str) -> bool:
+    def _is_written_in_new_ledger(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str) -> bool:
         """Others may have written since this object was made. The end of a transaction is acknowledged before its
         marker is in the ledger; so an entry that a refused batch continues may become visible only now."""
         self.read_ledger()
@@ -124,7 +125,7 @@ class BatchTransaction:
             self.read_ledger()
             return self.is_written(batch, is_stateful, cause)
 
-    def is_written(self, batch: Batch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+    def is_written(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """What the ledger says: written before, or to be written now; anything else is refused."""
         options = self.options
         decision = decide(self.last, batch, adopt=options.adopt_checkpoint)
@@ -137,7 +138,7 @@ class BatchTransaction:
             return decision.verdict is Verdict.ALREADY_WRITTEN
         raise RefusedError(f"application {options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}")
 
-    def check_replay(self, batch: Batch, checksum: str) -> None:
+    def check_replay(self, batch: MicroBatch, checksum: str) -> None:
         """A batch that ran again must have given the rows that were written, or the state of the query is not the one
         that they came from."""
         written = "" if self.last is None else self.last.checksum
@@ -147,7 +148,7 @@ class BatchTransaction:
         if differs:
             log.warning("accepted: %s", differs)
 
-    def _refuse_in_use(self, batch: Batch) -> None:
+    def _refuse_in_use(self, batch: MicroBatch) -> None:
         """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""
         if self._state is not None and self._state.recall() is not None:
             return
@@ -212,7 +213,9 @@ class BatchTransaction:
 
     # --- commit ---
 
-    def commit(self, batch: Batch, reports: list[Report], run_id: str, checksum: str = "", attempts: int = 1) -> Entry:
+    def commit(
+        self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str = "", attempts: int = 1
+    ) -> LedgerEntry:
         """The ledger entry, the source offsets and the end: one transaction with the rows. A batch without rows that
         moved nothing is aborted, unless it is the first of its query: the next batch must find that in the ledger."""
         entry = self._entry(batch, reports, run_id, checksum, attempts)
@@ -223,16 +226,18 @@ class BatchTransaction:
             assert self._handle is not None, "begin() or resume() comes first"
             write_entry(self._handle, self.options.application_id, entry, self.owner)
             faults.hit("sink.after_ledger")
-            send_positions(self.owner, self.options, batch)
+            send_source_offsets(self.owner, self.options, batch)
             faults.hit("sink.after_offsets")
             self._end(entry)
         self.remember()
         faults.hit("sink.after_commit")
         return entry
 
-    def _entry(self, batch: Batch, reports: list[Report], run_id: str, checksum: str, attempts: int) -> Entry:
+    def _entry(
+        self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str, attempts: int
+    ) -> LedgerEntry:
         written = [Written(*self.targets.place(r.target), r.rows, r.first, r.last) for r in reports]
-        return Entry(
+        return LedgerEntry(
             sequence=0 if self.last is None else self.last.sequence + 1,
             query_id=batch.query_id,
             run_id=run_id,
@@ -249,7 +254,7 @@ class BatchTransaction:
             checksum=checksum,
         )
 
-    def _end(self, entry: Entry) -> None:
+    def _end(self, entry: LedgerEntry) -> None:
         """EndTxn. If its outcome is unknown, the epoch is never used again, and the ledger says how it ended."""
         try:
             self.owner.end(commit=True)
@@ -262,7 +267,7 @@ class BatchTransaction:
 
     # --- when it did not work ---
 
-    def settle(self, batch: Batch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:
+    def settle(self, batch: MicroBatch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """After a failure: aborts what is open under a new epoch. True if the batch is written after all; else it may
         run again, unless it took too long."""
         self._renew()
@@ -315,7 +320,7 @@ class BatchTransaction:
             self._state.remember(*self.owner.identity, self.owner.generation)
 
 
-def write_entry(handle: TransactionHandle, application_id: str, entry: Entry, owner: TransactionOwner) -> None:
+def write_entry(handle: TransactionHandle, application_id: str, entry: LedgerEntry, owner: TransactionOwner) -> None:
     """Puts the entry into the transaction, over the owner's connections."""
     import pyarrow as pa
 
@@ -324,3 +329,26 @@ def write_entry(handle: TransactionHandle, application_id: str, entry: Entry, ow
     with handle.writer(owner.cluster) as writer:
         writer.write(topic_of(application_id), 0, row)
         writer.finish()
+
+
+def source_offsets(batch: MicroBatch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
+    """Source offsets for the group, for lag tools. The same topic in two sources: the lower offset."""
+    return {
+        (topic, partition): OffsetAndMetadata(offset)
+        for topic, parts in lowest(batch.ends).offsets.items()
+        if allowed(topic)
+        for partition, offset in parts.items()
+    }
+
+
+def send_source_offsets(owner: TransactionOwner, options: SinkOptions, batch: MicroBatch) -> None:
+    """Source offsets for the group, in the transaction: those of topics that this cluster has."""
+    offsets = source_offsets(batch, lambda topic: options.stores_offsets and is_here(owner.cluster, topic))
+    if not offsets:
+        return
+    try:
+        owner.send_offsets(offsets, options.application_id)
+    except KafkaError:
+        for topic, _ in offsets:
+            owner.cluster.metadata.forget(topic)  # perhaps it was deleted meanwhile: look before the next try
+        raise

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle, TransactionHandle
-from semel.client.settings import ProducerSettings
-from semel.spark.columns import prepared
-from semel.spark.encoding import BLOB_COLUMNS, SPREAD, Routing
+from semel.spark.encoding import BLOB_COLUMNS, Targets, routing_of
 from semel.spark.failures import FailedGuessError, was_cancelled
 from semel.spark.in_place import InPlace
-from semel.spark.ledger import Batch
+from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import StageWatch, spark_notices
-from semel.spark.session_settings import changed
-from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SinkOptions
+from semel.spark.session import changed
+from semel.spark.sink_columns import prepared
+from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, SinkOptions
 from semel.spark.small_rows import SmallRows
-from semel.spark.targets import Targets
 from semel.spark.writing import (
     REPORT_COLUMNS,
     OwnerStalledError,
-    Precautions,
     Report,
     WrongTaskError,
     direct_task,
@@ -33,7 +29,6 @@ from semel.spark.writing import (
 )
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
-RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
 
 
 class Cancelled(Exception):
@@ -44,7 +39,7 @@ class MovedRowsError(FailedGuessError):
     """Rows of one partition are in two tasks, so they need a shuffle."""
 
 
-Job = Callable[[Any, SinkOptions, Targets, Batch, TransactionHandle], list[Report]]
+Job = Callable[[Any, SinkOptions, Targets, MicroBatch, TransactionHandle], list[Report]]
 
 
 class WriteJob:
@@ -55,7 +50,7 @@ class WriteJob:
         self._small_rows = SmallRows()
 
     def __call__(
-        self, df: Any, options: SinkOptions, targets: Targets, batch: Batch, handle: TransactionHandle
+        self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
     ) -> list[Report]:
         rows = prepared(df, options)
         routing = routing_of(options, targets, batch.batch_id, handle.settings)
@@ -121,21 +116,6 @@ def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, ha
     only_once = options.guarantee == AT_MOST_ONCE
     task = direct_task(handle, routing, Precautions(handshake=False), only_once=only_once)
     return collected(rows.mapInArrow(task, REPORT_COLUMNS))
-
-
-def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: ProducerSettings) -> Routing:
-    return Routing(
-        targets=targets,
-        topic=options.topic,
-        dead_letter=options.dead_letter_topic,
-        partitioner=options.partitioner,
-        batch_id=batch_id,
-        timestamp_ms=int(time.time() * 1000),
-        max_record_bytes=options.max_request_size - RECORD_OVERHEAD_BYTES,
-        batch_bytes=settings.batch_size,
-        compression=settings.compression,
-        allowed=frozenset(t for t in (options.topic, *options.extra_topics) if t is not None),
-    )
 
 
 def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from semel import faults
 from semel.client.producer.handle import PartitionWriter, PlainHandle, TransactionHandle
-from semel.spark.encoding import BadRowError, Encoder, Routing
+from semel.spark.encoding import BadRowError, Encoder, Routing, Targets, routing_of
+from semel.spark.sink_columns import written_columns
+from semel.spark.sink_options import Precautions, SinkOptions
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
-from semel.spark.targets import Targets
 from semel.spark.workers import settle_worker, worker_cluster
 
 REPORT_COLUMNS = (
@@ -23,9 +24,11 @@ REPORT_COLUMNS = (
     "failure STRING, message STRING"
 )
 FAILED_BLOB = -1  # in place of a record count: the blob has the message of a BadRowError
-STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 LOOK_AGAIN_S = 0.5
 TASK_BITS = 20
+WRITER_PATIENCE_S = (
+    5.0  # the partition may belong to an attempt that Spark is about to end, or to another task for good
+)
 
 Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
@@ -76,15 +79,6 @@ def raise_failures(reports: Sequence[Report]) -> None:
         message = next((report.message for report in reports if report.failure == name), None)
         if message is not None:
             raise kind(message)
-
-
-class Precautions(NamedTuple):
-    """What can be switched off to show that it is needed. Never in production."""
-
-    handshake: bool = True  # one attempt per partition
-    count_audit: bool = True  # the log holds what the winners reported
-    single_runs: bool = True  # no stage ran twice, where Spark does not compare the runs itself
-    patience_s: float = STALLED_S  # how long an attempt that came second waits to be killed
 
 
 class BlobWriter:
@@ -157,6 +151,26 @@ class BlobWriter:
                 written.last_sequence,
                 self._mark,
             )
+
+
+def write_rows(
+    batches: Iterator[Any], options: SinkOptions, targets: Targets, batch_id: int, handle: TransactionHandle
+) -> list[Report]:
+    """Writes the rows of this task into the transaction and says what went where."""
+    settle_worker()
+    task, mark = task_identity()
+    encoder = Encoder(routing_of(options, targets, batch_id, handle.settings), task)
+    with handle.writer() as writer:
+        out = BlobWriter(writer, targets, mark, Precautions(patience_s=WRITER_PATIENCE_S))
+        try:
+            for blob in encoder.blobs(written_columns(batch, options) for batch in batches):
+                out.write(blob)
+        except OwnerStalledError as error:
+            raise OwnerStalledError(
+                f"{error}. If this comes again at every start, rows of one partition are in several tasks: use "
+                "semel.route(df, ...)"
+            ) from error
+        return list(out.report())
 
 
 def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:

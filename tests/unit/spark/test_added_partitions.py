@@ -13,11 +13,11 @@ import semel
 from semel.client.cluster import Cluster as ClientCluster
 from semel.client.producer.handle import TransactionHandle
 from semel.spark import plain_sink
-from semel.spark.ledger import Batch
+from semel.spark.encoding import Targets
+from semel.spark.ledger import MicroBatch
 from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
-from semel.spark.targets import Targets
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.load import read_all
@@ -43,8 +43,8 @@ def add_partition(options: SinkOptions) -> None:
         admin.create_partitions(str(options.topic), 2)
 
 
-def batch_of(number: int) -> Batch:
-    return Batch("query", number, [None], [f'{{"logOffset":{number}}}'])
+def batch_of(number: int) -> MicroBatch:
+    return MicroBatch("query", number, [None], [f'{{"logOffset":{number}}}'])
 
 
 @pytest.mark.parametrize(("age_ms", "seen"), [(0, [1, 2]), (300_000, [1, 1])], ids=["old", "fresh"])
@@ -52,7 +52,7 @@ def test_the_sink_writes_to_partitions_that_are_new(cluster: Cluster, age_ms: in
     options, found = options_of(cluster, age_ms), []
     with ClientCluster(options.producer_settings().replace(metadata_max_age_ms=300_000)) as of_a_worker:
 
-        def job(_: Any, __: Any, targets: Targets, batch: Batch, handle: TransactionHandle) -> list[Report]:
+        def job(_: Any, __: Any, targets: Targets, batch: MicroBatch, handle: TransactionHandle) -> list[Report]:
             """One row to the last partition, by a worker that has read its metadata long ago."""
             found.append(targets.count)
             topic, partition = targets.place(targets.count - 1)

@@ -11,7 +11,7 @@ import semel
 from semel.client.errors import FencedError
 from semel.client.producer.handle import TransactionOwner
 from semel.spark.batch_writer import AlreadyDoneError, BatchWriter, QueryIdError
-from semel.spark.ledger import Entry, topic_of
+from semel.spark.ledger import LedgerEntry, topic_of
 from semel.spark.ledger_topic import create
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import write_entry
@@ -41,7 +41,7 @@ def owner(options: SinkOptions) -> Iterator[TransactionOwner]:
 
 def commit_entry(owner: TransactionOwner, application_id: str, sequence: int, query_id: str) -> None:
     handle = owner.begin([(topic_of(application_id), 0)])
-    write_entry(handle, application_id, Entry(sequence, query_id, "run", sequence, [None], ["{}"]), owner)
+    write_entry(handle, application_id, LedgerEntry(sequence, query_id, "run", sequence, [None], ["{}"]), owner)
     owner.end(commit=True)
 
 

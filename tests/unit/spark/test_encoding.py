@@ -11,8 +11,7 @@ from semel.client.dead_letters import REASON_HEADER, TOPIC_HEADER
 from semel.protocol.columns_decode import decode_record_set
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import encoding
-from semel.spark.encoding import BadRowError, Encoder, Routing
-from semel.spark.targets import Targets
+from semel.spark.encoding import BadRowError, Encoder, Routing, Targets
 
 TARGETS = Targets({"out": 4, "other": 2, "dead": 1})
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

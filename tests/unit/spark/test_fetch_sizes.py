@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from semel.protocol.batch import patch_offset
 from semel.protocol.rows import Record, encode_batch
-from semel.spark.fetch_sizes import KEPT_TOPICS, LEAST_BYTES, TopicSizes, needed
+from semel.spark.reading import KEPT_TOPICS, LEAST_BYTES, TopicSizes, needed
 
 PER_BATCH = 10
 
@@ -20,7 +20,7 @@ def log(batches: int, value_bytes: int = 10) -> list[bytearray]:
 
 def test_batches_behind_the_end_of_a_range_are_left_out() -> None:
     batches = log(4)
-    found = needed(memoryview(b"".join(batches)), position=3, end=15)
+    found = needed(memoryview(b"".join(batches)), offset=3, end=15)
     assert bytes(found.records) == b"".join(batches[:2])
     assert found.next_offset == 20  # the second batch reaches beyond the end
 
@@ -31,7 +31,7 @@ def test_a_range_that_ends_with_a_batch_does_not_take_the_next_one() -> None:
 
 
 def test_half_a_batch_brings_nothing() -> None:
-    found = needed(memoryview(bytes(log(1)[0])[:-1]), position=0, end=PER_BATCH)
+    found = needed(memoryview(bytes(log(1)[0])[:-1]), offset=0, end=PER_BATCH)
     assert (bytes(found.records), found.next_offset, found.largest_batch_bytes) == (b"", 0, 0)
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from semel.spark.checkpoint import batch_of
-from semel.spark.ledger import KEPT_BATCHES, Batch, Entry, LedgerError, Verdict, decide, decode, refuse_loop
-from semel.spark.own_topics import is_entry
+from semel.spark.ledger import KEPT_BATCHES, LedgerEntry, LedgerError, MicroBatch, Verdict, decide, decode, refuse_loop
+from semel.spark.ledger_topic import is_entry
 from semel.spark.sink_options import SinkOptions
 
 
@@ -15,48 +15,50 @@ def at(offset: int) -> list[str | None]:
     return [f'{{"t":{{"0":{offset}}}}}']
 
 
-def entry(batch_id: int, start: int, end: int, query: str = "q", sequence: int = 7) -> Entry:
-    return Entry(sequence=sequence, query_id=query, run_id="r", batch_id=batch_id, starts=at(start), ends=at(end))
+def entry(batch_id: int, start: int, end: int, query: str = "q", sequence: int = 7) -> LedgerEntry:
+    return LedgerEntry(sequence=sequence, query_id=query, run_id="r", batch_id=batch_id, starts=at(start), ends=at(end))
 
 
-def verdict(last: Entry | None, batch: Batch, **options: bool) -> Verdict:
+def verdict(last: LedgerEntry | None, batch: MicroBatch, **options: bool) -> Verdict:
     return decide(last, batch, **options).verdict
 
 
 def test_the_first_batch_of_a_new_query_is_written():
-    assert verdict(None, Batch("q", 0, at(0), at(10))) is Verdict.WRITE
+    assert verdict(None, MicroBatch("q", 0, at(0), at(10))) is Verdict.WRITE
 
 
 def test_a_later_batch_with_an_empty_ledger_is_adopted_only_by_name():
-    batch = Batch("q", 5, at(50), at(60))
+    batch = MicroBatch("q", 5, at(50), at(60))
     assert verdict(None, batch) is Verdict.REFUSE
     assert "adopt_checkpoint" in decide(None, batch).reason
     assert verdict(None, batch, adopt=True) is Verdict.WRITE
 
 
 def test_the_same_batch_again_is_already_written():
-    assert verdict(entry(4, 40, 50), Batch("q", 4, at(40), at(50))) is Verdict.ALREADY_WRITTEN
+    assert verdict(entry(4, 40, 50), MicroBatch("q", 4, at(40), at(50))) is Verdict.ALREADY_WRITTEN
 
 
 def test_batch_0_of_a_source_that_does_not_say_its_start_is_known_by_its_end():
-    assert verdict(entry(0, 0, 50), Batch("q", 0, [None], at(50))) is Verdict.ALREADY_WRITTEN
+    assert verdict(entry(0, 0, 50), MicroBatch("q", 0, [None], at(50))) is Verdict.ALREADY_WRITTEN
 
 
 def test_the_next_batch_is_written_also_after_batches_that_wrote_nothing():
-    assert verdict(entry(4, 40, 50), Batch("q", 5, at(50), at(60))) is Verdict.WRITE
-    assert verdict(entry(4, 40, 50), Batch("q", 8, at(50), at(60))) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), MicroBatch("q", 5, at(50), at(60))) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), MicroBatch("q", 8, at(50), at(60))) is Verdict.WRITE
 
 
 @pytest.mark.parametrize(
     "batch",
     [
-        Batch("q", 4, at(40), at(55)),  # another limit per batch after a crash: the same number covers another range
-        Batch("q", 3, at(30), at(40)),  # an older checkpoint
-        Batch("q", 5, at(40), at(60)),  # overlaps
-        Batch("q", 5, at(55), at(60)),  # leaves a gap
-        Batch("other", 5, at(50), at(60)),  # two queries, one application id
-        Batch("other", 0, at(0), at(60)),  # a new checkpoint that starts over
-        Batch("q", 5, [*at(50), *at(1)], [*at(60), *at(2)]),  # a source more
+        MicroBatch(
+            "q", 4, at(40), at(55)
+        ),  # another limit per batch after a crash: the same number covers another range
+        MicroBatch("q", 3, at(30), at(40)),  # an older checkpoint
+        MicroBatch("q", 5, at(40), at(60)),  # overlaps
+        MicroBatch("q", 5, at(55), at(60)),  # leaves a gap
+        MicroBatch("other", 5, at(50), at(60)),  # two queries, one application id
+        MicroBatch("other", 0, at(0), at(60)),  # a new checkpoint that starts over
+        MicroBatch("q", 5, [*at(50), *at(1)], [*at(60), *at(2)]),  # a source more
     ],
 )
 def test_anything_else_is_refused_with_both_ranges_and_the_way_out(batch):
@@ -67,24 +69,24 @@ def test_anything_else_is_refused_with_both_ranges_and_the_way_out(batch):
 
 
 def test_a_new_checkpoint_that_continues_where_the_ledger_ends_is_written():
-    assert verdict(entry(4, 40, 50), Batch("new", 0, at(50), at(60))) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), MicroBatch("new", 0, at(50), at(60))) is Verdict.WRITE
 
 
 def test_partitions_that_are_new_since_then_do_not_break_the_chain():
     start, end = ['{"t":{"0":50,"1":0}}'], ['{"t":{"0":60,"1":5}}']
-    assert verdict(entry(4, 40, 50), Batch("new", 0, start, end)) is Verdict.WRITE
-    assert verdict(entry(4, 40, 50), Batch("q", 5, start, end)) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), MicroBatch("new", 0, start, end)) is Verdict.WRITE
+    assert verdict(entry(4, 40, 50), MicroBatch("q", 5, start, end)) is Verdict.WRITE
 
 
 def test_a_partition_that_vanished_does():
-    last = Entry(sequence=1, query_id="q", run_id="r", batch_id=4, starts=at(0), ends=['{"t":{"0":50,"1":9}}'])
-    assert verdict(last, Batch("q", 5, at(50), at(60))) is Verdict.REFUSE
+    last = LedgerEntry(sequence=1, query_id="q", run_id="r", batch_id=4, starts=at(0), ends=['{"t":{"0":50,"1":9}}'])
+    assert verdict(last, MicroBatch("q", 5, at(50), at(60))) is Verdict.REFUSE
 
 
 def test_sources_that_are_not_kafka_are_compared_as_text():
-    last = Entry(sequence=1, query_id="q", run_id="r", batch_id=0, starts=["3"], ends=["4"])
-    assert verdict(last, Batch("q", 1, ["4"], ["5"])) is Verdict.WRITE
-    assert verdict(last, Batch("q", 1, ["3"], ["5"])) is Verdict.REFUSE
+    last = LedgerEntry(sequence=1, query_id="q", run_id="r", batch_id=0, starts=["3"], ends=["4"])
+    assert verdict(last, MicroBatch("q", 1, ["4"], ["5"])) is Verdict.WRITE
+    assert verdict(last, MicroBatch("q", 1, ["3"], ["5"])) is Verdict.REFUSE
 
 
 def test_entries_survive_their_encoding_and_keys_go_round():
@@ -103,12 +105,12 @@ def counted(batch_id: int, planned_at_ms: int) -> str:
     return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{planned_at_ms},"conf":{{}}}}\n{{"logOffset":{batch_id}}}'
 
 
-def planned(log: dict[int, str], batch_id: int) -> Batch:
+def planned(log: dict[int, str], batch_id: int) -> MicroBatch:
     return batch_of(log.get, "q", batch_id)
 
 
-def committed(batch: Batch, plan: str) -> Entry:
-    return Entry(
+def committed(batch: MicroBatch, plan: str) -> LedgerEntry:
+    return LedgerEntry(
         sequence=7,
         query_id=batch.query_id,
         run_id="r",
@@ -161,24 +163,24 @@ def test_a_batch_that_reads_a_topic_created_anew_follows_and_starts_at_0():
     }
     batch = batch_of(log.get, "q", 4)
     assert (batch.starts, batch.ends) == (with_id(0, "B"), with_id(60, "B"))
-    last = Entry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
+    last = LedgerEntry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
     assert verdict(last, batch) is Verdict.WRITE
-    assert verdict(last, Batch("new", 0, with_id(0, "B"), with_id(60, "B"))) is Verdict.WRITE
+    assert verdict(last, MicroBatch("new", 0, with_id(0, "B"), with_id(60, "B"))) is Verdict.WRITE
 
 
 def test_the_same_topic_must_go_on_where_it_ended():
-    last = Entry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
-    assert verdict(last, Batch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
-    assert verdict(last, Batch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
-    assert verdict(last, Batch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
-    assert verdict(last, Batch("q", 3, with_id(40, "B"), with_id(50, "B"))) is Verdict.REFUSE
+    last = LedgerEntry(sequence=7, query_id="q", run_id="r", batch_id=3, starts=with_id(40, "A"), ends=with_id(50, "A"))
+    assert verdict(last, MicroBatch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
+    assert verdict(last, MicroBatch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
+    assert verdict(last, MicroBatch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
+    assert verdict(last, MicroBatch("q", 3, with_id(40, "B"), with_id(50, "B"))) is Verdict.REFUSE
 
 
 def test_entries_without_topic_ids_agree_with_batches_that_have_them():
     last = entry(3, 40, 50)
-    assert verdict(last, Batch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
-    assert verdict(last, Batch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
-    assert verdict(last, Batch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
+    assert verdict(last, MicroBatch("q", 3, with_id(40, "A"), with_id(50, "A"))) is Verdict.ALREADY_WRITTEN
+    assert verdict(last, MicroBatch("q", 4, with_id(50, "A"), with_id(60, "A"))) is Verdict.WRITE
+    assert verdict(last, MicroBatch("q", 4, with_id(0, "A"), with_id(60, "A"))) is Verdict.REFUSE
 
 
 # --- a query that reads what it writes about itself ---
@@ -198,7 +200,7 @@ def test_entries_of_this_format_and_of_later_ones_are_known():
 
 @pytest.mark.parametrize("own", ["app.ledger", "bad"])
 def test_a_batch_that_reads_the_applications_own_topics_is_refused(own):
-    batch = Batch("q", 4, [f'{{"{own}":{{"0":3}},"t":{{"0":1}}}}'], [f'{{"{own}":{{"0":5}},"t":{{"0":9}}}}'])
+    batch = MicroBatch("q", 4, [f'{{"{own}":{{"0":3}},"t":{{"0":1}}}}'], [f'{{"{own}":{{"0":5}},"t":{{"0":9}}}}'])
     refusal = refuse_loop(batch, "app", "bad") or ""
     assert own in refusal
     assert "subscribePattern" in refusal
@@ -210,5 +212,5 @@ def test_a_batch_that_reads_the_applications_own_topics_is_refused(own):
 def test_own_topics_that_a_batch_does_not_read_from_are_no_loop():
     """The source leaves them out, but an older checkpoint names them."""
     still = '{"app.ledger":{"0":5},"t":{"0":1}}'
-    assert refuse_loop(Batch("q", 4, [still], [still.replace('"0":1', '"0":9')]), "app", "bad") is None
-    assert refuse_loop(Batch("q", 0, [None], at(9)), "app", "bad") is None
+    assert refuse_loop(MicroBatch("q", 4, [still], [still.replace('"0":1', '"0":9')]), "app", "bad") is None
+    assert refuse_loop(MicroBatch("q", 0, [None], at(9)), "app", "bad") is None

@@ -31,7 +31,7 @@ def test_defaults_differ_between_stream_and_batch_and_reading_is_committed():
     assert not parse(**{"kafka.isolation.level": "read_uncommitted"}).read_committed
 
 
-def test_positions_and_times():
+def test_offsets_and_times():
     assert parse(startingOffsets='{"a": {"0": 5, "1": -2}}').starting.offsets == {"a": {0: 5, 1: -2}}
     assert parse(startingTimestamp="5").starting.timestamp_ms == 5
     assert parse(startingOffsetsByTimestamp='{"a": {"0": 7}}').starting.timestamps_ms == {"a": {0: 7}}

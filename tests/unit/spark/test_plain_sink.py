@@ -10,7 +10,7 @@ import pytest
 
 import semel
 from semel.spark import plain_sink
-from semel.spark.ledger import Batch
+from semel.spark.ledger import MicroBatch
 from semel.spark.plain_sink import PlainSink
 from semel.spark.sink_options import SinkOptions
 from tests.support.broker import Cluster
@@ -39,6 +39,6 @@ def test_what_is_computed_before_the_offsets_are_stored_is_what_is_written(
     with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.create_topic(topic, 1)
     sink = PlainSink(SinkOptions(cluster.bootstrap, cluster.unique("once"), topic=topic, guarantee="at_most_once"))
-    sink._batch("rows", Batch("query", 0, [None], [f'{{"{topic}":{{"0":5}}}}']))
+    sink._batch("rows", MicroBatch("query", 0, [None], [f'{{"{topic}":{{"0":5}}}}']))
     sink.close()
     assert steps == ["settle rows", "store offsets", "write kept rows", "release"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.spark.offsets import IDS, INITIAL, START, from_json, parse, start_of, to_json
-from semel.spark.planning import Range, limited, ranges, split
+from semel.spark.offsets import IDS, INITIAL, START, Range, from_json, limited, parse, ranges, split, start_of, to_json
 
 offsets = st.dictionaries(
     st.sampled_from(["a", "b"]), st.dictionaries(st.integers(0, 3), st.integers(0, 1000), min_size=1), min_size=1
@@ -55,7 +54,7 @@ def test_one_task_reads_one_partition_unless_told_otherwise():
 
 
 @given(offsets)
-def test_positions_survive_the_checkpoint(value):
+def test_offsets_survive_the_checkpoint(value):
     assert from_json(to_json(value)) == value
 
 
@@ -73,7 +72,7 @@ def test_a_topic_created_anew_starts_at_0_and_the_others_go_on():
     assert start_of(end, {"t": {"0": 9}, "u": {"0": 5}}).offsets == {"t": {0: 9}, "u": {0: 5}}  # ids unknown
 
 
-def test_lines_of_other_sources_are_not_taken_for_positions():
+def test_lines_of_other_sources_are_not_taken_for_offsets():
     assert parse('{"t":{"0":1}}') == {"t": {0: 1}}
     for line in ("17", '{"logOffset": 3}', '{"a": {"x": 1}}', "nonsense", "[1]"):
         assert parse(line) is None

@@ -34,7 +34,7 @@ from semel.protocol.messages.records import (
 )
 from semel.protocol.rows import Record, encode_batch
 from semel.spark import reading
-from semel.spark.planning import Range
+from semel.spark.offsets import Range
 from semel.spark.reading import DataLossError, RangeReader
 from tests.support.fake_broker import scripted
 

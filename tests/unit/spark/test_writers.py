@@ -8,18 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from semel.spark import api
+from semel.spark import sink as sink_module
 from semel.spark.base_sink import BaseSink, SinkError
-from semel.spark.encoding import Encoder, Routing
+from semel.spark.encoding import Encoder, Routing, Targets
 from semel.spark.fast_lane import FunctionError, as_table, writable
-from semel.spark.lag import group_positions
-from semel.spark.ledger import Batch, Entry, refuse_lost_state
+from semel.spark.ledger import LedgerEntry, MicroBatch, refuse_lost_state
 from semel.spark.options import OptionError
-from semel.spark.sink_options import SinkOptions
-from semel.spark.targets import Targets
-from semel.spark.transaction import BatchTransaction, RefusedError
-from semel.spark.writer_options import writer_options
-from semel.spark.writer_task import chosen_columns
+from semel.spark.sink_columns import written_columns
+from semel.spark.sink_options import SinkOptions, writer_options
+from semel.spark.transaction import BatchTransaction, RefusedError, source_offsets
 
 GIVEN = {"kafka.bootstrap.servers": "b:9092", "applicationId": "app", "topic": "out"}
 
@@ -66,10 +63,10 @@ def test_only_known_columns_are_written_and_a_topic_counts_where_there_are_sever
     batch = pa.record_batch(
         {"key": ["k"], "value": ["v"], "topic": ["in"], "offset": [5], "partition": pa.array([1], pa.int64())}
     )
-    assert chosen_columns(batch, options()).schema == pa.schema(
+    assert written_columns(batch, options()).schema == pa.schema(
         [("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]
     )
-    assert "topic" in chosen_columns(batch, options(extra_topics=("in",))).schema.names
+    assert "topic" in written_columns(batch, options(extra_topics=("in",))).schema.names
 
 
 def test_a_hash_of_spark_decides_where_there_is_one_and_null_keys_are_shared_out():
@@ -104,24 +101,28 @@ def test_a_function_may_return_tables_batches_or_nothing_and_needs_a_value():
         writable(pa.table({"key": ["a"]}))
 
 
-def test_positions_of_a_topic_in_two_sources_are_the_lower_ones_and_other_sources_have_none():
+def test_offsets_of_a_topic_in_two_sources_are_the_lower_ones_and_other_sources_have_none():
     lines: list[str | None] = ['{"t":{"0":5,"1":9}}', '{"t":{"0":7,"1":2}}', '{"logOffset":3}', None]
-    found = group_positions(Batch("q", 1, lines, lines), lambda topic: True)
-    assert {place: position.offset for place, position in found.items()} == {("t", 0): 5, ("t", 1): 2}
-    assert group_positions(Batch("q", 1, lines, lines), lambda topic: False) == {}
+    found = source_offsets(MicroBatch("q", 1, lines, lines), lambda topic: True)
+    assert {place: at.offset for place, at in found.items()} == {("t", 0): 5, ("t", 1): 2}
+    assert source_offsets(MicroBatch("q", 1, lines, lines), lambda topic: False) == {}
 
 
 def test_state_is_lost_with_another_checkpoint_only():
-    last = Entry(sequence=4, query_id="old", run_id="", batch_id=4, starts=[], ends=[])
-    assert refuse_lost_state(None, Batch("new", 0, [], []), "app") is None
-    assert refuse_lost_state(last, Batch("old", 5, [], []), "app") is None
-    assert "accept_lost_state" in (refuse_lost_state(last, Batch("new", 0, [], []), "app") or "")
+    last = LedgerEntry(sequence=4, query_id="old", run_id="", batch_id=4, starts=[], ends=[])
+    assert refuse_lost_state(None, MicroBatch("new", 0, [], []), "app") is None
+    assert refuse_lost_state(last, MicroBatch("old", 5, [], []), "app") is None
+    assert "accept_lost_state" in (refuse_lost_state(last, MicroBatch("new", 0, [], []), "app") or "")
 
 
 # --- what a lost checkpoint of a stateful query is refused with ---
 
-WRITTEN = Entry(sequence=4, query_id="old", run_id="", batch_id=4, starts=['{"t":{"0":0}}'], ends=['{"t":{"0":9}}'])
-FROM_THE_START = Batch("new", 0, ['{"t":{"0":0}}'], ['{"t":{"0":9}}'])  # startingOffsets=earliest with a new checkpoint
+WRITTEN = LedgerEntry(
+    sequence=4, query_id="old", run_id="", batch_id=4, starts=['{"t":{"0":0}}'], ends=['{"t":{"0":9}}']
+)
+FROM_THE_START = MicroBatch(
+    "new", 0, ['{"t":{"0":0}}'], ['{"t":{"0":9}}']
+)  # startingOffsets=earliest with a new checkpoint
 
 
 def test_accept_lost_state_is_named_wherever_the_new_checkpoint_starts():
@@ -142,9 +143,9 @@ def test_accept_lost_state_is_named_wherever_the_new_checkpoint_starts():
 
 def test_one_topic_may_be_given_as_a_text(monkeypatch):
     made = []
-    monkeypatch.setattr(api, "Sink", made.append)
-    api.sink("b:9092", application_id="app", topics="orders")
-    api.sink("b:9092", application_id="app", topics=["orders", "bills"])
+    monkeypatch.setattr(sink_module, "Sink", made.append)
+    sink_module.sink("b:9092", application_id="app", topics="orders")
+    sink_module.sink("b:9092", application_id="app", topics=["orders", "bills"])
     assert [found.extra_topics for found in made] == [("orders",), ("orders", "bills")]
 
 

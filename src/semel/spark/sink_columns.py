@@ -1,4 +1,4 @@
-"""The columns that a sink writes: checked by name and type before anything runs."""
+"""The columns that a sink writes: checked by name and type before anything runs, and brought into one frame."""
 
 from __future__ import annotations
 
@@ -63,3 +63,58 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
     if options.bad_column is not None and types.get(options.bad_column) not in ("boolean", "string"):
         found = types.get(options.bad_column, "not there")
         raise ColumnError(f"bad_column {options.bad_column!r} is {found}, expected a boolean or string column")
+
+
+def one_frame(given: Any, options: SinkOptions) -> Any:
+    """What was given to the sink, a DataFrame or a list of them, as one DataFrame."""
+    if not isinstance(given, (list, tuple)):
+        return given
+    if not given:
+        raise OptionError("the sink was called with an empty list; give at least one DataFrame, it may have no rows")
+    if len(given) == 1:
+        return given[0]
+    names = {name for frame in given for name in frame.columns}
+    first, *others = (_written(frame, options, names) for frame in given)
+    for frame in others:
+        first = first.unionByName(frame, allowMissingColumns=True)
+    return first
+
+
+def _written(frame: Any, options: SinkOptions, names: set[str]) -> Any:
+    """The columns that are written, in one type in all frames. A column that only others have is null, but for the
+    timestamp, which every record has."""
+    types = dict(frame.dtypes)
+    check_columns(types, options)
+    chosen = []
+    for name, kind in WRITTEN_AS.items():
+        if name in types:
+            chosen.append(name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}")
+        elif name == "timestamp" and name in names:
+            chosen.append("current_timestamp() AS timestamp")
+    if options.bad_column is not None:
+        chosen.append(f"`{options.bad_column.replace('`', '``')}`")
+    return frame.selectExpr(*chosen)
+
+
+def written_columns(batch: Any, options: SinkOptions) -> Any:
+    """The columns that are written, keys and values as bytes. A topic column counts where there are several topics."""
+    import pyarrow as pa
+
+    columns = {}
+    for name in KNOWN:
+        if name in batch.schema.names and (name != "topic" or options.extra_topics):
+            column = batch.column(name)
+            columns[name] = column.cast(pa.binary()) if name in ("key", "value") else column
+    if "partition" in columns:
+        columns["partition"] = columns["partition"].cast(pa.int32())
+    if options.bad_column is not None:
+        columns["bad"] = batch.column(options.bad_column)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def check_routed(types: dict[str, str], options: SinkOptions) -> None:
+    """Spark's hash is computed by Spark, so before the writer."""
+    if options.partitioner == HASH and "key" in types and "partition" not in types:
+        raise ColumnError(
+            'partitioner=hash needs a column partition: use semel.route(df, ..., partitioner="hash") before write'
+        )

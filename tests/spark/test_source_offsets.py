@@ -13,12 +13,19 @@ import pytest
 from confluent_kafka import Producer
 
 import semel
-from semel.spark.compat import HAS_ADMISSION_CONTROL, ReadAllAvailable, ReadMaxRows
-from semel.spark.ledger import Entry, topic_of
+from semel.spark.ledger import LedgerEntry, topic_of
 from semel.spark.options import OptionError
-from semel.spark.positions import UnknownTopicError
 from semel.spark.reading import DataLossError
-from semel.spark.source import BatchReader, SemelDataSource, StreamReader, StreamReader41
+from semel.spark.source import (
+    HAS_ADMISSION_CONTROL,
+    BatchReader,
+    ReadAllAvailable,
+    ReadMaxRows,
+    SemelDataSource,
+    StreamReader,
+    StreamReader41,
+)
+from semel.spark.topic_offsets import UnknownTopicError
 from tests.support.broker import Cluster
 from tests.support.waiting import eventually
 
@@ -215,7 +222,7 @@ def test_options_of_sparks_source_without_meaning_here_are_let_through() -> None
 # --- starts and ends ---
 
 
-def test_batch_reads_between_given_positions(topics: Topics) -> None:
+def test_batch_reads_between_given_offsets(topics: Topics) -> None:
     name = topics.make()
     start, end = {name: {"0": 2, "1": -2, "2": 5}}, {name: {"0": 4, "1": 3, "2": -1}}
     rows = topics.batch(subscribe=name, startingOffsets=json.dumps(start), endingOffsets=json.dumps(end))
@@ -224,7 +231,7 @@ def test_batch_reads_between_given_positions(topics: Topics) -> None:
 
 
 @pytest.mark.parametrize("given", [{"0": 2}, {"0": 2, "1": 0, "2": 0, "3": 0}], ids=["too few", "too many"])
-def test_positions_must_name_exactly_the_partitions_that_are_read(topics: Topics, given: dict[str, int]) -> None:
+def test_offsets_must_name_exactly_the_partitions_that_are_read(topics: Topics, given: dict[str, int]) -> None:
     name = topics.make()
     with pytest.raises(OptionError, match="partition"):
         topics.batch(subscribe=name, startingOffsets=json.dumps({name: given}))
@@ -285,7 +292,7 @@ def test_committed_offsets_of_a_topic_created_anew_are_refused_or_its_start_is_t
 
 
 def write_ledger(topics: Topics, application: str, ends: dict[str, Any], sequence: int = 0, **more: Any) -> None:
-    entry = Entry(
+    entry = LedgerEntry(
         sequence=sequence, query_id="q", run_id="r", batch_id=0, starts=[None], ends=[json.dumps(ends)], **more
     )
     if topic_of(application) not in topics.admin.list_topics():
@@ -505,7 +512,7 @@ def test_a_reader_that_is_not_told_where_batches_start_finds_out(topics: Topics)
         topics.options(subscribe=name, startingOffsets="earliest")
     )  # a restart: availableNow asks first
     third = as_json(again.latestOffset())
-    assert rows_of(again, again.partitions(second, third)) == []  # the checkpoint's position counts, not the option
+    assert rows_of(again, again.partitions(second, third)) == []  # the checkpoint's offset counts, not the option
 
 
 def test_the_reader_fits_the_version_of_pyspark(topics: Topics) -> None:

@@ -40,8 +40,8 @@ class UnknownTopicError(RuntimeError):
     """A topic or partition that a query names and the cluster does not have."""
 
 
-class Positions:
-    """The positions of one query's topics."""
+class TopicOffsets:
+    """The offsets of one query's topics."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Positions:
         return self._cluster.retry(lambda: self._cluster.refresh(topics), "looking up topics", self._cluster.deadline())
 
     def resolve(self, bound: Bound, partitions: list[TopicPartition], committed: Offsets | None = None) -> Offsets:
-        """A bound of the options as positions of these partitions."""
+        """A bound of the options as offsets of these partitions."""
         if bound.word in (EARLIEST, LATEST):
             return self.edge(bound.word, partitions)
         if bound.word == COMMITTED:
@@ -123,7 +123,7 @@ class Positions:
                 )
 
     def _resolve_given(self, given: Offsets, partitions: list[TopicPartition], missing: str | None) -> Offsets:
-        """Positions by number; -2 and -1 stand for the edges. Partitions that are not named: `missing`, or an error."""
+        """Offsets by number; -2 and -1 stand for the edges. Partitions that are not named: `missing`, or an error."""
         words: dict[TopicPartition, int] = {}
         result: Offsets = defaultdict(dict)
         for topic, partition in partitions:
@@ -157,7 +157,7 @@ def _named(given: Offsets, topic: str, partition: int) -> int:
         return given[topic][partition]
     except KeyError:
         raise OptionError(
-            f"the given positions have none for partition {partition} of {topic!r}; name every partition (as an "
+            f"the given offsets have none for partition {partition} of {topic!r}; name every partition (as an "
             "offset, -2 is earliest and -1 latest)"
         ) from None
 
@@ -166,8 +166,7 @@ def _refuse_unknown(given: Offsets, partitions: list[TopicPartition]) -> None:
     unknown = sorted({(t, p) for t, parts in given.items() for p in parts} - set(partitions))
     if unknown:
         raise OptionError(
-            f"the given positions name partitions that the query does not read: {unknown[:5]}; it reads "
-            f"{partitions[:20]}"
+            f"the given offsets name partitions that the query does not read: {unknown[:5]}; it reads {partitions[:20]}"
         )
 
 
@@ -220,3 +219,18 @@ def _collect(answer: ListOffsetsResponse, result: Offsets) -> None:
                 where = f"looking up offsets of {topic.name}-{partition.partition_index}"
                 raise error_of(ErrorCode.of(partition.error_code), where)
             result[topic.name][partition.partition_index] = partition.offset
+
+
+def is_here(cluster: Cluster, topic: str) -> bool:
+    """Whether the cluster has a topic. A source may be on another one, or its topic deleted since."""
+
+    def attempt() -> bool:
+        try:
+            cluster.topic(topic)
+        except KafkaError as error:
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return False
+            raise
+        return True
+
+    return cluster.retry(attempt, f"looking up topic {topic!r}", cluster.deadline())
