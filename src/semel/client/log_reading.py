@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from semel.client.cluster import Cluster, Leader, NodeTarget
+from semel.client.cluster import Cluster, Leader
 from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
 from semel.client.producer.accumulator import Place
 from semel.client.producer.batches import Identity
@@ -118,8 +118,8 @@ def _producer_states(
 
     def attempt() -> dict[Place, ProducerState]:
         found: dict[Place, ProducerState] = {}
-        for node, group in _by_leader(cluster, wanted, deadline).items():
-            found.update(_states_at(cluster, node, group, identity, deadline))
+        for group in _by_leader(cluster, wanted, deadline).values():
+            found.update(_states_at(cluster, group, identity, deadline))
         return found
 
     return cluster.retry(attempt, "reading the state of a producer", deadline)
@@ -133,14 +133,16 @@ def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dic
 
 
 def _states_at(
-    cluster: Cluster, node: int, places: list[Place], identity: Identity, deadline: Deadline
+    cluster: Cluster, places: list[Place], identity: Identity, deadline: Deadline
 ) -> dict[Place, ProducerState]:
+    """Of partitions with one leader. If that has changed, the new leader of the first says which others it does not
+    lead, and all are grouped again."""
     topics: dict[str, ProducersTopic] = {}
     for topic, partition in places:
         topics.setdefault(topic, ProducersTopic(topic)).partition_indexes.append(partition)
     request = DescribeProducersRequest(list(topics.values()))
     response = cluster.call(
-        NodeTarget(node), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
+        Leader(*places[0]), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
     )
     found: dict[Place, ProducerState] = {}
     for described in response.topics:

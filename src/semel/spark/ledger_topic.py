@@ -19,7 +19,7 @@ from semel.client.cluster import AnyNode, Cluster, Controller
 from semel.client.errors import KafkaError, error_of
 from semel.client.group.offsets import fetch_committed, retried
 from semel.client.metadata import TopicMetadata
-from semel.protocol.errors import ErrorCode
+from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.configs import (
     DESCRIBE_CONFIGS,
     DescribeConfigsRequest,
@@ -29,21 +29,22 @@ from semel.protocol.messages.topics import (
     CREATE_TOPICS,
     CreatableTopic,
     CreatableTopicConfig,
+    CreatableTopicResult,
     CreateTopicsRequest,
 )
 from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, decode, topic_of
 from semel.spark.offsets import Offsets, Range, to_json
 from semel.spark.owners import COMMITTED, transaction_of
 from semel.spark.reading import RangeReader
-from semel.spark.topic_offsets import list_offsets
+from semel.spark.topic_offsets import ABSENT_S, is_here, list_offsets
 
 EARLIEST, LATEST = -2, -1
 MARKERS_S = 5.0
-ABSENT_S = 5.0  # a topic that no broker knows for so long is not there
 LOOK_AGAIN_S = 0.01
 POLICY = "cleanup.policy"
 CONFIG = {POLICY: "compact", "retention.ms": "-1", "retention.bytes": "-1"}
 TOPIC_RESOURCE = 2
+CREATE_TIMEOUT_MS = 30_000
 NOT_ALLOWED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 _WAYS_OUT = (
     "Restore the ledger topic; or choose another application id, if another program uses this one or everything may be "
@@ -64,14 +65,23 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
         replication_factor=replication_factor,
         configs=[CreatableTopicConfig(name=key, value=value) for key, value in CONFIG.items()],
     )
-    answer = cluster.call(
-        Controller(), CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=30_000), errors=None
-    )
-    code = ErrorCode.of(answer.topics[0].error_code)
-    if code in NOT_ALLOWED and not _exists(cluster, name):
-        raise error_of(code, f"creating the ledger topic {name!r}", f"{_rights(name)}. {_made_by_hand(name)}")
+    request = CreateTopicsRequest(topics=[topic], timeout_ms=CREATE_TIMEOUT_MS)
+    what = f"creating the ledger topic {name!r}"
+
+    def attempt() -> CreatableTopicResult:
+        """NOT_CONTROLLER and REQUEST_TIMED_OUT come while the controller changes: the next try goes to the new one."""
+        result = cluster.call(Controller(), CREATE_TOPICS, request, errors=None).topics[0]
+        if ErrorCode.of(result.error_code).recovery is Recovery.RETRY:
+            cluster.refresh([])
+            raise error_of(result.error_code, what, result.error_message)
+        return result
+
+    result = cluster.retry(attempt, what, cluster.deadline())
+    code = ErrorCode.of(result.error_code)
+    if code in NOT_ALLOWED and not is_here(cluster, name, ABSENT_S):
+        raise error_of(code, what, f"{_rights(name)}. {_made_by_hand(name)}")
     if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, *NOT_ALLOWED):
-        raise error_of(code, f"creating the ledger topic {name!r}", answer.topics[0].error_message)
+        raise error_of(code, what, result.error_message)
     partitions = cluster.partitions(name)
     if len(partitions) != 1:
         raise ValueError(
@@ -116,17 +126,6 @@ def _check_policy(cluster: Cluster, name: str) -> None:
         )
 
 
-def _exists(cluster: Cluster, name: str) -> bool:
-    """Asked for a while: a broker that has just started, or that has not heard of a new topic, does not know it."""
-    try:
-        cluster.partitions(name, ABSENT_S)
-    except KafkaError as error:
-        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return False
-        raise
-    return True
-
-
 def last_entry(
     cluster: Cluster, application_id: str, *, must_exist: bool = False, accept_empty: bool = False
 ) -> LedgerEntry | None:
@@ -136,7 +135,7 @@ def last_entry(
     accept_empty  the user says that an empty ledger is meant, whatever else speaks against it
     """
     name = topic_of(application_id)
-    if not _exists(cluster, name):
+    if not is_here(cluster, name, ABSENT_S):
         if must_exist:
             raise LostLedgerError(f"the ledger {name!r} was deleted while it was in use. {_WAYS_OUT}")
         if not accept_empty:

@@ -23,7 +23,7 @@ from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
-from semel.spark.topic_offsets import is_here
+from semel.spark.topic_offsets import ABSENT_S, is_here
 from semel.spark.transaction import source_offsets
 from semel.spark.write_job import plain_job
 
@@ -38,6 +38,7 @@ class PlainSink(BaseSink):
         self._settings = options.producer_settings()
         self._admin = Admin(self._settings.common())
         self._cluster = Cluster(self._settings)
+        self._elsewhere: set[str] = set()  # source topics that this cluster does not have
         Targets.of(self._cluster, options.topics())  # a topic that is missing shows before the query starts
 
     def close(self) -> None:
@@ -45,11 +46,19 @@ class PlainSink(BaseSink):
         self._cluster.close()
 
     def _batch(self, df: Any, batch: MicroBatch) -> None:
-        offsets = source_offsets(batch, lambda topic: self.options.stores_offsets and is_here(self._cluster, topic))
+        offsets = source_offsets(batch, lambda topic: self.options.stores_offsets and self._is_here(topic))
         if self.options.guarantee == AT_MOST_ONCE:
             self._at_most_once(df, batch, offsets)
         else:
             self._at_least_once(df, batch, offsets)
+
+    def _is_here(self, topic: str) -> bool:
+        """At most once depends on it: a topic whose offsets were left out by mistake would be read again."""
+        must_be_sure = self.options.guarantee == AT_MOST_ONCE and topic not in self._elsewhere
+        found = is_here(self._cluster, topic, ABSENT_S if must_be_sure else 0.0)
+        if not found:
+            self._elsewhere.add(topic)
+        return found
 
     def _at_least_once(self, df: Any, batch: MicroBatch, offsets: GroupOffsets) -> None:
         started_s = time.monotonic()

@@ -7,17 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
-from semel.client.cluster import Cluster, NodeTarget
-from semel.client.errors import KafkaError, error_of
+from semel.client.cluster import Cluster
+from semel.client.errors import KafkaError
+from semel.client.group.offsets import list_offsets_retried
 from semel.client.metadata import Metadata, TopicMetadata
+from semel.client.timing import Deadline
+from semel.client.types import TopicPartition as ClientTopicPartition
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.records import (
-    LIST_OFFSETS,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
 from semel.protocol.schema import NO_UUID
 from semel.spark.offsets import Offsets, TopicIds
 from semel.spark.options import (
@@ -34,6 +30,7 @@ from semel.spark.options import (
 TopicPartition = tuple[str, int]
 NOT_FOUND = -1
 CREATION_S = 5.0  # how long to wait for a topic that is perhaps being created
+ABSENT_S = 5.0  # a topic that no broker knows for so long is not there
 
 
 class UnknownTopicError(RuntimeError):
@@ -58,7 +55,6 @@ class TopicOffsets:
         """What the query reads, as the cluster has it now. Topics that do not exist: an error, or left out."""
         options = self._options
         if options.pattern is not None:
-            self._cluster.metadata.topics.clear()  # else topics that were deleted would stay
             known = (topic for topic in self._refresh(None).topics.values() if not topic.is_internal)
             matching = [topic for topic in known if re.fullmatch(options.pattern, topic.name)]
             self.left_out = self._not_read(matching)
@@ -175,60 +171,29 @@ def earliest_offset(cluster: Cluster, topic: str, partition: int) -> int:
 
 
 def list_offsets(cluster: Cluster, wanted: Mapping[TopicPartition, int], read_committed: bool) -> Offsets:
-    """Offsets for times (or -1 latest, -2 earliest), one request per leader."""
-    deadline = cluster.deadline()
-
-    def attempt() -> Offsets:
-        result: Offsets = defaultdict(dict)
-        for node, request in _requests(cluster, wanted, read_committed).items():
-            try:
-                answer = cluster.call(
-                    NodeTarget(node), LIST_OFFSETS, request, timeout_s=deadline.remaining_s(), at_least=2
-                )
-                _collect(answer, result)
-            except KafkaError:
-                for topic in {topic for topic, _ in wanted}:
-                    cluster.metadata.forget(topic)
-                raise
-        return dict(result)
-
-    return cluster.retry(attempt, "looking up offsets", deadline)
+    """Offsets for times (or -1 latest, -2 earliest) from the leaders, also if these change."""
+    places = {ClientTopicPartition(*place): at for place, at in wanted.items()}
+    result: Offsets = defaultdict(dict)
+    for place, found in list_offsets_retried(cluster, places, int(read_committed), cluster.deadline()).items():
+        result[place.topic][place.partition] = found.offset
+    return dict(result)
 
 
-def _requests(
-    cluster: Cluster, wanted: Mapping[TopicPartition, int], read_committed: bool
-) -> dict[int, ListOffsetsRequest]:
-    by_node: dict[int, dict[str, list[ListOffsetsPartition]]] = defaultdict(lambda: defaultdict(list))
-    for (topic, partition), timestamp in wanted.items():
-        leader = cluster.partition(topic, partition).leader
-        by_node[leader][topic].append(ListOffsetsPartition(partition_index=partition, timestamp=timestamp))
-    return {
-        node: ListOffsetsRequest(
-            replica_id=-1,
-            isolation_level=int(read_committed),
-            topics=[ListOffsetsTopic(name=topic, partitions=parts) for topic, parts in topics.items()],
-        )
-        for node, topics in by_node.items()
-    }
-
-
-def _collect(answer: ListOffsetsResponse, result: Offsets) -> None:
-    for topic in answer.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                where = f"looking up offsets of {topic.name}-{partition.partition_index}"
-                raise error_of(ErrorCode.of(partition.error_code), where)
-            result[topic.name][partition.partition_index] = partition.offset
-
-
-def is_here(cluster: Cluster, topic: str) -> bool:
-    """Whether the cluster has a topic. A source may be on another one, or its topic deleted since."""
+def is_here(cluster: Cluster, topic: str, wait_s: float = 0.0) -> bool:
+    """Whether the cluster has a topic. A source may be on another one, or its topic deleted since. A broker that has
+    just started, or has not got the metadata of a new topic, does not know it; to be sure, the lookup is repeated until
+    no broker has known the topic for `wait_s`."""
+    unknown_until: Deadline | None = None
 
     def attempt() -> bool:
+        nonlocal unknown_until
         try:
             cluster.topic(topic)
         except KafkaError as error:
-            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            unknown_until = unknown_until or Deadline(wait_s)
+            if unknown_until.expired:
                 return False
             raise
         return True
