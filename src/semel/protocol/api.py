@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Generic, NamedTuple, TypeVar
 
-from semel.protocol.compiler import decoder_of, encoder_of, read_uvarint
+from semel.protocol.compiler import Decoder, Encoder, decoder_of, encoder_of, read_uvarint
 from semel.protocol.errors import DecodeError, EncodeError, UnsupportedVersionError
 from semel.protocol.schema import Buffer, Struct, parse_versions
 
@@ -27,13 +27,15 @@ _RESPONSE_START = struct.Struct(">i")  # correlation id
 class Format(Generic[Message]):
     """A message type with its versions: bytes to struct and back."""
 
-    __slots__ = ("flexible", "name", "struct", "valid")
+    __slots__ = ("_decoders", "_encoders", "flexible", "name", "struct", "valid")
 
     def __init__(self, struct_type: type[Message], valid: str, flexible: str = "none") -> None:
         self.struct = struct_type
         self.name = struct_type.__name__
         self.valid = parse_versions(valid)
         self.flexible = parse_versions(flexible)
+        self._decoders: dict[int, Decoder] = {}  # by version, of those in use
+        self._encoders: dict[int, Encoder] = {}
 
     def __repr__(self) -> str:
         return f"Format({self.name}, versions {self.valid})"
@@ -44,10 +46,13 @@ class Format(Generic[Message]):
 
     def decode_from(self, data: Buffer, version: int, at: int = 0) -> tuple[Message, int]:
         """The message at a position, and the position after it."""
-        self.check(version)
+        decode = self._decoders.get(version)
+        if decode is None:
+            self.check(version)
+            decode = self._decoders[version] = decoder_of(self.struct, version, version in self.flexible)
         buf = data if isinstance(data, memoryview) else memoryview(data)
         try:
-            return decoder_of(self.struct, version, version in self.flexible)(buf, at, len(buf))
+            return decode(buf, at, len(buf))
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             raise DecodeError(f"{self.name} version {version} is cut short or malformed: {error}") from error
 
@@ -60,10 +65,13 @@ class Format(Generic[Message]):
 
     def encode_parts(self, message: Message, version: int) -> list[Buffer]:
         """The message as a list of buffers; record sets in it are handed through without a copy."""
-        self.check(version)
+        encode = self._encoders.get(version)
+        if encode is None:
+            self.check(version)
+            encode = self._encoders[version] = encoder_of(self.struct, version, version in self.flexible)
         parts: list[Buffer] = []
         try:
-            encoder_of(self.struct, version, version in self.flexible)(message, parts.append)
+            encode(message, parts.append)
         except (struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
             raise EncodeError(f"{self.name} version {version} cannot be encoded: {error}") from error
         return parts

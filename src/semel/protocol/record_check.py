@@ -1,9 +1,10 @@
 """Whether the bytes of a batch are the records that its header counts, without making records of them.
 
 A client's batch holds records with the offset deltas 0, 1, 2 and so on, which fill it; the fields of a record fill the
-record. Three ways to check it, from the cheapest: records of the same shape are compared with the first of them as rows
-of bytes; others are read as columns (`record_fields`); few are read one by one, which costs less than a step of numpy.
-`rows.decode_records` is the plain form that this one is tested against.
+record. Four ways to check it: records of the same shape are compared with the first of them as rows of bytes
+(`record_rows`); few others are read one by one, which costs less than the steps of numpy; more of them by words of
+eight bytes (`record_words`); and what neither of these decides as columns (`record_fields`). `rows.decode_records` is
+the plain form that this one is tested against.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from semel.protocol.record_facts import RecordFacts, facts_of
 from semel.protocol.varints import read_varint, write_varint
 
 FEW_RECORDS = 12  # not worth a step of numpy
-SOME_RECORDS = 192  # read one by one unless they are alike
+SOME_RECORDS = 192  # read one by one where nothing else decides
+WORDS_FROM_RECORDS, WORDS_UP_TO_RECORDS = 40, 2000  # where words of eight bytes are the cheapest way
 SLICE_ROWS = 64 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
 
 
@@ -45,9 +47,12 @@ def check_records(body: Buffer, record_count: int, *, exact: bool = False) -> Re
     if record_count > FEW_RECORDS:
         global _is_loaded
         from semel.protocol.record_rows import check_alike
+        from semel.protocol.record_words import check_words
 
         _is_loaded = True
         facts = check_alike(body, record_count)
+        if facts is None and WORDS_FROM_RECORDS <= record_count <= WORDS_UP_TO_RECORDS:
+            facts = check_words(body, record_count)
         if facts is not None:
             return facts
         if record_count > SOME_RECORDS:
@@ -55,7 +60,7 @@ def check_records(body: Buffer, record_count: int, *, exact: bool = False) -> Re
     return _check_one_by_one(bytes(body), record_count)
 
 
-_PLAIN_FACTS = facts_of(1, ())  # of most small batches
+_PLAIN_FACTS, _KEYLESS_FACTS = facts_of(1, ()), facts_of(1, (0,))  # of most small batches
 
 
 def _check_one_by_one(body: bytes, record_count: int) -> RecordFacts:
@@ -66,7 +71,9 @@ def _check_one_by_one(body: bytes, record_count: int) -> RecordFacts:
         raise CorruptBatchError(f"the records of a batch run past its end at byte {len(body)}") from None
     if at != len(body):
         raise CorruptBatchError(f"{len(body) - at} bytes are left after the {record_count} records of a batch")
-    return facts_of(timestamp_bytes, keyless) if keyless or timestamp_bytes > 1 else _PLAIN_FACTS
+    if timestamp_bytes > 1 or len(keyless) > 1:
+        return facts_of(timestamp_bytes, keyless)
+    return _KEYLESS_FACTS if keyless == [0] else facts_of(1, keyless) if keyless else _PLAIN_FACTS
 
 
 def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]:

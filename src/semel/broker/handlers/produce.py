@@ -14,6 +14,7 @@ import logging
 import struct
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.broker.turns import MANY, Turns, at_once
@@ -64,7 +65,7 @@ def produce(
 ) -> ProduceResponse | asyncio.Future[Any] | Any:
     if request.acks not in (_ACKS_ALL, 0, 1):
         return _refuse(request, ErrorCode.INVALID_REQUIRED_ACKS)
-    if sum([len(data.partition_data) for data in request.topic_data]) > MANY:
+    if _count_partitions(request) > MANY:
         _keep_batches(request)
         return _produce_many(broker, context, request)
     if _has_transactional(request):
@@ -76,10 +77,18 @@ def produce(
             if guards.needed:
                 _keep_batches(request)
                 return guards.produce()
-    response, waiting, heavy = at_once(_append_all(broker, context, request, {}))
-    if heavy:
-        return _append_heavy(broker, context, request, response, waiting, heavy)
-    return _answer(broker, context, request, response, waiting)
+    appends = _Appends(broker, context, {})
+    response = appends.at_once(request)
+    if appends.heavy:
+        return _append_heavy(broker, context, request, response, appends)
+    return _answer(broker, context, request, response, appends.waiting)
+
+
+def _count_partitions(request: ProduceRequest) -> int:
+    count = 0
+    for data in request.topic_data:
+        count += len(data.partition_data)
+    return count
 
 
 async def _produce_many(
@@ -102,39 +111,51 @@ def _keep_batches(request: ProduceRequest) -> None:
                 part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]
 
 
-def _append_all(
-    broker: BrokerNode, context: RequestContext, request: ProduceRequest, guards: dict[tuple[bytes, int], Any]
-) -> Generator[None, None, tuple[ProduceResponse, Waiting, list[Heavy]]]:
-    """Appends what may be appended; an ErrorCode in place of a guard refuses its batch. Yields before each batch."""
-    waiting: Waiting = []
-    heavy: list[Heavy] = []
-    topics = []
-    now_ms = broker.clock.now_ms()
-    for data in request.topic_data:
-        topic = find_topic(broker, context.version, data)
-        results = []
-        for part in data.partition_data:
-            yield
-            result = PartitionProduceResponse(index=part.index, base_offset=-1)
-            results.append(result)
-            if topic is None or not 0 <= part.index < len(topic.partitions):
-                result.error_code = _unknown_topic(context.version, topic)
-                continue
-            guard = guards.get((topic.id, part.index)) if guards else None
-            try:
-                _check(context, topic, part, guard)
-                partition = topic.partitions[part.index]
-                done = partition.log.append(part.records, now_ms=now_ms, guard=guard, light_only=True)  # type: ignore[arg-type]
-            except StorageError as error:
-                _fill_error(result, _as_kafka_says(error, topic, part))
-                continue
-            except HeavyBatch:
-                part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]  # the buffer is reused
-                heavy.append(Heavy(topic, part, guard, result))
-                continue
-            _fill_in(result, done, partition, waiting)
-        topics.append(TopicProduceResponse(name=data.name, topic_id=data.topic_id, partition_responses=results))
-    return ProduceResponse(responses=topics), waiting, heavy
+class _Appends:
+    """The batches of one request on their way into the logs. An ErrorCode in place of a guard refuses its batch."""
+
+    __slots__ = ("_broker", "_context", "_guards", "_now_ms", "heavy", "waiting")
+
+    def __init__(self, broker: BrokerNode, context: RequestContext, guards: dict[tuple[bytes, int], Any]) -> None:
+        self._broker, self._context, self._guards = broker, context, guards
+        self._now_ms = broker.clock.now_ms()
+        self.waiting: Waiting = []
+        self.heavy: list[Heavy] = []
+
+    def at_once(self, request: ProduceRequest) -> ProduceResponse:
+        topics = []
+        for data in request.topic_data:
+            topic = find_topic(self._broker, self._context.version, data)
+            results = [self._append(topic, part) for part in data.partition_data]
+            topics.append(TopicProduceResponse(name=data.name, topic_id=data.topic_id, partition_responses=results))
+        return ProduceResponse(responses=topics)
+
+    async def in_turns(self, request: ProduceRequest) -> ProduceResponse:
+        topics, turns = [], Turns()
+        for data in request.topic_data:
+            topic = find_topic(self._broker, self._context.version, data)
+            results = await turns.map(partial(self._append, topic), data.partition_data)
+            topics.append(TopicProduceResponse(name=data.name, topic_id=data.topic_id, partition_responses=results))
+        return ProduceResponse(responses=topics)
+
+    def _append(self, topic: Topic | None, part: PartitionProduceData) -> PartitionProduceResponse:
+        result = PartitionProduceResponse(index=part.index, base_offset=-1)
+        if topic is None or not 0 <= part.index < len(topic.partitions):
+            result.error_code = _unknown_topic(self._context.version, topic)
+            return result
+        guard = self._guards.get((topic.id, part.index)) if self._guards else None
+        try:
+            _check(self._context, topic, part, guard)
+            partition = topic.partitions[part.index]
+            done = partition.log.append(part.records, now_ms=self._now_ms, guard=guard, light_only=True)  # type: ignore[arg-type]
+        except StorageError as error:
+            _fill_error(result, _as_kafka_says(error, topic, part))
+        except HeavyBatch:
+            part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]  # the buffer is reused
+            self.heavy.append(Heavy(topic, part, guard, result))
+        else:
+            _fill_in(result, done, partition, self.waiting)
+        return result
 
 
 def _fill_in(result: PartitionProduceResponse, done: AppendResult, partition: Partition, waiting: Waiting) -> None:
@@ -150,13 +171,12 @@ async def _append_heavy(
     context: RequestContext,
     request: ProduceRequest,
     response: ProduceResponse,
-    waiting: Waiting,
-    heavy: list[Heavy],
+    appends: _Appends,
 ) -> ProduceResponse | asyncio.Future[Any] | None:
     """The rest of a request with batches that a thread looks at. Returns when they are appended, with the response or
     a future of it: the next Produce need not wait for that."""
     loop = asyncio.get_running_loop()
-    for each in heavy:
+    for each in appends.heavy:
         partition = each.topic.partitions[each.part.index]
         batch = each.part.records
         assert isinstance(batch, memoryview)
@@ -167,8 +187,8 @@ async def _append_heavy(
         except StorageError as error:
             _fill_error(each.result, _as_kafka_says(error, each.topic, each.part))
         else:
-            _fill_in(each.result, done, partition, waiting)
-    return _answer(broker, context, request, response, waiting)
+            _fill_in(each.result, done, partition, appends.waiting)
+    return _answer(broker, context, request, response, appends.waiting)
 
 
 _modules_frozen = 0
@@ -401,6 +421,6 @@ class _Guards:
         """The rest of the request, whose batches were copied."""
         if self.needed:
             await self._ask_coordinator()
-        steps = _append_all(self._broker, self._context, self._request, self.needed)
-        response, waiting, heavy = await Turns().run(steps)
-        return await _append_heavy(self._broker, self._context, self._request, response, waiting, heavy)
+        appends = _Appends(self._broker, self._context, self.needed)
+        response = await appends.in_turns(self._request)
+        return await _append_heavy(self._broker, self._context, self._request, response, appends)

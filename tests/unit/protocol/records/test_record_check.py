@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from semel.protocol.batch import HEADER_SIZE, read_header, seal_crc
 from semel.protocol.errors import CorruptBatchError, DecodeError
-from semel.protocol.record_check import FEW_RECORDS, SOME_RECORDS, check_records
+from semel.protocol.record_check import FEW_RECORDS, SOME_RECORDS, WORDS_FROM_RECORDS, check_records
 from semel.protocol.record_rows import check_alike
+from semel.protocol.record_words import MOST_RECORDS, check_words
 from semel.protocol.rows import Record, decode_batch, encode_batch
 
 BASE_MS = 1_700_000_000_000
-COUNTS = [1, 2, FEW_RECORDS, FEW_RECORDS + 1, 64, 65, SOME_RECORDS, SOME_RECORDS + 1, 1500]
+COUNTS = [1, 2, FEW_RECORDS, FEW_RECORDS + 1, WORDS_FROM_RECORDS, 64, 65, SOME_RECORDS, SOME_RECORDS + 1, 1500]
 
 
 def is_right(batch: bytearray) -> bool:
@@ -75,7 +76,7 @@ def records_of(seed: int, count: int, alike: bool) -> list[Record]:
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 2**32),
-    st.sampled_from([1, 2, FEW_RECORDS, FEW_RECORDS + 1, 64, SOME_RECORDS, SOME_RECORDS + 1, 1500]),
+    st.sampled_from(COUNTS),
     st.booleans(),
 )
 def test_what_the_plain_codec_writes_passes_and_its_facts_are_known(seed: int, count: int, alike: bool) -> None:
@@ -103,6 +104,82 @@ def test_damaged_records_pass_only_if_the_plain_codec_reads_them(
         batch[: max(len(batch) - cut, HEADER_SIZE)], count + data.draw(st.sampled_from([0, 0, 0, 1, -1])) or 1
     )
     assert passes(batch) == is_right(batch)
+
+
+def sized_records(seed: int, count: int) -> list[Record]:
+    """Records without headers whose lengths differ: what words of eight bytes decide."""
+    random_ = random.Random(seed)
+    key_sizes = random_.choice([[None], [8], [None, 0, 3, 70, 200]])
+    value_sizes = random_.choice([(0, 3), (20, 90), (50, 500), (0, 7900)])
+    late_ms = random_.choice([0, 50, 1000, 8000])
+    return [
+        Record(
+            number,
+            BASE_MS + random_.randint(0, late_ms),
+            None if (size := random_.choice(key_sizes)) is None else random_.randbytes(size),
+            None if random_.random() < 0.05 else random_.randbytes(random_.randint(*value_sizes)),
+        )
+        for number in range(count)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 63, 64, 65, 200, 1500]))
+def test_words_decide_about_records_of_different_lengths(seed: int, count: int) -> None:
+    """The fast way must not leave such records to the slow one; what it finds out is what the exact way finds out."""
+    records = sized_records(seed, count)
+    body = memoryview(encode_batch(records))[HEADER_SIZE:]
+    facts, exact = check_words(body, count), check_records(body, count, exact=True)
+    assert facts is not None
+    assert facts.min_timestamp_delta <= exact.min_timestamp_delta
+    assert exact.max_timestamp_delta <= facts.max_timestamp_delta
+    assert list(facts.keyless) == list(exact.keyless)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 40, 64, 70, 200]), st.data())
+def test_words_never_pass_what_the_plain_codec_refuses(seed: int, count: int, data: st.DataObject) -> None:
+    """Damage where the structure is: the first bytes and the last ones of records, and anywhere."""
+    records = sized_records(seed, count)
+    batch = encode_batch(records)
+    ends = [len(encode_batch(records[:number])) for number in (0, count // 2, count - 1, count) if number] + [
+        HEADER_SIZE
+    ]
+    for _ in range(data.draw(st.integers(1, 3))):
+        near = data.draw(st.sampled_from(ends)) + data.draw(st.integers(-2, 9))
+        anywhere = data.draw(st.integers(HEADER_SIZE, len(batch) - 1))
+        position = data.draw(st.sampled_from([min(max(near, HEADER_SIZE), len(batch) - 1), anywhere]))
+        batch[position] = data.draw(st.sampled_from([0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF, batch[position] ^ 2]))
+    claimed = max(1, count + data.draw(st.sampled_from([0, 0, 0, 0, 1, -1])))
+    batch = sealed(batch, claimed)
+    passed = check_words(memoryview(batch)[HEADER_SIZE:], claimed) is not None
+    assert not passed or is_right(batch)
+    assert passes(batch) == is_right(batch)
+
+
+@pytest.mark.parametrize("victim", [0, 30, 79])
+def test_every_changed_byte_of_a_record_between_others_of_other_lengths_is_judged_right(victim: int) -> None:
+    records = [Record(number, BASE_MS + number, b"k" * (number % 7), b"v" * (60 + number % 11)) for number in range(80)]
+    whole = encode_batch(records)
+    assert check_words(memoryview(whole)[HEADER_SIZE:], len(records)) is not None
+    start, end = (
+        len(encode_batch(records[:victim])) if victim else HEADER_SIZE,
+        len(encode_batch(records[: victim + 1])),
+    )
+    refused = 0
+    for position in range(start, end):
+        for bit in (0x01, 0x02, 0x40, 0x80):
+            batch = bytearray(whole)
+            batch[position] ^= bit
+            assert passes(sealed(batch)) == is_right(batch), (position - start, bit)
+            refused += not passes(batch)
+    assert refused >= 12
+
+
+def test_words_read_offset_deltas_up_to_two_bytes() -> None:
+    records = [Record(number, BASE_MS, None, b"v" * (number % 3)) for number in range(MOST_RECORDS)]
+    body = memoryview(encode_batch(records))[HEADER_SIZE:]
+    assert check_words(body, MOST_RECORDS) is not None
 
 
 @pytest.mark.parametrize("count", [5, 100])
