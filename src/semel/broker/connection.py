@@ -341,7 +341,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse_version(self, frame: memoryview | bytearray, error: UnsupportedVersionError) -> None:
         """Kafka closes the connection, except for ApiVersions, whose answer tells the client what it may ask."""
-        from semel.broker.handlers.api_versions import refuse_version
+        from semel.broker.handlers.cluster import refuse_version
 
         api_key, version, correlation_id = struct.unpack_from(">hhi", frame)
         if api_key != API_VERSIONS_KEY:

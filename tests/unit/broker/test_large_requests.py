@@ -15,8 +15,8 @@ import pytest
 from semel.broker.connection import LARGE_REQUEST_BYTES
 from semel.broker.context import RequestContext
 from semel.broker.groups.handlers import offset_commit
-from semel.broker.handlers.create_topics import create_topics
-from semel.broker.handlers.list_offsets import list_offsets
+from semel.broker.handlers.logs import list_offsets
+from semel.broker.handlers.topics import create_topics
 from semel.broker.settings import Settings
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E

@@ -11,7 +11,7 @@ from semel.broker.groups.consumer.model import NOTHING, ConsumerGroup, Current, 
 from semel.broker.groups.consumer.planner import Beat, check_request
 from semel.broker.groups.membership import Joiner, LeavingMember
 from semel.broker.groups.records import CommittedOffset, by_topic
-from semel.broker.handlers.rights import GROUP_OPERATIONS, NOT_ASKED
+from semel.broker.handlers.metadata import GROUP_OPERATIONS, NOT_ASKED
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import groups as described

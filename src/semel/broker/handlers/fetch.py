@@ -16,7 +16,7 @@ from semel.broker.fetch_sessions import (
     asked,
     uses_topic_ids,
 )
-from semel.broker.handlers.epochs import epoch_error
+from semel.broker.handlers.logs import epoch_error
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (

@@ -1,14 +1,26 @@
-"""Metadata (3): which brokers there are, and which topics with which partitions and leaders."""
+"""What clients look up before they do anything: Metadata (3), DescribeTopicPartitions (75), DescribeCluster (60),
+FindCoordinator (10)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.broker.handlers.rights import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.topics import INTERNAL_TOPICS, TopicError, name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import (
+    Coordinator,
+    CursorResult,
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -22,6 +34,29 @@ if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
     from semel.broker.topics import Topic
+
+# --- The bits that say what a client may do: without an authorizer, everything that a resource knows ---
+
+
+_OPERATION = {
+    "read": 3, "write": 4, "create": 5, "delete": 6, "alter": 7, "describe": 8, "cluster_action": 9,
+    "describe_configs": 10, "alter_configs": 11, "idempotent_write": 12,
+}  # fmt: skip
+
+
+def _bits(*operations: str) -> int:
+    return sum(1 << _OPERATION[name] for name in operations)
+
+
+TOPIC_OPERATIONS = _bits("read", "write", "create", "delete", "alter", "describe", "describe_configs", "alter_configs")
+CLUSTER_OPERATIONS = _bits(
+    "create", "alter", "describe", "cluster_action", "describe_configs", "alter_configs", "idempotent_write"
+)
+GROUP_OPERATIONS = _bits("read", "delete", "describe", "describe_configs", "alter_configs")
+NOT_ASKED = -(2**31)
+
+
+# --- Metadata (3): which brokers there are, and which topics with which partitions and leaders ---
 
 
 _FIRST_BY_ID = 12
@@ -90,3 +125,124 @@ def _describe(broker: BrokerNode, topic: Topic, operations: int) -> MetadataResp
         ],
         topic_authorized_operations=operations,
     )
+
+
+# --- DescribeTopicPartitions (75): topics in pages, by name ---
+
+
+async def describe_topic_partitions(
+    broker: BrokerNode, context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
+    first = 0
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
+        return DescribeTopicPartitionsResponse(topics=refused)
+    if request.cursor is not None:
+        names = [name for name in names if name >= request.cursor.topic_name]
+        if names and names[0] == request.cursor.topic_name:
+            first = request.cursor.partition_index
+    room = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
+    response = DescribeTopicPartitionsResponse()
+    turns = Turns()
+    for name in names:
+        await turns.next()
+        if room == 0:
+            response.next_cursor = CursorResult(name, 0)
+            break
+        topic = broker.topics.get(name)
+        if topic is None:
+            response.topics.append(_unknown_topic(name))
+            continue
+        shown = _describe_page(broker, topic, first, room)
+        response.topics.append(shown)
+        if first + len(shown.partitions) < len(topic.partitions):
+            response.next_cursor = CursorResult(name, first + len(shown.partitions))
+            break
+        room -= len(shown.partitions)
+        first = 0
+    return response
+
+
+def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
+    code = ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return DescribeTopicPartitionsResponseTopic(
+        code, name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
+    )
+
+
+def _describe_page(broker: BrokerNode, topic: Topic, first: int, room: int) -> DescribeTopicPartitionsResponseTopic:
+    node = [broker.node_id]
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                0, part.index, broker.node_id, part.log.leader_epoch, node, node, [], []
+            )
+            for part in topic.partitions[first : first + room]
+        ],
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+# --- DescribeCluster (60): the brokers of the cluster: this one ---
+
+
+_BROKERS, _CONTROLLERS = 1, 2
+
+
+def describe_cluster(
+    broker: BrokerNode, context: RequestContext, request: DescribeClusterRequest
+) -> DescribeClusterResponse:
+    if request.endpoint_type != _BROKERS:
+        is_known = request.endpoint_type == _CONTROLLERS
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        return DescribeClusterResponse(error_code=code, error_message="This is a broker's endpoint (type 1).")
+    host, port = broker.address_for(context)
+    return DescribeClusterResponse(
+        cluster_id=broker.cluster_id,
+        controller_id=broker.node_id,
+        brokers=[DescribeClusterBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
+        cluster_authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_ASKED,
+    )
+
+
+# --- FindCoordinator (10): which broker keeps a group (key type 0) or a transactional id (key type 1): this one ---
+
+
+_TOPIC_OF_TYPE = {0: CONSUMER_OFFSETS, 1: TRANSACTION_STATE}
+_FIRST_WITH_LIST = 4
+
+
+async def find_coordinator(
+    broker: BrokerNode, context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    if context.version >= _FIRST_WITH_LIST:
+        keys = await Turns().map(
+            lambda key: _coordinator(broker, context, key, request.key_type), request.coordinator_keys
+        )
+        return FindCoordinatorResponse(coordinators=keys)
+    found = _coordinator(broker, context, request.key, request.key_type)
+    return FindCoordinatorResponse(
+        error_code=found.error_code,
+        error_message=found.error_message or ErrorCode.NONE.name,  # Kafka's word for "no error"
+        node_id=found.node_id,
+        host=found.host,
+        port=found.port,
+    )
+
+
+def _coordinator(broker: BrokerNode, context: RequestContext, key: str, key_type: int) -> Coordinator:
+    journal = _TOPIC_OF_TYPE.get(key_type)
+    if journal is None:
+        return Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")
+    try:
+        broker.topics.internal(journal)
+    except TopicError as error:
+        return Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
+    host, port = broker.address_for(context)
+    return Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")

@@ -1,14 +1,11 @@
-"""AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46).
-
-There is one replica of everything, in one data folder.
-"""
+"""Replicas and their folders. There is one broker with one folder, so there is one right answer."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.handlers.assignments import check_assignment
 from semel.broker.topics import TopicError
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -19,6 +16,11 @@ from semel.protocol.messages.topics import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     AlterReplicaLogDirTopicResult,
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
     ElectLeadersRequest,
     ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
@@ -33,6 +35,30 @@ from semel.protocol.messages.topics import (
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
+
+# --- Replica assignments that clients name by hand. There is one broker, so there is one right answer ---
+
+
+def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
+    """Raises TopicError unless a partition can live on these brokers."""
+    if not replicas:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list."
+        )
+    for replica in replicas:
+        if replica != broker.node_id:
+            raise TopicError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes broker {replica}, but no such broker is registered.",
+            )
+    if len(replicas) > 1:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"The manual partition assignment includes the broker {broker.node_id} more than once.",
+        )
+
+
+# --- AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46) ---
 
 
 async def elect_leaders(
@@ -108,3 +134,33 @@ async def alter_replica_log_dirs(
                 )
                 await turns.next()
     return AlterReplicaLogDirsResponse(results=list(results.values()))
+
+
+# --- DescribeLogDirs (35): how large the partitions are, and how much room the data folder has ---
+
+
+async def describe_log_dirs(
+    broker: BrokerNode, context: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    if request.topics is None:
+        asked = {topic.name: [part.index for part in topic.partitions] for topic in broker.topics}
+    else:
+        asked = {topic.topic: topic.partitions for topic in request.topics}
+    topics = []
+    turns = Turns()
+    for name, indexes in asked.items():
+        found = []
+        for index in indexes:
+            if (log := broker.topics.find_log(name, index)) is not None:
+                found.append(DescribeLogDirsPartition(index, log.size_bytes))
+            await turns.next()
+        if found:
+            topics.append(DescribeLogDirsTopic(name, found))
+    disk = os.statvfs(broker.data_dir.path)
+    folder = DescribeLogDirsResult(
+        log_dir=str(broker.data_dir.path.absolute()),
+        topics=topics,
+        total_bytes=disk.f_blocks * disk.f_frsize,
+        usable_bytes=disk.f_bavail * disk.f_frsize,
+    )
+    return DescribeLogDirsResponse(results=[folder])

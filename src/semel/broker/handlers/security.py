@@ -1,17 +1,26 @@
-"""SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does."""
+"""Credentials, ACLs and delegation tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import hmac
+from base64 import b64encode
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from semel.broker.quotas import ANONYMOUS
+from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.security import (
     AclCreationResult,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
     CreateAclsRequest,
     CreateAclsResponse,
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
+    CredentialInfo,
     DeleteAclsFilterResult,
     DeleteAclsRequest,
     DeleteAclsResponse,
@@ -19,6 +28,9 @@ from semel.protocol.messages.security import (
     DescribeAclsResponse,
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResult,
     ExpireDelegationTokenRequest,
     ExpireDelegationTokenResponse,
     RenewDelegationTokenRequest,
@@ -27,11 +39,16 @@ from semel.protocol.messages.security import (
     SaslAuthenticateResponse,
     SaslHandshakeRequest,
     SaslHandshakeResponse,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
 )
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
     from semel.broker.context import RequestContext
+
+# --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
+
 
 _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
@@ -98,3 +115,109 @@ def describe_delegation_token(
     broker: BrokerNode, context: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
     return DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+
+
+# --- SCRAM users (50, 51). Kept as Kafka keeps them; nobody logs in with them, as there is no SASL listener ---
+
+
+_KEY = "scram/"
+_MECHANISMS = {1: "sha256", 2: "sha512"}
+_AT_ONCE = 100  # changes for one fsync; others are served after that
+_MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 16384
+
+Refusal = tuple[ErrorCode, str]
+Change = ScramCredentialDeletion | ScramCredentialUpsertion
+
+
+async def describe_user_scram_credentials(
+    broker: BrokerNode, context: RequestContext, request: DescribeUserScramCredentialsRequest
+) -> DescribeUserScramCredentialsResponse:
+    counts = Counter(user.name for user in request.users or [])
+    names = list(counts) or sorted(name for name, _ in broker.store.items(_KEY))
+    results = await Turns().map(lambda name: _describe(broker, name, counts[name] > 1), names)
+    return DescribeUserScramCredentialsResponse(results=results)
+
+
+def _describe(broker: BrokerNode, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
+    if asked_twice:
+        message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+        return DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, message)
+    credentials = broker.store.get(_KEY + name)
+    if credentials is None:
+        message = f"Attempt to describe a user credential that does not exist: {name}"
+        return DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, message)
+    infos = [CredentialInfo(int(mechanism), entry["iterations"]) for mechanism, entry in sorted(credentials.items())]
+    return DescribeUserScramCredentialsResult(name, credential_infos=infos)
+
+
+async def alter_user_scram_credentials(
+    broker: BrokerNode, context: RequestContext, request: AlterUserScramCredentialsRequest
+) -> AlterUserScramCredentialsResponse:
+    """All changes of a user, or none."""
+    changes: list[Change] = [*request.deletions, *request.upsertions]
+    counts = Counter(change.name for change in changes)
+    refused: dict[str, Refusal] = {}
+    turns = Turns()
+    for at in range(0, len(changes), _AT_ONCE):
+        _alter(broker, changes[at : at + _AT_ONCE], counts, refused)
+        await turns.next()
+    names = dict.fromkeys(change.name for change in changes)
+    results = [AlterUserScramCredentialsResult(name, *refused.get(name, (ErrorCode.NONE, None))) for name in names]
+    return AlterUserScramCredentialsResponse(results=results)
+
+
+def _alter(broker: BrokerNode, changes: list[Change], counts: Counter[str], refused: dict[str, Refusal]) -> None:
+    for change in changes:
+        refusal = _refusal(broker, change, counts[change.name] > 1)
+        if refusal is not None:
+            refused.setdefault(change.name, refusal)
+    accepted = [change for change in changes if change.name not in refused]
+    try:
+        _apply(broker, accepted)
+    except OSError as error:
+        broker.store.discard_changes()
+        message = f"the data folder cannot be written: {error}"
+        refused |= {change.name: (ErrorCode.KAFKA_STORAGE_ERROR, message) for change in accepted}
+
+
+def _refusal(broker: BrokerNode, change: Change, is_double: bool) -> Refusal | None:
+    if is_double:
+        message = "A user credential cannot be altered twice in the same request"
+        return ErrorCode.DUPLICATE_RESOURCE, message
+    if not change.name:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
+    if change.mechanism not in _MECHANISMS:
+        return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
+    if isinstance(change, ScramCredentialDeletion):
+        if str(change.mechanism) not in (broker.store.get(_KEY + change.name) or {}):
+            message = "Attempt to delete a user credential that does not exist"
+            return ErrorCode.RESOURCE_NOT_FOUND, message
+    elif change.iterations < _MIN_ITERATIONS:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
+    elif change.iterations > _MAX_ITERATIONS:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations"
+    return None
+
+
+def _apply(broker: BrokerNode, changes: list[Change]) -> None:
+    for change in changes:
+        credentials = dict(broker.store.get(_KEY + change.name) or {})
+        if isinstance(change, ScramCredentialDeletion):
+            del credentials[str(change.mechanism)]
+        else:
+            credentials[str(change.mechanism)] = _verifier(change)
+        broker.store.put(_KEY + change.name, credentials or None)
+    broker.store.commit()
+
+
+def _verifier(upsertion: ScramCredentialUpsertion) -> dict[str, Any]:
+    """What a server needs to check a proof (RFC 5802). The salted password itself is not kept."""
+    algorithm = _MECHANISMS[upsertion.mechanism]
+    client_key = hmac.digest(upsertion.salted_password, b"Client Key", algorithm)
+    server_key = hmac.digest(upsertion.salted_password, b"Server Key", algorithm)
+    return {
+        "iterations": upsertion.iterations,
+        "salt": b64encode(upsertion.salt).decode(),
+        "stored_key": b64encode(hashlib.new(algorithm, client_key).digest()).decode(),
+        "server_key": b64encode(server_key).decode(),
+    }

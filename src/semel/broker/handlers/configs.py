@@ -1,0 +1,320 @@
+"""Settings of topics, the broker, groups and client metrics: DescribeConfigs (32), AlterConfigs (33),
+IncrementalAlterConfigs (44), ListConfigResources (74)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from semel.broker import describe_settings, named_settings, topic_configs
+from semel.broker.describe_settings import DescribedConfig
+from semel.broker.named_settings import CLIENT_METRICS, GROUP
+from semel.broker.settings import TABLE, Setting, SettingError, as_text, parse_dynamic, row_of
+from semel.broker.topics import TopicError, check_configs, check_name
+from semel.broker.turns import Turns
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages import configs as messages
+from semel.protocol.messages.configs import (
+    ConfigResource,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+if TYPE_CHECKING:
+    from semel.broker.broker import BrokerNode
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+# --- How requests name what has settings; how settings are replaced ---
+
+
+TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
+_NAMELESS = {
+    GROUP: "Default group resources are not allowed.",
+    CLIENT_METRICS: "Subscription name can't be empty",
+}
+
+
+def find_topic(broker: BrokerNode, name: str) -> Topic:
+    check_name(name)
+    topic = broker.topics.get(name)
+    if topic is None:
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    return topic
+
+
+def is_whole_cluster(broker: BrokerNode, name: str) -> bool:
+    """Whether a broker resource stands for all brokers (the empty name) or for this one."""
+    if not name:
+        return True
+    if not name.removeprefix("-").isdecimal():
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if int(name) != broker.node_id:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {broker.node_id} or empty string, but received {name}",
+        )
+    return False
+
+
+def current_settings(broker: BrokerNode, resource_type: int, name: str) -> dict[str, str]:
+    """What was set for a resource itself, without any defaults."""
+    if resource_type == TOPIC:
+        return dict(find_topic(broker, name).configs)
+    if resource_type == BROKER:
+        return broker.altered_settings(for_cluster=is_whole_cluster(broker, name))
+    check_named(resource_type, name)
+    return named_settings.own(broker.store, resource_type, name)
+
+
+def check_named(resource_type: int, name: str) -> None:
+    """TopicError unless it is the name of a group or of a client metrics subscription."""
+    if resource_type not in _NAMELESS:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Resource type {resource_type} has no settings here.")
+    if not name:
+        raise TopicError(ErrorCode.INVALID_REQUEST, _NAMELESS[resource_type])
+
+
+def replace_settings(
+    broker: BrokerNode, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+) -> None:
+    """Sets exactly these. TopicError: nothing changed."""
+    if resource_type == TOPIC:
+        topic = find_topic(broker, name)
+        check_configs(texts)
+        accept_topic_settings(broker, texts)
+        if not validate_only:
+            broker.topics.set_configs(topic, texts)
+    elif resource_type == BROKER:
+        _replace_brokers(broker, name, texts, validate_only=validate_only)
+    else:
+        _replace_named(broker, resource_type, name, texts, validate_only=validate_only)
+
+
+def accept_topic_settings(broker: BrokerNode, texts: Mapping[str, str]) -> None:
+    """Of settings that were checked: those without effect are logged, or refused where the broker is strict."""
+    try:
+        broker.settings.accept(map(topic_configs.row_of, texts))
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+def _replace_named(
+    broker: BrokerNode, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
+) -> None:
+    try:
+        named_settings.check(broker.settings, resource_type, texts)
+        if not validate_only:
+            named_settings.replace(broker.store, resource_type, name, texts)
+    except SettingError as error:
+        raise TopicError(named_settings.KINDS[resource_type].refusal, str(error)) from None
+    except OSError as error:
+        raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, f"the data folder cannot be written: {error}") from error
+
+
+def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, validate_only: bool) -> None:
+    for_cluster = is_whole_cluster(broker, name)
+    fixed = sorted(setting for setting in texts if setting in TABLE and not TABLE[setting].dynamic)
+    if fixed:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
+    try:
+        parse_dynamic(texts)
+        broker.settings.accept(map(row_of, texts))
+        if not validate_only:
+            broker.alter_settings(texts, for_cluster=for_cluster)
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+# --- DescribeConfigs (32): read the settings of topics, brokers, groups and client metrics subscriptions ---
+
+
+async def describe_configs(
+    broker: BrokerNode, context: RequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
+    results = await Turns().map(lambda resource: _describe(broker, resource, request), request.resources)
+    return DescribeConfigsResponse(results=results)
+
+
+def _describe(
+    broker: BrokerNode, resource: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
+    try:
+        result.configs = [_result(entry, request) for entry in _entries(broker, resource)]
+    except TopicError as error:
+        result.error_code, result.error_message = error.code, error.message
+    return result
+
+
+def _entries(broker: BrokerNode, resource: DescribeConfigsResource) -> list[DescribedConfig]:
+    names = resource.configuration_keys
+    if resource.resource_type == TOPIC:
+        return describe_settings.of_topic(broker, find_topic(broker, resource.resource_name), names)
+    if resource.resource_type == BROKER:
+        describe = describe_settings.of_cluster if is_whole_cluster(broker, resource.resource_name) else None
+        return (describe or describe_settings.of_broker)(broker, names)
+    check_named(resource.resource_type, resource.resource_name)
+    return describe_settings.of_named(broker, resource.resource_type, resource.resource_name, names)
+
+
+def _result(entry: DescribedConfig, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    synonyms = []
+    if request.include_synonyms:
+        synonyms = [DescribeConfigsSynonym(o.name, o.shown, o.source) for o in entry.origins]
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
+        synonyms=synonyms,
+        config_type=entry.type,
+        documentation=entry.doc if request.include_documentation else None,
+    )
+
+
+# --- AlterConfigs (33): replace all settings of a resource. IncrementalAlterConfigs (44): change some ---
+
+
+SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
+_OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
+
+
+async def alter_configs(
+    broker: BrokerNode, context: RequestContext, request: messages.AlterConfigsRequest
+) -> messages.AlterConfigsResponse:
+    responses = []
+    turns = Turns()
+    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
+    for resource in request.resources:
+        result = messages.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
+        try:
+            _check_once(counts, resource.resource_type, resource.resource_name)
+            _check_names(resource.configs)
+            current_settings(broker, resource.resource_type, resource.resource_name)
+            texts = {config.name: config.value or "" for config in resource.configs}
+            _replace(broker, resource, texts, request.validate_only)
+        except TopicError as error:
+            result.error_code, result.error_message = error.code, error.message
+        responses.append(result)
+        await turns.next()
+    return messages.AlterConfigsResponse(responses=responses)
+
+
+async def incremental_alter_configs(
+    broker: BrokerNode, context: RequestContext, request: messages.IncrementalAlterConfigsRequest
+) -> messages.IncrementalAlterConfigsResponse:
+    responses = []
+    turns = Turns()
+    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
+    for resource in request.resources:
+        result = messages.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
+        try:
+            _check_once(counts, resource.resource_type, resource.resource_name)
+            _check_names([config for config in resource.configs if config.config_operation != DELETE])
+            texts = current_settings(broker, resource.resource_type, resource.resource_name)
+            for config in resource.configs:
+                _apply(broker, resource.resource_type, texts, config)
+            _replace(broker, resource, texts, request.validate_only)
+        except TopicError as error:
+            result.error_code, result.error_message = error.code, error.message
+        responses.append(result)
+        await turns.next()
+    return messages.IncrementalAlterConfigsResponse(responses=responses)
+
+
+def _check_once(counts: Counter[tuple[int, str]], resource_type: int, name: str) -> None:
+    if counts[resource_type, name] > 1:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST, "Each resource must appear at most once, but this one appears more often."
+        )
+
+
+def _check_names(configs: Sequence[messages.AlterableConfig | messages.IncrementalConfig]) -> None:
+    names = Counter(config.name for config in configs)
+    doubled = sorted(name for name, count in names.items() if count > 1)
+    if doubled:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    null = sorted(config.name for config in configs if config.value is None)
+    if null:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(null)}")
+
+
+def _replace(
+    broker: BrokerNode,
+    resource: messages.AlterConfigsResource | messages.IncrementalConfigsResource,
+    texts: dict[str, str],
+    validate_only: bool,
+) -> None:
+    replace_settings(broker, resource.resource_type, resource.resource_name, texts, validate_only=validate_only)
+
+
+def _apply(broker: BrokerNode, resource_type: int, texts: dict[str, str], change: messages.IncrementalConfig) -> None:
+    """Changes one setting in a resource's own settings."""
+    if change.config_operation == SET:
+        texts[change.name] = change.value or ""
+    elif change.config_operation == DELETE:
+        texts.pop(change.name, None)
+    elif change.config_operation in _OPERATION_NAMES:
+        texts[change.name] = _changed_list(broker, resource_type, texts, change)
+    else:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Unknown config operation {change.config_operation}.")
+
+
+def _changed_list(
+    broker: BrokerNode, resource_type: int, texts: dict[str, str], change: messages.IncrementalConfig
+) -> str:
+    row = _row(resource_type, change.name)
+    if row.kind != "list":
+        verb = _OPERATION_NAMES[change.config_operation]
+        raise TopicError(ErrorCode.INVALID_CONFIG, f"Can't {verb} to key {change.name} because its type is not LIST.")
+    old = texts.get(change.name)
+    if old is None:
+        is_topic = resource_type == TOPIC
+        old = topic_configs.default_of(broker.settings, change.name) if is_topic else as_text(row.default)
+    words = [word for word in (old or "").split(",") if word]
+    named = [word.strip() for word in (change.value or "").split(",") if word.strip()]
+    if change.config_operation == APPEND:
+        words += [word for word in named if word not in words]
+    else:
+        words = [word for word in words if word not in named]
+    return ",".join(words)
+
+
+def _row(resource_type: int, name: str) -> Setting:
+    try:
+        if resource_type == TOPIC:
+            return topic_configs.row_of(name)
+        return row_of(name) if resource_type == BROKER else named_settings.row_of(resource_type, name)
+    except SettingError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+# --- ListConfigResources (74): what has settings. Version 0 lists client metrics subscriptions only ---
+
+
+_KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
+
+
+def list_config_resources(
+    broker: BrokerNode, context: RequestContext, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    asked = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
+    if asked - _KNOWN:
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    found = []
+    if TOPIC in asked:
+        found += [ConfigResource(topic.name, TOPIC) for topic in broker.topics]
+    if BROKER in asked:
+        found.append(ConfigResource(str(broker.node_id), BROKER))
+    for kind in named_settings.KINDS.keys() & asked:
+        found += [ConfigResource(name, kind) for name in named_settings.names(broker.store, kind)]
+    return ListConfigResourcesResponse(config_resources=found)

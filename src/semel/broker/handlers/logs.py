@@ -1,0 +1,241 @@
+"""Requests about one log: ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21), DescribeProducers (61)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from semel.broker.topics import name_problem
+from semel.broker.turns import Turns
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+    LeaderEpochEndOffset,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+from semel.protocol.messages.transactions import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from semel.storage import StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.broker import BrokerNode
+    from semel.broker.context import RequestContext
+    from semel.storage import PartitionLog, TimestampOffset
+
+# --- Leader epochs: a client that knows an older or a newer leader than this one is told so ---
+
+
+def epoch_error(log: PartitionLog, current_leader_epoch: int) -> ErrorCode:
+    """-1 stands for a client that does not know the epoch."""
+    if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
+        return ErrorCode.NONE
+    if current_leader_epoch < log.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+# --- ListOffsets (2): find the offset for a time, or the first, last and newest-stamped one ---
+
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_FIRST_VERSION_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+_READ_COMMITTED = 1
+
+Found = tuple[int, int, int]  # timestamp, offset, leader epoch
+_NOTHING: Found = (-1, -1, -1)
+
+
+async def list_offsets(broker: BrokerNode, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    response = ListOffsetsResponse()
+    turns = Turns()
+    for topic in request.topics:
+        counts = Counter(ask.partition_index for ask in topic.partitions)
+        found = []
+        for ask in topic.partitions:
+            found.append(await _answer(broker, context, request.isolation_level, topic.name, counts, ask))
+            await turns.next()
+        response.topics.append(ListOffsetsTopicResponse(topic.name, found))
+        await turns.next()
+    return response
+
+
+async def _answer(
+    broker: BrokerNode,
+    context: RequestContext,
+    isolation: int,
+    topic: str,
+    counts: Counter[int],
+    ask: ListOffsetsPartition,
+) -> ListOffsetsPartitionResponse:
+    log = broker.topics.find_log(topic, ask.partition_index)
+    if counts[ask.partition_index] > 1:
+        code, found = ErrorCode.INVALID_REQUEST, _NOTHING
+    elif log is None:
+        code, found = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _NOTHING
+    else:
+        code, found = await _find(broker, log, ask, context.version, isolation)
+    timestamp, offset, epoch = found
+    epoch = epoch if context.version >= 4 else -1
+    return ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch)
+
+
+async def _find(
+    broker: BrokerNode, log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int
+) -> tuple[ErrorCode, Found]:
+    code = epoch_error(log, ask.current_leader_epoch)
+    if code is not ErrorCode.NONE:
+        return code, _NOTHING
+    if version < _FIRST_VERSION_WITH.get(ask.timestamp, 0) or ask.timestamp < EARLIEST_PENDING_UPLOAD:
+        return ErrorCode.UNSUPPORTED_VERSION, _NOTHING
+    try:
+        return ErrorCode.NONE, await _look(broker, log, ask.timestamp, isolation)
+    except StorageError as error:
+        return error.code, _NOTHING
+
+
+async def _look(broker: BrokerNode, log: PartitionLog, timestamp_ms: int, isolation: int) -> Found:
+    end_offset = log.last_stable_offset if isolation == _READ_COMMITTED else log.high_watermark
+    if timestamp_ms == LATEST:
+        return -1, end_offset, log.leader_epoch
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        epoch = log.epoch_at(log.start_offset)
+        return -1, log.start_offset, epoch
+    if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return _NOTHING  # there is no tiered storage
+    found = await _look_by_time(broker, log, timestamp_ms)
+    if found is None or found.offset >= end_offset:
+        return _NOTHING
+    return found
+
+
+async def _look_by_time(broker: BrokerNode, log: PartitionLog, timestamp_ms: int) -> TimestampOffset | None:
+    """A batch may hold a million records: a thread decodes it. Others may change the log meanwhile, so what follows
+    the batch is looked for anew."""
+    is_highest = timestamp_ms == MAX_TIMESTAMP
+    batch = log.batch_of_max_timestamp() if is_highest else log.batch_for_time(timestamp_ms)
+    while batch is not None:
+        if batch.is_large:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(broker.inspectors, batch.first_record)
+        else:
+            found = batch.first_record()
+        if found is not None or is_highest:
+            return found
+        batch = log.batch_for_time(timestamp_ms, batch.header.next_offset)
+    return None
+
+
+# --- OffsetForLeaderEpoch (23): where an epoch of the log ended, for consumers that check for truncation ---
+
+
+async def offset_for_leader_epoch(
+    broker: BrokerNode, context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    turns = Turns()
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic.topic, await turns.map(partial(_epoch_end, broker, topic.topic), topic.partitions)
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _epoch_end(broker: BrokerNode, topic: str, ask: OffsetForLeaderPartition) -> LeaderEpochEndOffset:
+    log = broker.topics.find_log(topic, ask.partition)
+    if log is None:
+        return LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
+    code = epoch_error(log, ask.current_leader_epoch)
+    if code is not ErrorCode.NONE:
+        return LeaderEpochEndOffset(code, ask.partition)
+    epoch, end_offset = log.epoch_end_offset(ask.leader_epoch)
+    return LeaderEpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)
+
+
+# --- DeleteRecords (21): raise the start of logs ---
+
+
+async def delete_records(
+    broker: BrokerNode, context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    turns = Turns()
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsTopicResult(
+                topic.name, await turns.map(partial(_delete, broker, topic.name), topic.partitions)
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _delete(broker: BrokerNode, topic: str, ask: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    partition = broker.topics.partition(topic, ask.partition_index)
+    if partition is None:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if partition.topic.is_internal:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not partition.log.config.delete:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.POLICY_VIOLATION)
+    try:
+        start_offset = partition.log.delete_records(ask.offset)
+    except StorageError as error:
+        return DeleteRecordsPartitionResult(ask.partition_index, -1, error.code)
+    partition.wake_all()
+    return DeleteRecordsPartitionResult(ask.partition_index, start_offset)
+
+
+# --- DescribeProducers (61): which producers a partition remembers, and whether they have a transaction open ---
+
+
+async def describe_producers(
+    broker: BrokerNode, context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    turns = Turns()
+    return DescribeProducersResponse(
+        topics=[
+            TopicResponse(topic.name, await turns.map(partial(_describe, broker, topic.name), topic.partition_indexes))
+            for topic in request.topics
+        ]
+    )
+
+
+def _describe(broker: BrokerNode, topic: str, index: int) -> PartitionResponse:
+    if name_problem(topic):
+        return PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
+    log = broker.topics.find_log(topic, index)
+    if log is None:
+        message = None if broker.topics.get(topic) else "This server does not host this topic-partition."
+        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    states = [
+        ProducerState(
+            producer_id=info.producer_id,
+            producer_epoch=info.epoch,
+            last_sequence=info.last_sequence,
+            last_timestamp=info.last_timestamp_ms,
+            coordinator_epoch=info.coordinator_epoch,
+            current_txn_start_offset=info.current_txn_start_offset,
+        )
+        for info in log.active_producers()
+    ]
+    return PartitionResponse(index, active_producers=states)

@@ -1,0 +1,288 @@
+"""CreateTopics (19), CreatePartitions (37), DeleteTopics (20)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from semel.broker import describe_settings
+from semel.broker.handlers.configs import accept_topic_settings
+from semel.broker.handlers.replicas import check_assignment
+from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError, check_collision, plain_name
+from semel.broker.turns import MANY, Turns
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages.topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.broker import BrokerNode
+    from semel.broker.context import RequestContext
+    from semel.broker.topics import Topic
+
+# --- CreateTopics (19): create topics ---
+
+
+_DEFAULT = -1
+
+Wanted = tuple[str, int, dict[str, str]]
+
+
+async def create_topics(
+    broker: BrokerNode, context: RequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    turns = Turns()
+    counts = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatableTopicResult] = {}
+    wanted: list[Wanted] = []
+    plain_names: dict[str, str] = {}
+    async with broker.topics.changes:
+        for asked in request.topics:
+            try:
+                if counts[asked.name] > 1:
+                    raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                wanted.append(_check_new(broker, asked, plain_names))
+                results[asked.name] = CreatableTopicResult(asked.name)
+            except TopicError as error:
+                results[asked.name] = _refused(asked.name, error)
+            await turns.next()
+        for at in range(0, len(wanted), MANY):
+            await _create(broker, wanted[at : at + MANY], request.validate_only, results, turns)
+    return CreateTopicsResponse(topics=list(results.values()))
+
+
+async def _create(
+    broker: BrokerNode,
+    wanted: list[Wanted],
+    validate_only: bool,
+    results: dict[str, CreatableTopicResult],
+    turns: Turns,
+) -> None:
+    """Creates some topics for the price of one fsync; if that fails, none of them exists."""
+    if validate_only:
+        for name, count, configs in wanted:
+            results[name] = _created(broker, broker.topics.draft(name, configs), count)
+            await turns.next()
+        return
+    try:
+        created = await turns.run(broker.topics.creation(wanted))
+    except TopicError as error:  # the disk is full, say
+        for name, _, _ in wanted:
+            results[name] = _refused(name, error)
+        return
+    for topic in created:
+        results[topic.name] = _created(broker, topic, len(topic.partitions))
+        await turns.next()
+
+
+def _refused(name: str, error: TopicError) -> CreatableTopicResult:
+    return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
+
+
+def _check_new(broker: BrokerNode, asked: CreatableTopic, earlier: dict[str, str]) -> Wanted:
+    """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
+    stand under their plain form."""
+    plain = plain_name(asked.name)
+    if plain in earlier:
+        check_collision(asked.name, earlier[plain])
+    configs: dict[str, str] = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {config.name}")
+        configs[config.name] = config.value
+    broker.topics.check_new(asked.name, 1, configs)
+    count = _manual_count(broker, asked) if asked.assignments else _automatic_count(broker, asked)
+    broker.topics.check_new(asked.name, count, configs)
+    accept_topic_settings(broker, configs)
+    earlier[plain] = asked.name
+    return asked.name, count, configs
+
+
+def _manual_count(broker: BrokerNode, asked: CreatableTopic) -> int:
+    if asked.replication_factor != _DEFAULT:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but replication factor was not set to -1.",
+        )
+    if asked.num_partitions != _DEFAULT:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            "A manual partition assignment was specified, but numPartitions was not set to -1.",
+        )
+    if sorted(given.partition_index for given in asked.assignments) != list(range(len(asked.assignments))):
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        )
+    for given in asked.assignments:
+        check_assignment(broker, given.broker_ids)
+    return len(asked.assignments)
+
+
+def _automatic_count(broker: BrokerNode, asked: CreatableTopic) -> int:
+    factor = asked.replication_factor
+    if factor < _DEFAULT or factor == 0:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
+    if asked.num_partitions < _DEFAULT or asked.num_partitions == 0:
+        raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    if factor > 1:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
+            "reached because only 1 broker(s) are registered or some brokers have all their log directories cordoned.",
+        )
+    count: int = broker.settings["num.partitions"] if asked.num_partitions == _DEFAULT else asked.num_partitions
+    return count
+
+
+def _created(broker: BrokerNode, topic: Topic, count: int) -> CreatableTopicResult:
+    entries = describe_settings.of_topic(broker, topic)
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=topic.id,
+        error_message=None,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[CreatableTopicConfigs(e.name, e.value, e.is_read_only, e.source, False) for e in entries],
+    )
+
+
+# --- CreatePartitions (37): give topics more partitions ---
+
+
+async def create_partitions(
+    broker: BrokerNode, context: RequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    counts = Counter(asked.name for asked in request.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    turns = Turns()
+    async with broker.topics.changes:
+        for asked in request.topics:
+            try:
+                if counts[asked.name] > 1:
+                    raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+                topic = _check_addition(broker, asked)
+                if not request.validate_only:
+                    await turns.run(broker.topics.addition(topic, asked.count))
+                results[asked.name] = CreatePartitionsTopicResult(asked.name)
+            except TopicError as error:
+                results[asked.name] = CreatePartitionsTopicResult(asked.name, error.code, error.message)
+            await turns.next()
+    return CreatePartitionsResponse(results=list(results.values()))
+
+
+def _check_addition(broker: BrokerNode, asked: CreatePartitionsTopic) -> Topic:
+    topic = broker.topics.get(asked.name)
+    if topic is None:
+        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+    if topic.is_internal:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST, f"{topic.name} keeps its partitions: ids are spread over them by their hash."
+        )
+    now = len(topic.partitions)
+    if asked.count == now:
+        raise TopicError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {now} partition(s).")
+    if asked.count < now:
+        raise TopicError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {topic.name} currently has {now} partition(s); {asked.count} would not be an increase.",
+        )
+    if asked.count > MAX_PARTITIONS_PER_TOPIC:
+        raise TopicError(
+            ErrorCode.INVALID_PARTITIONS, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
+        )
+    if asked.assignments is not None:
+        _check_assignments(broker, asked, asked.count - now)
+    return topic
+
+
+def _check_assignments(broker: BrokerNode, asked: CreatePartitionsTopic, added: int) -> None:
+    assignments = asked.assignments or []
+    if len(assignments) != added:
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Attempted to add {added} additional partition(s), but only {len(assignments)} assignment(s) were "
+            "specified.",
+        )
+    for assignment in assignments:
+        check_assignment(broker, assignment.broker_ids)
+
+
+# --- DeleteTopics (20): delete topics by name or id ---
+
+
+_FIRST_WITH_DISABLED = 3
+
+
+async def delete_topics(
+    broker: BrokerNode, context: RequestContext, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
+    asked = request.topics or [DeleteTopicState(name) for name in request.topic_names]
+    if not broker.settings["delete.topic.enable"]:
+        has_code = context.version >= _FIRST_WITH_DISABLED
+        code = ErrorCode.TOPIC_DELETION_DISABLED if has_code else ErrorCode.INVALID_REQUEST
+        refused = [DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked]
+        return DeleteTopicsResponse(responses=refused)
+    async with broker.topics.changes:
+        return DeleteTopicsResponse(responses=await _delete(broker, asked))
+
+
+async def _delete(broker: BrokerNode, asked: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+    turns = Turns()
+    counts = Counter((state.name, state.topic_id) for state in asked)
+    results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    doomed: dict[str, Topic] = {}
+    for state in asked:
+        key = (state.name, state.topic_id)
+        try:
+            if counts[key] > 1:
+                what = "id" if state.name is None else "name"
+                raise TopicError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {what}.")
+            topic = _find_doomed(broker, state)
+            doomed[topic.name] = topic
+            results[key] = DeletableTopicResult(topic.name, topic.id)
+        except TopicError as error:
+            results[key] = DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
+        await turns.next()
+    topics = list(doomed.values())
+    try:
+        for at in range(0, len(topics), MANY):
+            await turns.run(broker.topics.deletion(topics[at : at + MANY]))
+    except TopicError as error:  # the disk is full, say
+        for result in results.values():
+            if not result.error_code and result.name is not None and broker.topics.get(result.name) is not None:
+                result.error_code, result.error_message = error.code, error.message
+    return list(results.values())
+
+
+def _find_doomed(broker: BrokerNode, state: DeleteTopicState) -> Topic:
+    if state.name is not None and state.topic_id != NO_UUID:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if state.name is None and state.topic_id == NO_UUID:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if state.name is None:
+        topic = broker.topics.by_id(state.topic_id)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    else:
+        topic = broker.topics.get(state.name)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+    if topic.is_internal:
+        raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is an internal topic and cannot be deleted.")
+    return topic
