@@ -6,8 +6,16 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.broker.setting import Setting, SettingError, as_text
-from semel.broker.settings_table import HOUR_MS, MEANINGLESS, MINUTE_MS, TABLE, reason_of
+from semel.broker.settings_table import (
+    HOUR_MS,
+    MEANINGLESS,
+    MINUTE_MS,
+    TABLE,
+    Setting,
+    SettingError,
+    as_text,
+    reason_of,
+)
 
 __all__ = [
     "HOUR_MS",

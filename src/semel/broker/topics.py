@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID, uuid4
 
-from semel.broker import topic_configs
+from semel.broker import resource_settings
 from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.partition_plan import PartitionPlan, find_folders, plan_partitions
 from semel.broker.settings import SettingError, Settings
@@ -116,7 +116,7 @@ class Topics:
         self._by_plain_name: dict[str, str] = {}  # plain form of every name, also of those that are being changed
         self._changing: set[str] = set()  # names of topics that are being created or deleted, which takes several turns
         self.changes = asyncio.Lock()  # held by requests that change topics: one after the other
-        self._base_config = topic_configs.base_config(settings)
+        self._base_config = resource_settings.base_config(settings)
         self.on_deleted: Callable[[Topic], None] = lambda topic: None
 
     # -- finding -------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Topics:
 
     def value_of(self, topic: Topic, setting: str) -> object:
         """A setting of a topic, its own or the broker's default, in its own type."""
-        return topic_configs.value_of(self._settings, topic.configs, setting)
+        return resource_settings.value_of(self._settings, topic.configs, setting)
 
     # -- starting ------------------------------------------------------------------------------------------------------
     def load(self) -> None:
@@ -394,12 +394,12 @@ class Topics:
 
     def on_settings_altered(self) -> None:
         """The broker's defaults changed."""
-        self._base_config = topic_configs.base_config(self._settings)
+        self._base_config = resource_settings.base_config(self._settings)
         for topic in self:
             self._apply_configs(topic)
 
     def log_config(self, configs: Mapping[str, str]) -> LogConfig:
-        return topic_configs.with_overrides(self._base_config, configs)
+        return resource_settings.with_overrides(self._base_config, configs)
 
     def _apply_configs(self, topic: Topic) -> None:
         config = self.log_config(topic.configs)
@@ -449,7 +449,7 @@ def name_problem(name: str) -> str | None:
 def check_configs(configs: Mapping[str, str]) -> None:
     """Raises TopicError unless these can be a topic's settings."""
     try:
-        topic_configs.validate(configs)
+        resource_settings.validate(configs)
     except SettingError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
 

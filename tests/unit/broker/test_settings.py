@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.broker import topic_configs
+from semel.broker import resource_settings
 from semel.broker.runner import advertised_address, listen_address
 from semel.broker.settings import MEANINGLESS, TABLE, SettingError, Settings, as_text, read_properties, row_of
 from semel.storage.config import SETTINGS as STORAGE_SETTINGS
@@ -116,7 +116,7 @@ def test_only_dynamic_settings_may_be_altered() -> None:
 def test_retention_and_rolling_take_the_finest_unit_that_was_given() -> None:
     def retention_ms(**given: str) -> int:
         named = {name.replace("_", "."): text for name, text in given.items()}
-        return topic_configs.base_config(Settings(named)).retention_ms
+        return resource_settings.base_config(Settings(named)).retention_ms
 
     assert retention_ms() == 7 * 24 * 3_600_000
     assert retention_ms(log_retention_hours="2") == 2 * 3_600_000
@@ -126,9 +126,9 @@ def test_retention_and_rolling_take_the_finest_unit_that_was_given() -> None:
 
 
 def test_every_setting_of_the_storage_can_be_set_for_a_topic_and_for_the_broker() -> None:
-    assert set(STORAGE_SETTINGS) <= set(topic_configs.NAMES)
-    for name in set(topic_configs.NAMES) - set(topic_configs.NO_EFFECT):
-        assert row_of(topic_configs.SYNONYMS[name][0][0])
+    assert set(STORAGE_SETTINGS) <= set(resource_settings.NAMES)
+    for name in set(resource_settings.NAMES) - set(resource_settings.NO_EFFECT):
+        assert row_of(resource_settings.SYNONYMS[name][0][0])
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_every_setting_of_the_storage_can_be_set_for_a_topic_and_for_the_broker(
 )
 def test_wrong_topic_settings_are_refused_by_name(name: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        topic_configs.validate({name: "true"})
+        resource_settings.validate({name: "true"})
 
 
 def test_topic_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(SettingError, match=r"min\.compaction\.lag\.ms \(10\) > max\.compaction\.lag\.ms \(5\)"):
-        topic_configs.validate({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
+        resource_settings.validate({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
 
 
 def test_properties_files_have_comments_and_equals_signs() -> None:

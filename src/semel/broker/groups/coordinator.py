@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Sequence
 
-from semel.broker import named_settings
+from semel.broker import resource_settings
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic
 from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent, GroupState
@@ -65,9 +65,9 @@ class GroupCoordinator:
         self._expiry = Alarm(self._timers, self._expire)
         self._running: set[asyncio.Task[ErrorCode]] = set()
 
-    def _timing_of(self, group_id: str) -> named_settings.GroupTiming:
-        own = named_settings.own(self._store, named_settings.GROUP, group_id)
-        return named_settings.group_timing(self._settings, own)
+    def _timing_of(self, group_id: str) -> resource_settings.GroupTiming:
+        own = resource_settings.own_settings(self._store, resource_settings.GROUP, group_id)
+        return resource_settings.group_timing(self._settings, own)
 
     # -- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from semel.broker import describe_settings, named_settings, topic_configs
-from semel.broker.describe_settings import DescribedConfig
-from semel.broker.named_settings import CLIENT_METRICS, GROUP
+from semel.broker import resource_settings
+from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
 from semel.broker.settings import TABLE, Setting, SettingError, as_text, parse_dynamic, row_of
 from semel.broker.topics import TopicError, check_configs, check_name
 from semel.broker.turns import Turns
@@ -71,7 +70,7 @@ def current_settings(broker: BrokerNode, resource_type: int, name: str) -> dict[
     if resource_type == BROKER:
         return broker.altered_settings(for_cluster=is_whole_cluster(broker, name))
     check_named(resource_type, name)
-    return named_settings.own(broker.store, resource_type, name)
+    return resource_settings.own_settings(broker.store, resource_type, name)
 
 
 def check_named(resource_type: int, name: str) -> None:
@@ -101,7 +100,7 @@ def replace_settings(
 def accept_topic_settings(broker: BrokerNode, texts: Mapping[str, str]) -> None:
     """Of settings that were checked: those without effect are logged, or refused where the broker is strict."""
     try:
-        broker.settings.accept(map(topic_configs.row_of, texts))
+        broker.settings.accept(map(resource_settings.topic_row, texts))
     except SettingError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
 
@@ -110,11 +109,11 @@ def _replace_named(
     broker: BrokerNode, resource_type: int, name: str, texts: dict[str, str], *, validate_only: bool
 ) -> None:
     try:
-        named_settings.check(broker.settings, resource_type, texts)
+        resource_settings.check_named_settings(broker.settings, resource_type, texts)
         if not validate_only:
-            named_settings.replace(broker.store, resource_type, name, texts)
+            resource_settings.replace_named_settings(broker.store, resource_type, name, texts)
     except SettingError as error:
-        raise TopicError(named_settings.KINDS[resource_type].refusal, str(error)) from None
+        raise TopicError(resource_settings.KINDS[resource_type].refusal, str(error)) from None
     except OSError as error:
         raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, f"the data folder cannot be written: {error}") from error
 
@@ -157,12 +156,14 @@ def _describe(
 def _entries(broker: BrokerNode, resource: DescribeConfigsResource) -> list[DescribedConfig]:
     names = resource.configuration_keys
     if resource.resource_type == TOPIC:
-        return describe_settings.of_topic(broker, find_topic(broker, resource.resource_name), names)
+        return resource_settings.describe_topic(broker, find_topic(broker, resource.resource_name), names)
     if resource.resource_type == BROKER:
-        describe = describe_settings.of_cluster if is_whole_cluster(broker, resource.resource_name) else None
-        return (describe or describe_settings.of_broker)(broker, names)
+        describe = (
+            resource_settings.describe_cluster_settings if is_whole_cluster(broker, resource.resource_name) else None
+        )
+        return (describe or resource_settings.describe_broker)(broker, names)
     check_named(resource.resource_type, resource.resource_name)
-    return describe_settings.of_named(broker, resource.resource_type, resource.resource_name, names)
+    return resource_settings.describe_named(broker, resource.resource_type, resource.resource_name, names)
 
 
 def _result(entry: DescribedConfig, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
@@ -279,7 +280,7 @@ def _changed_list(
     old = texts.get(change.name)
     if old is None:
         is_topic = resource_type == TOPIC
-        old = topic_configs.default_of(broker.settings, change.name) if is_topic else as_text(row.default)
+        old = resource_settings.topic_default(broker.settings, change.name) if is_topic else as_text(row.default)
     words = [word for word in (old or "").split(",") if word]
     named = [word.strip() for word in (change.value or "").split(",") if word.strip()]
     if change.config_operation == APPEND:
@@ -292,8 +293,8 @@ def _changed_list(
 def _row(resource_type: int, name: str) -> Setting:
     try:
         if resource_type == TOPIC:
-            return topic_configs.row_of(name)
-        return row_of(name) if resource_type == BROKER else named_settings.row_of(resource_type, name)
+            return resource_settings.topic_row(name)
+        return row_of(name) if resource_type == BROKER else resource_settings.named_row(resource_type, name)
     except SettingError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from None
 
@@ -315,6 +316,6 @@ def list_config_resources(
         found += [ConfigResource(topic.name, TOPIC) for topic in broker.topics]
     if BROKER in asked:
         found.append(ConfigResource(str(broker.node_id), BROKER))
-    for kind in named_settings.KINDS.keys() & asked:
-        found += [ConfigResource(name, kind) for name in named_settings.names(broker.store, kind)]
+    for kind in resource_settings.KINDS.keys() & asked:
+        found += [ConfigResource(name, kind) for name in resource_settings.names_of_kind(broker.store, kind)]
     return ListConfigResourcesResponse(config_resources=found)

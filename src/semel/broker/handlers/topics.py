@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from semel.broker import describe_settings
+from semel.broker import resource_settings
 from semel.broker.handlers.configs import accept_topic_settings
 from semel.broker.handlers.replicas import check_assignment
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError, check_collision, plain_name
@@ -151,7 +151,7 @@ def _automatic_count(broker: BrokerNode, asked: CreatableTopic) -> int:
 
 
 def _created(broker: BrokerNode, topic: Topic, count: int) -> CreatableTopicResult:
-    entries = describe_settings.of_topic(broker, topic)
+    entries = resource_settings.describe_topic(broker, topic)
     return CreatableTopicResult(
         name=topic.name,
         topic_id=topic.id,

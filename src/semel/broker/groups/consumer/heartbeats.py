@@ -27,7 +27,7 @@ from semel.broker.groups.consumer.planner import (
 from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm
-from semel.broker.named_settings import GroupTiming
+from semel.broker.resource_settings import GroupTiming
 from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
