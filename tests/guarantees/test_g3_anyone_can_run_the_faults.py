@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.decks import boundaries
-from semel.prove.schedule import Fault, Round, Scene, Schedule
+from semel.prove.schedule import Fault, Round, Scene, Schedule, boundaries
 from tests.support.broker import Cluster
 from tests.support.prove import Proof, prove
 

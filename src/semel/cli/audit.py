@@ -136,7 +136,7 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 
 def _input(entry: AuditEntry) -> str:
     """Ranges of positions, end not included; the text itself for a source that is not Kafka."""
-    from semel.audit.findings import positions
+    from semel.audit import positions
 
     words = []
     for start, end in zip(entry.starts, entry.ends, strict=False):

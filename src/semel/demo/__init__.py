@@ -6,7 +6,7 @@ an independent client.
 
     play.py       the broker, the producer and the program; what happens, in order; the count
     program.py    the faults, the point at which each guarantee is hit, and the gate that holds the pipelines there
-    driver.py     the Spark program; loop_driver.py the one for machines without Java
-    workloads/    what goes in, and what must come out
-    screen.py     live progress; tables.py the result; report/ the page
+    drivers.py    the Spark program, and the one for machines without Java
+    workloads.py  what goes in, and what must come out
+    screen.py     live progress; report.py the result and the page; charts.py its drawings
 """

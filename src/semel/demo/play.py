@@ -107,7 +107,6 @@ class Feeder(threading.Thread):
 
 
 POLL_S = 0.05
-DRIVERS = {"spark": "semel.demo.driver", "process": "semel.demo.loop_driver"}
 
 
 class DemoStageError(Exception):
@@ -168,7 +167,7 @@ class DemoStage:
             "prefix": self.prefix,
             "folder": str(self.folder / "checkpoints"),
         }
-        command = [sys.executable, "-m", DRIVERS[self.engine], json.dumps(job)]
+        command = [sys.executable, "-m", "semel.demo.drivers", self.engine, json.dumps(job)]
         self.driver = Process(command, stdin=True, cwd=self.folder)
         self._read_lines = 0
 

@@ -105,7 +105,7 @@ def _play(options: DemoOptions, stage: DemoStage, screen: Screen) -> int:
 
 
 def _tell(options: DemoOptions, stage: DemoStage, screen: Screen, story: Story, outcomes: list[Outcome]) -> None:
-    from semel.demo import tables
+    from semel.demo import report
     from semel.demo.report import Facts, picture, write
 
     facts = Facts(stage.workload, stage.engine, options.seed, outcomes, story)
@@ -113,10 +113,10 @@ def _tell(options: DemoOptions, stage: DemoStage, screen: Screen, story: Story, 
     if options.picture is not None:
         options.picture.write_text(picture(facts))
     if options.as_json:
-        result = tables.as_json(stage.workload, outcomes, story, options.seed, stage.engine)
+        result = report.as_json(stage.workload, outcomes, story, options.seed, stage.engine)
         kept = {"kept": str(stage.folder)} if options.keep else {}
         print(json.dumps({**result, "report": str(page), **kept}), flush=True)
-    screen.line(f"\n{tables.text(stage.workload, outcomes)}\n")
+    screen.line(f"\n{report.text_table(stage.workload, outcomes)}\n")
     screen.line(f"report: {page}")
 
 

@@ -15,17 +15,23 @@ from typing import Any, NamedTuple
 import msgspec
 
 from semel.local import checkout
-from semel.prove.app import AppError, expectation_name, load
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
 from semel.prove.checker import CheckerError, delete_topics, topics_like
-from semel.prove.decks import FIRST_GENERATION_APIS, deal, network_cards
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
-from semel.prove.schedule import BROKER, Scene, Schedule, ScheduleError
-from semel.prove.schedule import load as load_schedule
+from semel.prove.schedule import (
+    BROKER,
+    FIRST_GENERATION_APIS,
+    Scene,
+    Schedule,
+    ScheduleError,
+    deal,
+    load_schedule,
+    network_cards,
+)
 from semel.prove.stage import Stage, StageError
-from semel.prove.workloads import WORKLOADS
+from semel.prove.workloads import WORKLOADS, AppError, expectation_name, load_function
 
 ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
 FIRST_GENERATION = "transaction.version=1"  # the protocol of Kafka before 4.0
@@ -237,8 +243,8 @@ def _app_options(wish: Wish) -> dict[str, str]:
         return {}
     expected = wish.expected or expectation_name(wish.app)
     try:
-        load(wish.app)
-        load(expected)
+        load_function(wish.app)
+        load_function(expected)
     except AppError as error:
         raise WishError(str(error)) from error
     return {"app": wish.app, "expected": expected}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel.prove.command import Wish, WishError, plan, schedule_of
-from semel.prove.decks import boundaries
-from semel.prove.schedule import BROKER, ScheduleError, load
+from semel.prove.schedule import BROKER, ScheduleError, boundaries, load_schedule
 from semel.prove.workloads import WORKLOADS
 from tests.mutants import HUNTS, MUTANTS
 
@@ -26,7 +25,7 @@ def test_same_seed_gives_the_same_schedule_and_another_seed_another(workload: st
 def test_saved_schedule_comes_back(tmp_path: Path) -> None:
     schedule = plan(7, BUILT_IN, "exactly_once", 3, own_broker=True)
     schedule.save(tmp_path / "s.json")
-    assert load(tmp_path / "s.json") == schedule
+    assert load_schedule(tmp_path / "s.json") == schedule
     assert schedule_of(Wish(replay=str(tmp_path / "s.json"))) == schedule
 
 
@@ -38,7 +37,7 @@ def test_file_that_is_no_schedule_is_refused(tmp_path: Path, content: str | None
     if content is not None:
         (tmp_path / "s.json").write_text(content)
     with pytest.raises(ScheduleError, match=said):
-        load(tmp_path / "s.json")
+        load_schedule(tmp_path / "s.json")
 
 
 @pytest.mark.parametrize("workload", BUILT_IN)

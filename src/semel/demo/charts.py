@@ -1,4 +1,4 @@
-"""The charts of the report, as SVG."""
+"""Charts of a demo as SVG."""
 
 from __future__ import annotations
 

@@ -1,17 +1,84 @@
-"""The report as a page, and the picture for the README."""
+"""The result of a demo: as a table, as JSON, and as a page."""
 
 from __future__ import annotations
 
+import os
 from html import escape
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from semel import __version__
-from semel.demo import tables
+from semel.demo import charts
+from semel.demo.charts import drawing, element, line, text
 from semel.demo.play import Story, reader_name
 from semel.demo.program import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAULTS, RETURNED
-from semel.demo.report import charts
-from semel.demo.report.charts import drawing, element, line, text
 from semel.demo.workloads import DemoWorkload, Outcome
+
+# --- The result of a demo as a small table, and as JSON ---
+
+
+def table_header(workload: DemoWorkload) -> tuple[str, ...]:
+    return ("", "records in", "counted", "lost", "duplicated", f"{workload.total} in", f"{workload.total} out")
+
+
+def table_rows(workload: DemoWorkload, outcomes: list[Outcome]) -> list[tuple[str, ...]]:
+    return [
+        (
+            outcome.guarantee,
+            f"{outcome.records_in:,}",
+            f"{outcome.counted:,}",
+            f"{outcome.lost:,}",
+            f"{outcome.duplicated:,}",
+            workload.shown(outcome.total_before),
+            workload.shown(outcome.total_after),
+        )
+        for outcome in outcomes
+    ]
+
+
+def text_table(workload: DemoWorkload, outcomes: list[Outcome]) -> str:
+    """Aligned columns, numbers to the right."""
+    table = [table_header(workload), *table_rows(workload, outcomes)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        return "  " + "  ".join([row[0].ljust(widths[0]), *cells])
+
+    rule = "  " + "  ".join("─" * width for width in widths)
+    return "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
+
+
+def as_json(workload: DemoWorkload, outcomes: list[Outcome], story: Story, seed: int, engine: str) -> dict[str, Any]:
+    return {
+        "demo": workload.name,
+        "engine": engine,
+        "seed": seed,
+        "duration_s": round(story.ended_s - story.started_s, 1),
+        "guarantees": {
+            outcome.guarantee: {
+                "records_in": outcome.records_in,
+                "rejected": outcome.rejected,
+                "counted": outcome.counted,
+                "lost": outcome.lost,
+                "duplicated": outcome.duplicated,
+                "total_before": outcome.total_before,
+                "total_after": outcome.total_after,
+                f"wrong_{workload.part}s": outcome.wrong_parts,
+            }
+            for outcome in outcomes
+        },
+        "faults": [
+            {"at_s": round(moment.at_s - story.started_s, 1), "killed": moment.who, "what": moment.text}
+            for moment in story.moments
+            if moment.what == "killed"
+        ],
+        "held": [{"fault": fault, "guarantee": guarantee, "point": point} for fault, guarantee, point in story.held],
+    }
+
+
+# --- The report as a page, and the picture for the README ---
+
 
 COLOURS = """
 :root { color-scheme: light dark;
@@ -160,9 +227,9 @@ def _times(count: int) -> str:
 
 
 def _table(facts: Facts) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in tables.header(facts.workload))
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table_header(facts.workload))
     lines = []
-    for outcome, row in zip(facts.outcomes, tables.rows(facts.workload, facts.outcomes), strict=True):
+    for outcome, row in zip(facts.outcomes, table_rows(facts.workload, facts.outcomes), strict=True):
         wrong = {3: outcome.lost, 4: outcome.duplicated, 6: outcome.total_after != outcome.total_before}
         cells = "".join(
             f'<td class="{"wrong" if wrong.get(number) else ""}">{escape(cell)}</td>'
@@ -279,3 +346,15 @@ def _column(facts: Facts, outcome: Outcome, x: float) -> list[str]:
         line((x, 90), (x + charts.WIDTH, 90), class_="grid"),
         chart,
     ]
+
+
+# --- the file ---
+
+
+def write(path: Path, facts: Facts) -> Path:
+    """Writes the page beside its place first, so that a reader never finds half of it."""
+    path = path.absolute()
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(page(facts))
+    aside.replace(path)
+    return path

@@ -1,0 +1,233 @@
+"""The programs that a campaign runs and kills: `python -m semel.prove.workers NAME JSON`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from semel.client.errors import FencedError, KafkaError
+from semel.client.producer import Producer
+from semel.patterns.process import Output, Processor
+from semel.prove.checker import Seen, read
+from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
+from semel.prove.workloads import load_function
+
+# --- producer: fills the source in transactions ---
+#
+# Each transaction has a number and numbered records; some are preceded by one that is aborted. It notes in a file which
+# one was acknowledged last, as an application does in its database, and never sends it again: what is acknowledged must
+# be there. After a crash it also looks in the topic, through a client that is not ours, for what was committed without
+# a response, and goes on from there.
+
+
+FAILURES_BORNE = 5
+
+
+def produce(options: dict[str, Any]) -> int:
+    failures = 0
+    while True:
+        committed = max(map(_number, read(options["direct"], [options["topic"]])), default=-1)
+        done = max(committed, _acknowledged(options["state"]))
+        if done + 1 >= options["upto"]:
+            print(f"fed {done + 1}", flush=True)
+            return 0
+        try:
+            _feed(options, done + 1)
+        except KafkaError as error:
+            failures += 1
+            print(f"again after {type(error).__name__}: {error}", flush=True)
+            if failures > FAILURES_BORNE:
+                return 3
+            time.sleep(0.2)
+
+
+def _number(seen: Seen) -> int:
+    return transaction_of(seen) or 0
+
+
+def _acknowledged(path: str) -> int:
+    try:
+        return int(Path(path).read_text())
+    except FileNotFoundError:
+        return -1
+
+
+def _acknowledge(path: str, number: int) -> None:
+    aside = Path(path + ".new")
+    aside.write_text(str(number))
+    aside.rename(path)
+
+
+def _feed(options: dict[str, Any], first: int) -> None:
+    """From a transaction on, in order. An error leaves it to the next start to see what is committed."""
+    producer = Producer(
+        bootstrap_servers=options["brokers"],
+        transactional_id=options["transactional_id"],
+        transaction_timeout_ms=10_000,
+        client_id="producer",
+        request_timeout_ms=2_500,
+        linger_ms=0,
+    )
+    try:
+        producer.init_transactions(30)
+        print("working", flush=True)
+        for number in range(first, options["upto"]):
+            if number % ABORT_EVERY == ABORT_EVERY - 1:
+                _transaction(producer, options["topic"], number, aborted_records(number), commit=False)
+            _transaction(producer, options["topic"], number, records_of(number), commit=True)
+            _acknowledge(options["state"], number)
+            time.sleep(options["pace_ms"] / 1000)
+    finally:
+        producer.close(5)
+
+
+def _transaction(producer: Producer, topic: str, number: int, records: list[tuple[bytes, bytes]], commit: bool) -> None:
+    producer.begin_transaction()
+    for key, value in records:
+        producer.send(topic, value, key, headers=[("txn", tag_of(number).encode())])
+    if commit:
+        producer.commit_transaction(20)
+    else:
+        producer.flush(20)
+        producer.abort_transaction(20)
+
+
+# --- loop: an instance of the processing loop. Copies, and names the unit of work ---
+
+
+FENCED = 3
+
+
+class Copier:
+    """Each record goes on as it is, with a header that names the unit of work."""
+
+    def __init__(self, name: str, delay_s: float) -> None:
+        self._name = f"{name}-{os.getpid()}"
+        self._unit = 0
+        self._delay_s = delay_s
+
+    def __call__(self, record: Any) -> Output:
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        return Output(record.value, record.key, headers=[("txn", f"{self._name}-{self._unit}".encode())])
+
+    def settled(self, stats: Any) -> None:
+        if not self._unit:
+            print("working", flush=True)
+        self._unit += 1
+
+
+def run_loop(options: dict[str, Any]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop has its own handler there is nothing to end
+    copier = Copier(options["instance"], options.pop("delay_ms") / 1000)
+    try:
+        Processor(options.pop("source"), options.pop("sink"), copier, on_settled=copier.settled, **options).run()
+    except FencedError as error:
+        print(f"fenced: {error}", flush=True)
+        return FENCED
+    return 0
+
+
+# --- spark: a query as users write it, from topic to topic ---
+#
+# copy        rows keep their keys and their order
+# any_order   rows without keys that a step may give in any order, and that go to either of two topics
+# count       a stateful query: how often each key was seen
+
+
+def run_spark(job: dict[str, Any]) -> int:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    import semel
+
+    builder = SparkSession.builder.master(job["master"]).config("spark.ui.enabled", "false")
+    for name, value in job["conf"].items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    sink = semel.sink(job["brokers"], on_batch=_tell, **job["sink"])
+    rows = spark.readStream.format("semel").option("kafka.bootstrap.servers", job["brokers"]).options(**job["source"])
+    query = (
+        QUERIES[job["query"]](rows.load(), job)
+        .writeStream.foreachBatch(sink)
+        .outputMode("update" if job["query"] == "count" else "append")
+        .option("checkpointLocation", job["checkpoint"])
+        .trigger(processingTime=job["trigger"])
+        .start()
+    )
+    print("started", flush=True)
+    query.awaitTermination()
+    return 0
+
+
+def _tell(report: Any) -> None:
+    if report.rows:
+        print(
+            f"working: batch {report.batch_id} {report.verdict}, {report.rows} rows, attempt {report.attempts}",
+            flush=True,
+        )
+
+
+def copy(rows: Any, job: dict[str, Any]) -> Any:
+    return rows.selectExpr("key", "value")
+
+
+def any_order(rows: Any, job: dict[str, Any]) -> Any:
+    topics = job["sink"]["topics"]
+    return rows.selectExpr("value").mapInArrow(_scattered(topics), "value BINARY, topic STRING")
+
+
+def _scattered(topics: list[str]) -> Any:
+    """As if each row had been enriched by a service that answers in its own time: another order with every attempt."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import random
+
+        import pyarrow as pa
+
+        luck = random.Random()
+        for batch in batches:
+            values = batch.column(0).to_pylist()
+            luck.shuffle(values)
+            chosen = [luck.choice(topics) for _ in values]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(values, pa.binary()), pa.array(chosen, pa.string())], names=["value", "topic"]
+            )
+
+    return run
+
+
+def count(rows: Any, job: dict[str, Any]) -> Any:
+    counted = rows.selectExpr("cast(key AS string) AS name").groupBy("name").count()
+    return counted.selectExpr("name AS key", "cast(count AS string) AS value")
+
+
+QUERIES = {"copy": copy, "any_order": any_order, "count": count}
+
+# --- app: the user's own pipeline. Calls its function until it is killed ---
+
+
+def run_app(options: dict[str, Any]) -> int:
+    print("working", flush=True)
+    load_function(options["app"])(
+        brokers=options["brokers"],
+        source=options["source"],
+        output=options["output"],
+        application_id=options["application_id"],
+    )
+    return 0
+
+
+WORKERS = {"producer": produce, "loop": run_loop, "spark": run_spark, "app": run_app}
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    sys.exit(WORKERS[sys.argv[1]](json.loads(sys.argv[2])))

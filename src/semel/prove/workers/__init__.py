@@ -1,1 +1,0 @@
-"""The programs that a campaign runs and kills: each is started as `python -m semel.prove.workers.NAME JSON`."""

@@ -1,0 +1,517 @@
+"""What is run under faults: small classes in a table. A new one needs its processes, its topics and what to expect."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+from semel.prove.checker import Expectation, OffsetsRule, Seen
+from semel.prove.inputs import by_key, forbidden_up_to, key_of, values_up_to
+from semel.prove.schedule import (
+    ABORT_POINTS,
+    COMMIT_POINTS,
+    GROUP_APIS,
+    PLAIN_APIS,
+    READ_APIS,
+    SINK_POINTS,
+    TASK_POINTS,
+    TRANSACTION_APIS,
+    Fault,
+    broker_cards,
+    network_cards,
+    point_cards,
+    process_cards,
+)
+from semel.prove.stage import Actor, Stage
+
+# --- Finding the user's functions by their names ---
+
+
+class AppError(Exception):
+    """What was named is not there, or is not a function."""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """`package.module:function`, looked for in the current folder too."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not attribute:
+        raise AppError(f"{name!r} should read module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except ImportError as error:
+        raise AppError(f"{name}: the module cannot be imported: {error}") from error
+    except AttributeError:
+        raise AppError(f"{name}: module {module_name} has no {attribute!r}") from None
+    if not callable(found):
+        raise AppError(f"{name} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def expectation_name(app: str) -> str:
+    """Where the function that says what is expected is, unless the user says otherwise."""
+    return f"{app.partition(':')[0]}:expected"
+
+
+# --- What a workload says of itself ---
+
+
+PARTITIONS = 4
+PRODUCER = "producer"  # the actor that fills the source; it ends when it is done
+FEED_PACE_MS = 60
+SESSION_TIMEOUT_MS = {True: 2_000, False: 6_000}  # with a broker of one's own; the least that Kafka allows by default
+PRODUCER_APIS = ("InitProducerId", "Produce", "EndTxn")
+
+
+class Workload(ABC):
+    """A pipeline from a source topic to output topics, as processes."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    has_sink: ClassVar[bool] = False  # whether it reaches the named points of the Spark sink
+    faults_per_round: ClassVar[int] = 8
+    spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
+    patience_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
+
+    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        self.stage = stage
+        self.prefix = prefix
+        self.guarantee = guarantee
+        self.options = dict(options)
+        self.source = f"{prefix}.in"
+        self.checkpoint: Path | None = None
+
+    # --- for planning ---
+
+    @classmethod
+    @abstractmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        """Every fault that makes sense; with those of the broker's process if it is ours."""
+
+    @staticmethod
+    def producer_cards() -> list[Fault]:
+        return [*process_cards("producer", PRODUCER_APIS), *network_cards(PRODUCER_APIS, "producer")]
+
+    # --- for running ---
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The topics at the end."""
+        return (f"{self.prefix}.out",)
+
+    @property
+    def application(self) -> str:
+        return f"{self.prefix}-app"
+
+    def topics(self) -> dict[str, int]:
+        """All topics to be made, with their partitions."""
+        return dict.fromkeys((self.source, *self.outputs), PARTITIONS)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts its processes, as actors of the stage."""
+
+    def groups(self) -> list[tuple[str, str]]:
+        """(group, topic it reads): when all of them stand at the end, the work is done."""
+        return [(self.application, self.source)]
+
+    def expectation(self, transactions: int) -> Expectation:
+        """What the outputs must hold after so many transactions of input. By default: every record, in order."""
+        return self.copied(self.outputs, transactions)
+
+    def further_expectations(self, transactions: int) -> list[Expectation]:
+        """Of topics in between, looked at when a scene ends."""
+        return []
+
+    def copied(self, topics: tuple[str, ...], transactions: int, **changes: Any) -> Expectation:
+        fields: dict[str, Any] = {
+            "ids": dict.fromkeys(values_up_to(transactions), 1),
+            "order": by_key,
+            "forbidden": forbidden_up_to(transactions),
+            **changes,
+        }
+        return Expectation(topics, **fields)
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        """Whether a reader has everything. Asked again and again, so it should be quick."""
+        return len({record.value for record in seen}) >= len(values_up_to(transactions))
+
+    # --- pieces ---
+
+    @property
+    def session_timeout_ms(self) -> int:
+        return SESSION_TIMEOUT_MS[self.stage.own is not None]
+
+    def run(self, actor: str, worker: str, options: Mapping[str, Any], *, spark: bool = False) -> Actor:
+        """Starts a program of `semel.prove.workers` with options as JSON."""
+        started = self.stage.actor(actor, "-m", "semel.prove.workers", worker, json.dumps(options), spark=spark)
+        started.start()
+        return started
+
+    def feed(self, transactions: int) -> Actor:
+        """Starts the producer that fills the source up to so many transactions, and then ends."""
+        return self.run(
+            PRODUCER,
+            "producer",
+            {
+                "brokers": self.stage.proxy.bootstrap,
+                "direct": self.stage.direct,
+                "topic": self.source,
+                "transactional_id": f"{self.prefix}-producer",
+                "state": str(self.stage.folder / f"{self.prefix}.acknowledged"),
+                "upto": transactions,
+                "pace_ms": FEED_PACE_MS,
+            },
+        )
+
+
+# --- The processing loop, `semel.process`: two instances of one application, and a chain of three applications ---
+
+
+TRANSACTION_TIMEOUT_MS = 4_000
+REQUEST_TIMEOUT_MS = 1_500
+RESPONSE_POINTS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn", "OffsetFetch", "JoinGroup")
+
+
+def value_of(record: Seen) -> list[str]:
+    return [(record.value or b"").decode()]
+
+
+def unit_of(record: Seen) -> str | None:
+    tag = record.header("txn")
+    return tag.decode() if tag else None
+
+
+def loop_deck(guarantee: str, broker: bool, workers: tuple[str, ...]) -> list[Fault]:
+    exactly = guarantee == "exactly_once"
+    apis = TRANSACTION_APIS if exactly else PLAIN_APIS
+    cards = [*network_cards((*apis, *GROUP_APIS, *READ_APIS), workers[0].partition("-")[0]), *Workload.producer_cards()]
+    for worker in workers:
+        cards += process_cards(worker, apis)
+        if exactly:
+            cards += [Fault("takeover", worker, api=api, side="request") for api in ("EndTxn", "TxnOffsetCommit")]
+    if broker:
+        responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
+        cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
+        cards.append(Fault("delay", "broker", "marker.before", for_ms=400, times=3))
+    return cards
+
+
+class LoopWorkload(Workload):
+    name = "loop"
+    help = "semel.process: two instances share a topic and copy it"
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        return loop_deck(guarantee, broker, ("worker-a", "worker-b"))
+
+    def start(self) -> None:
+        for name in ("worker-a", "worker-b"):
+            is_static = name == "worker-a" and self.options.get("static") != "no"
+            self.start_link(name, self.application, self.source, self.outputs[0], static=is_static)
+
+    def start_link(self, name: str, application: str, source: str, sink: str, *, static: bool) -> None:
+        """`name` is the actor; a static member keeps its partitions over a restart."""
+        consumer = {
+            "session_timeout_ms": self.session_timeout_ms,
+            "heartbeat_interval_ms": 300,
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            **({"group_instance_id": name} if static else {}),
+        }
+        options = {
+            "source": source,
+            "sink": sink,
+            "application_id": application,
+            "guarantee": self.guarantee,
+            "bootstrap_servers": self.stage.proxy.bootstrap,
+            "instance": name,
+            "delay_ms": 1,
+            "commit_interval_ms": int(self.options.get("commit_ms", "100")),
+            "max_records": 200,
+            "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            "consumer": consumer,
+            "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
+        }
+        self.run(name, "loop", options)
+
+    def expectation(self, transactions: int) -> Expectation:
+        rule = OffsetsRule(self.application, self.source, value_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
+
+
+class ChainWorkload(LoopWorkload):
+    name = "chain"
+    help = "three services one after the other, each exactly once"
+
+    SERVICES = ("service-1", "service-2", "service-3")
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        return loop_deck(guarantee, broker, cls.SERVICES)
+
+    @property
+    def stations(self) -> list[str]:
+        return [self.source, f"{self.prefix}.one", f"{self.prefix}.two", f"{self.prefix}.out"]
+
+    def topics(self) -> dict[str, int]:
+        return dict.fromkeys(self.stations, 4)
+
+    def groups(self) -> list[tuple[str, str]]:
+        return [(f"{self.prefix}-{name}", source) for name, source in zip(self.SERVICES, self.stations, strict=False)]
+
+    def start(self) -> None:
+        for name, (source, sink) in zip(self.SERVICES, pairwise(self.stations), strict=True):
+            self.start_link(name, f"{self.prefix}-{name}", source, sink, static=True)
+
+    def expectation(self, transactions: int) -> Expectation:
+        group, source = self.groups()[-1]
+        rule = OffsetsRule(group, source, value_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
+
+    def further_expectations(self, transactions: int) -> list[Expectation]:
+        return [
+            self.copied((sink,), transactions, offsets=(OffsetsRule(group, source, value_of),), transaction=unit_of)
+            for (group, source), sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
+        ]
+
+
+# --- Structured Streaming queries with `semel.sink`, on local Spark ---
+
+
+LOCAL = "local[2,4]"  # a task may fail three times before its job does
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # drivers live for seconds: starting fast counts
+CONF = {
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "768m",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+DESCRIBE = ("DescribeProducers",)
+
+
+class SparkWorkload(Workload):
+    name = "spark"
+    help = "a stateless Structured Streaming query: rows keep their keys and their order"
+    has_sink = True
+    faults_per_round = 5
+    spread_ms = 2_500
+    patience_s = 240.0
+
+    query: ClassVar[str] = "copy"
+    master: ClassVar[str] = LOCAL
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        exactly = guarantee == "exactly_once"
+        apis = (*TRANSACTION_APIS, *DESCRIBE) if exactly else PLAIN_APIS
+        cards = [*network_cards((*apis, "ListOffsets", *READ_APIS), "driver"), *cls.producer_cards()]
+        cards += [Fault("kill", "driver"), Fault("stop", "driver", for_ms=1_500), Fault("kill", "task")]
+        cards += cls.guarantee_cards(guarantee)
+        if exactly:
+            cards += [
+                Fault("stop", "driver", point, for_ms=1_000) for point in ("sink.after_write", "sink.after_offsets")
+            ]
+            cards += [Fault("takeover", "driver", point) for point in ("sink.before_begin", "sink.after_offsets")]
+            cards += cls.checkpoint_cards()
+        if broker:
+            cards += broker_cards((*COMMIT_POINTS, "EndTxn.before_response", "EndTxn.after_response"))
+        return cards
+
+    @classmethod
+    def guarantee_cards(cls, guarantee: str) -> list[Fault]:
+        """The points of the sink's protocol that a guarantee passes, and those of its tasks."""
+        if guarantee == "exactly_once":
+            tasks = [Fault("stop", "task", point, for_ms=1_500) for point in TASK_POINTS]
+            return [*point_cards("driver", SINK_POINTS), *point_cards("task", TASK_POINTS), *tasks]
+        point = "sink.after_write" if guarantee == "at_least_once" else "sink.after_offsets"
+        return [Fault("kill", "driver", point)] * 3
+
+    @classmethod
+    def checkpoint_cards(cls) -> list[Fault]:
+        return [Fault("checkpoint_lost", "driver")]
+
+    def sink_options(self) -> dict[str, Any]:
+        return {"topic": self.outputs[0]}
+
+    def start(self) -> None:
+        self.checkpoint = self.stage.folder / self.prefix / "checkpoint"
+        exactly = self.guarantee == "exactly_once"
+        job = {
+            "query": self.query,
+            "master": self.master,
+            "conf": CONF,
+            "brokers": self.stage.proxy.bootstrap,
+            "checkpoint": str(self.checkpoint),
+            "trigger": "100 milliseconds",
+            "source": {
+                "subscribe": self.source,
+                "startingOffsets": "committed" if exactly and self.query != "count" else "earliest",
+                "maxOffsetsPerTrigger": self.options.get("per_batch", "120"),
+                "applicationId": self.application,
+                "kafka.request.timeout.ms": "3000",
+                "kafka.client.id": "driver-source",
+            },
+            "sink": {
+                "application_id": self.application,
+                "guarantee": self.guarantee,
+                "transaction_timeout_ms": 60_000,
+                "client": {"request.timeout.ms": 3_000, "client.id": "driver", **self._batch_size()},
+                **self.sink_options(),
+            },
+        }
+        self.run("driver", "spark", job, spark=True)
+
+    def _batch_size(self) -> dict[str, Any]:
+        return {"batch.size": int(self.options["batch_bytes"])} if "batch_bytes" in self.options else {}
+
+    def expectation(self, transactions: int) -> Expectation:
+        rule = OffsetsRule(self.application, self.source, value_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True)
+
+
+class AnyOrderWorkload(SparkWorkload):
+    name = "spark-any-order"
+    help = "a stateless query whose rows come in another order with every attempt, and go to either of two topics"
+
+    query = "any_order"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (f"{self.prefix}.out", f"{self.prefix}.more")[: int(self.options.get("topics", "2"))]
+
+    def sink_options(self) -> dict[str, Any]:
+        return {"topics": list(self.outputs)}
+
+    def expectation(self, transactions: int) -> Expectation:
+        rule = OffsetsRule(self.application, self.source, value_of)
+        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True, order=None)
+
+
+class ExecutorsWorkload(AnyOrderWorkload):
+    name = "spark-executors"
+    help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
+    has_sink = False  # its deck is about executors
+    patience_s = 300.0
+
+    master = "local-cluster[2,1,1024]"
+
+    @classmethod
+    def guarantee_cards(cls, guarantee: str) -> list[Fault]:
+        at_once = [Fault("kill", "executor", api=api, side="response") for api in ("Produce", "Fetch")]
+        return [*at_once, Fault("kill", "executor"), Fault("stop", "executor", for_ms=3_000)] * 3
+
+    @classmethod
+    def checkpoint_cards(cls) -> list[Fault]:
+        return []
+
+
+class StatefulWorkload(SparkWorkload):
+    name = "spark-stateful"
+    help = "a stateful query: how often each key was seen; state and output must agree"
+
+    query = "count"
+
+    @classmethod
+    def checkpoint_cards(cls) -> list[Fault]:
+        return []  # a stateful query that lost its state cannot go on, and says so
+
+    def expectation(self, transactions: int) -> Expectation:
+        """Each count once, rising, and the last one right."""
+        return Expectation(
+            self.outputs,
+            identify=lambda seen: f"{(seen.key or b'').decode()}={(seen.value or b'').decode()}",
+            order=_count_of,
+            totals=self._totals(transactions),
+            total_of=_count_of,
+            one_epoch_each=True,
+        )
+
+    def _totals(self, transactions: int) -> Counter[str]:
+        return Counter(key_of(int(value)).decode() for value in values_up_to(transactions))
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        last = dict(map(_count_of, seen))
+        return all(last.get(name, 0) >= number for name, number in self._totals(transactions).items())
+
+
+def _count_of(record: Seen) -> tuple[str, int]:
+    return (record.key or b"").decode(), int(record.value or b"0")
+
+
+# --- The user's own pipeline from topic to topic, with their function that says what is expected ---
+
+
+class AppWorkload(Workload):
+    name = "app"
+    help = "your own pipeline: --app module:function"
+    spread_ms = 2_000
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        apis = TRANSACTION_APIS if guarantee == "exactly_once" else PLAIN_APIS
+        cards = [*network_cards((*apis, *READ_APIS), ""), *cls.producer_cards()]
+        cards += [card for card in process_cards("app", ()) for _ in range(6)]
+        return [*cards, *broker_cards(("EndTxn.before_response", "EndTxn.after_response"))] if broker else cards
+
+    def groups(self) -> list[tuple[str, str]]:
+        return []  # whether it has one is its own business
+
+    def start(self) -> None:
+        self.run(
+            "app",
+            "app",
+            {
+                "app": self.options["app"],
+                "brokers": self.stage.proxy.bootstrap,
+                "source": self.source,
+                "output": self.outputs[0],
+                "application_id": self.application,
+            },
+        )
+
+    def _outputs_of(self, transactions: int) -> Counter[str]:
+        """How often each value must be in the output."""
+        function = load_function(self.options["expected"])
+        found: Counter[str] = Counter()
+        for value in values_up_to(transactions):
+            found.update(_text(out) for out in function(value.encode()))
+        return found
+
+    def expectation(self, transactions: int) -> Expectation:
+        return Expectation(self.outputs, ids=self._outputs_of(transactions))
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        return not self._outputs_of(transactions) - Counter(_text(record.value or b"") for record in seen)
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+# --- the table ---
+
+
+WORKLOADS: dict[str, type[Workload]] = {
+    workload.name: workload
+    for workload in (
+        LoopWorkload,
+        ChainWorkload,
+        SparkWorkload,
+        AnyOrderWorkload,
+        StatefulWorkload,
+        ExecutorsWorkload,
+        AppWorkload,
+    )
+}
