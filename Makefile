@@ -19,10 +19,12 @@ setup: ## create .venv with the locked dependencies; on Debian also a Java runti
 
 test: setup ## run the tests (with Apache Kafka too, where Java and Maven are there)
 	@scripts/kafka --if-possible
+	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-full: setup ## run the tests and the long campaigns, then those of Spark with PySpark 4.1 and 4.2
 	@scripts/kafka --if-possible
+	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 	@scripts/spark-matrix
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
+from tests.support.jvm import spark_options
 from tests.support.missing import MARK, skip_loudly
 from tests.support.turns import Turns, turn
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: programs would not hear a Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_options())  # of every driver that a test starts
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by the hundred, and faster when compiled
 
 # An example that takes long says that the machine is busy, and nothing about the code.
@@ -95,6 +97,22 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite
 def spark(shared_spark: SparkSite) -> Iterator[SparkSite]:
     yield shared_spark
     shared_spark.settle()
+
+
+@pytest.fixture(scope="session")
+def shared_local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite]:
+    """Drivers that run their tasks themselves: a third of the JVMs, where only the driver matters."""
+    from tests.support.spark_driver import SparkSite
+
+    site = SparkSite(tmp_path_factory.mktemp("local-spark"), None)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def local_spark(shared_local_spark: SparkSite) -> Iterator[SparkSite]:
+    yield shared_local_spark
+    shared_local_spark.settle()
 
 
 @pytest.hookimpl(wrapper=True)

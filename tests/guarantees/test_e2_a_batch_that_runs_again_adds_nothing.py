@@ -44,22 +44,22 @@ def pipeline(cluster: Cluster, tmp_path: Path) -> Pipeline:
     ],
     indirect=["cluster"],
 )
-def test_driver_killed_at_a_named_point_leaves_no_trace(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
-    spark.driver().run(pipeline.job()).succeeded()
+def test_driver_killed_at_a_named_point_leaves_no_trace(pipeline: Pipeline, local_spark: SparkSite, point: str) -> None:
+    local_spark.driver().run(pipeline.job()).succeeded()
     pipeline.fill(150)
-    crash(pipeline, spark, point)
-    again = spark.driver().run(pipeline.job()).succeeded()
+    crash(pipeline, local_spark, point)
+    again = local_spark.driver().run(pipeline.job()).succeeded()
     assert (again.reports[0]["verdict"] == "already written") == (point == "sink.after_commit")
     pipeline.assert_exact()
     assert pipeline.offsets() == pipeline.ends()
 
 
-def crash(pipeline: Pipeline, spark: SparkSite, point: str, **job: object) -> None:
+def crash(pipeline: Pipeline, local_spark: SparkSite, point: str, **job: object) -> None:
     """Runs the query until its driver is killed at the point."""
-    spark.faults.arm(point, "kill")
-    driver = spark.driver()
+    local_spark.faults.arm(point, "kill")
+    driver = local_spark.driver()
     driver.begin(pipeline.job(**job))
-    spark.faults.fired(point)
+    local_spark.faults.fired(point)
     driver.close()  # its JVM too
 
 
@@ -80,12 +80,14 @@ ENDS = {
     ],
 )
 @pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
-def test_end_of_the_transaction_is_not_guessed(cluster: Cluster, spark: SparkSite, tmp_path: Path, lost: str) -> None:
+def test_end_of_the_transaction_is_not_guessed(
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path, lost: str
+) -> None:
     with Proxy(cluster.bootstrap) as proxy:
         pipeline = Pipeline(cluster, tmp_path, bootstrap=proxy.bootstrap)
         fault: Rule = proxy.add(ENDS[lost]())
         client = {"request.timeout.ms": 3000, "default.api.timeout.ms": 10_000}
-        spark.driver().run(pipeline.job(sink={"client": client})).succeeded()
+        local_spark.driver().run(pipeline.job(sink={"client": client})).succeeded()
         fault.assert_fired()
     pipeline.assert_exact()
     assert pipeline.offsets() == pipeline.ends()
@@ -93,11 +95,11 @@ def test_end_of_the_transaction_is_not_guessed(cluster: Cluster, spark: SparkSit
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", KAFKA_ALWAYS, indirect=True)
-def test_query_stopped_in_the_middle_of_a_batch(pipeline: Pipeline, spark: SparkSite) -> None:
-    spark.faults.arm("task.after_opening", "stop")
-    driver = spark.driver()
+def test_query_stopped_in_the_middle_of_a_batch(pipeline: Pipeline, local_spark: SparkSite) -> None:
+    local_spark.faults.arm("task.after_opening", "stop")
+    driver = local_spark.driver()
     driver.start(pipeline.job()).succeeded()
-    spark.faults.fired("task.after_opening")
+    local_spark.faults.fired("task.after_opening")
     stopped = driver.stop()
     assert not [r for r in stopped.reports if r["batch_id"] == 0], "the batch was written, nothing was stopped"
     until(lambda: not pipeline.has_open_transaction(), "the transaction stayed open")
@@ -108,35 +110,41 @@ def test_query_stopped_in_the_middle_of_a_batch(pipeline: Pipeline, spark: Spark
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", IN_FULL, indirect=True)
-def test_crash_in_batch_0_that_starts_at_the_latest_offset(cluster: Cluster, spark: SparkSite, tmp_path: Path) -> None:
+def test_crash_in_batch_0_that_starts_at_the_latest_offset(
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path
+) -> None:
     pipeline = Pipeline(cluster, tmp_path, rows=0)
     old = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     for number in range(40):
         old.produce(pipeline.source, b"old", key=b"%d" % number)
     assert old.flush(30) == 0
-    crash(pipeline, spark, "sink.before_begin", source={"startingOffsets": "latest"}, available_now=False)
+    crash(pipeline, local_spark, "sink.before_begin", source={"startingOffsets": "latest"}, available_now=False)
     assert (pipeline.checkpoint / "offsets" / "0").exists(), "the crash was not in batch 0"
     pipeline.fill(50)  # between the crash and the restart: `latest` is another place now
-    spark.driver().run(pipeline.job(source={"startingOffsets": "latest"})).succeeded()
+    local_spark.driver().run(pipeline.job(source={"startingOffsets": "latest"})).succeeded()
     pipeline.assert_exact()
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", IN_FULL, indirect=True)
 @pytest.mark.parametrize("point", ["sink.after_write", "sink.after_commit"])
-def test_limit_per_batch_changed_between_crash_and_restart(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
-    spark.driver().run(pipeline.job()).succeeded()
+def test_limit_per_batch_changed_between_crash_and_restart(
+    pipeline: Pipeline, local_spark: SparkSite, point: str
+) -> None:
+    local_spark.driver().run(pipeline.job()).succeeded()
     pipeline.fill(150)
-    crash(pipeline, spark, point)
-    spark.driver().run(pipeline.job(source={"maxOffsetsPerTrigger": "37"})).succeeded()
+    crash(pipeline, local_spark, point)
+    local_spark.driver().run(pipeline.job(source={"maxOffsetsPerTrigger": "37"})).succeeded()
     pipeline.assert_exact()
     assert pipeline.offsets() == pipeline.ends()
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", SEMEL_ALWAYS, indirect=True)
-def test_older_checkpoint_is_refused_with_the_way_out(pipeline: Pipeline, spark: SparkSite, tmp_path: Path) -> None:
-    driver = spark.driver()
+def test_older_checkpoint_is_refused_with_the_way_out(
+    pipeline: Pipeline, local_spark: SparkSite, tmp_path: Path
+) -> None:
+    driver = local_spark.driver()
     driver.run(pipeline.job()).succeeded()
     shutil.copytree(pipeline.checkpoint, tmp_path / "old")
     pipeline.fill(200)

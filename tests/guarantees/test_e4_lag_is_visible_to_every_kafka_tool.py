@@ -18,18 +18,18 @@ from tests.support.spark_driver import Pipeline, SparkSite
     "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
 )
 def test_group_shows_what_is_left_to_do_also_after_a_batch_that_failed(
-    cluster: Cluster, spark: SparkSite, tmp_path: Path
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(cluster, tmp_path)
-    driver = spark.driver()
+    driver = local_spark.driver()
     driver.run(pipeline.job()).succeeded()
     assert lag(pipeline) == 0
     pipeline.fill(60)
     assert lag(pipeline) == 60
-    spark.faults.arm("task.after_rows", "kill", times=8)  # the fault: no attempt at the next batch succeeds
+    local_spark.faults.arm("task.after_rows", "kill", times=8)  # the fault: no attempt at the next batch succeeds
     driver.run(pipeline.job(sink={"max_attempts": 1})).failed_with("Python worker")
-    spark.faults.fired("task.after_rows")
-    spark.faults.disarm()
+    local_spark.faults.fired("task.after_rows")
+    local_spark.faults.disarm()
     assert lag(pipeline) == 60, "offsets moved without their rows"
     driver.run(pipeline.job()).succeeded()
     assert lag(pipeline) == 0

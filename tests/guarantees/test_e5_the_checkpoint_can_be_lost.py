@@ -25,22 +25,22 @@ COMMITTED = {"startingOffsets": "committed"}
     indirect=["cluster"],
 )
 def test_lost_checkpoint_resumes_from_the_ledger(
-    cluster: Cluster, spark: SparkSite, tmp_path: Path, point: str
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path, point: str
 ) -> None:
     pipeline = Pipeline(cluster, tmp_path)
-    spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()  # an empty ledger: from the beginning
+    local_spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()  # an empty ledger: from the beginning
     shutil.rmtree(pipeline.checkpoint)
     pipeline.fill(150)
-    spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()
+    local_spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()
     pipeline.assert_exact()
     pipeline.fill(150)
-    spark.faults.arm(point, "kill")
-    driver = spark.driver()
+    local_spark.faults.arm(point, "kill")
+    driver = local_spark.driver()
     driver.begin(pipeline.job(source=COMMITTED))
-    spark.faults.fired(point)
+    local_spark.faults.fired(point)
     driver.close()
     assert pipeline.has_open_transaction() == (point == "sink.after_write"), "what the dead driver left"
     shutil.rmtree(pipeline.checkpoint)
-    spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()
+    local_spark.driver().run(pipeline.job(source=COMMITTED)).succeeded()
     pipeline.assert_exact()
     assert pipeline.offsets() == pipeline.ends()

@@ -27,15 +27,15 @@ REASONS = {3: b"unknown topic", 4: b"partition out of range", 5: b"too late"}
     "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
 )
 def test_bad_rows_are_kept_with_their_reason_once_each_over_a_crash(
-    cluster: Cluster, spark: SparkSite, tmp_path: Path
+    cluster: Cluster, local_spark: SparkSite, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(cluster, tmp_path)
     other = create_topic(cluster.bootstrap, cluster.unique("spark-other"), PARTITIONS)
     dead = create_topic(cluster.bootstrap, cluster.unique("spark-dead"), PARTITIONS)
     job = pipeline.job(sink={"topics": [other], "dead_letter_topic": dead, "bad_column": "bad"}, select=SELECT)
-    spark.faults.arm("task.after_rows", "kill")  # rows and dead letters of an attempt are in the log
-    outcome = spark.driver().run(job).succeeded()
-    spark.faults.fired("task.after_rows")
+    local_spark.faults.arm("task.after_rows", "kill")  # rows and dead letters of an attempt are in the log
+    outcome = local_spark.driver().run(job).succeeded()
+    local_spark.faults.fired("task.after_rows")
     assert outcome.attempts == 2
     assert sum(report["dead_letters"] for report in outcome.reports) == 60
     assert pipeline.committed() == Counter(v for v in pipeline.expected if int(v) % 10 not in REASONS)

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pyspark
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, free_ports
+from benchmarks.peers.apache_kafka import free_ports
 from semel.local.processes import Process
 from semel.prove.injection import Injection, spark_python
+from tests.support.jvm import spark_options
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("127.0.0.2", "127.0.0.3")
-QUICK = " ".join(QUICK_JVM)
 CORES = 8  # offered by each worker, not really there: several applications at once, each with one core per worker
 
 
@@ -68,7 +68,7 @@ class SparkCluster:
             "spark.cores.max": "2",
             "spark.executor.cores": "1",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": QUICK,
+            "spark.executor.extraJavaOptions": spark_options(),
             "spark.driver.host": "127.0.0.1",
             "spark.default.parallelism": "4",  # more tasks than can run at once: some begin when others are done
         }
@@ -87,7 +87,7 @@ class SparkCluster:
         environment = {
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK} -Dspark.master.rest.enabled=false",
+            "SPARK_DAEMON_JAVA_OPTS": f"{spark_options()} -Dspark.master.rest.enabled=false",
             "SPARK_LOCAL_IP": host,  # or the pages of master and workers are open to the world
             "SPARK_LOCAL_DIRS": str(self.local),
             "PYTHONPATH": str(ROOT),  # executors and their Python workers see the tests' modules

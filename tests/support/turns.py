@@ -1,8 +1,8 @@
 """In which order and company tests run when several run at once.
 
 Two cores: what takes long begins, so that the end of a run is not one long test. Tests of one file stay together, as
-they share what they set up; tests on Spark stay together too, since one Spark keeps both cores busy and takes seconds
-to start; and tests that are long and share nothing go to whoever is free.
+they share what they set up; tests on Spark stay together too, in two groups, since a Spark takes seconds to start and
+keeps a core busy; and tests that are long and share nothing go to whoever is free.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 FIRST = ("spark", "demo", "guarantees", "prove", "audit", "kafka", "clients")  # folders; all others later
-ON_SPARK = re.compile(
-    r"tests/spark/(?!test_source_positions|test_stream_writer_protocol)"  # those two need no Spark
-    r"|tests/guarantees/test_(d6|e\d)_"
-)
+SPARK = {
+    "drivers": re.compile(  # with programs of their own, on a cluster or not
+        r"tests/spark/test_(declarative|modes|stage_reruns|two_attempts|worker_memory)"
+        r"|tests/guarantees/test_(d6|e\d)_"
+    ),
+    "session": re.compile(r"tests/spark/(?!test_source_offsets|test_stream_writer_protocol)"),  # they need no Spark
+}
 ALONE = re.compile(r"tests/guarantees/test_(b4|g3|acknowledged)_")
 
 
@@ -28,8 +31,9 @@ def turn(item: pytest.Item) -> int:
 
 def company(nodeid: str) -> str:
     """The name of the group whose tests run in one process, one after the other."""
-    if ON_SPARK.match(nodeid):
-        return "spark"
+    for name, tests in SPARK.items():
+        if tests.match(nodeid):
+            return name
     return nodeid if ALONE.match(nodeid) else nodeid.partition("::")[0]
 
 
