@@ -7,11 +7,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semel.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from semel.client.admin import Admin
 
 DEFAULT_BROKERS = "localhost:9092"
 
@@ -41,6 +44,21 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-J", "--json", action="store_true", help="one JSON object for each line, for scripts")
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Of an action on a cluster."""
+    add_json_option(parser)
+    add_connection_options(parser)
+
+
+def run_action(args: argparse.Namespace, actions: Mapping[str, Callable[[Admin, argparse.Namespace], None]]) -> int:
+    """Calls the function of the action that was named."""
+    from semel.client.admin import Admin
+
+    with Admin(client_options(args)) as admin:
+        actions[args.action](admin, args)
+    return 0
 
 
 def client_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:

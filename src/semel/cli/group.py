@@ -6,7 +6,12 @@ import argparse
 import datetime
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_connection_options, add_json_option, client_options, print_json, print_table
+from semel.cli.client_options import (
+    add_common_options,
+    print_json,
+    print_table,
+    run_action,
+)
 from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +31,11 @@ semel group delete billing
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _common(actions.add_parser("list", help="all groups with their states"))
+    add_common_options(actions.add_parser("list", help="all groups with their states"))
 
     one = actions.add_parser("describe", help="members, offsets and lag")
     one.add_argument("groups", metavar="GROUP", nargs="+")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("reset", help="move the offsets of a group that has no members now")
     one.add_argument("group", metavar="GROUP")
@@ -48,24 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     to.add_argument("--to-time", metavar="TIME", help="to the first record at or after an ISO time or milliseconds")
     to.add_argument("--shift-by", type=int, metavar="N", help="forward, or back if negative")
     one.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("delete", help="delete groups that have no members now")
     one.add_argument("groups", metavar="GROUP", nargs="+")
-    _common(one)
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    add_json_option(parser)
-    add_connection_options(parser)
+    add_common_options(one)
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.client.admin import Admin
-
-    with Admin(client_options(args)) as admin:
-        {"list": _list, "describe": _describe, "reset": _reset, "delete": _delete}[args.action](admin, args)
-    return 0
+    return run_action(args, {"list": _list, "describe": _describe, "reset": _reset, "delete": _delete})
 
 
 def _list(admin: Admin, args: argparse.Namespace) -> None:

@@ -6,12 +6,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from semel.cli.client_options import (
-    add_connection_options,
-    add_json_option,
-    client_options,
+    add_common_options,
     pairs,
     print_json,
     print_table,
+    run_action,
 )
 from semel.cli.errors import UsageError
 
@@ -33,11 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     one = actions.add_parser("list", help="the names of all topics")
     one.add_argument("--internal", action="store_true", help="internal topics, too")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("describe", help="partitions, leaders, offsets and changed settings")
     one.add_argument("names", metavar="TOPIC", nargs="+")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("create", help="make topics")
     one.add_argument("names", metavar="TOPIC", nargs="+")
@@ -45,34 +44,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     one.add_argument("-r", "--replication-factor", type=int, default=-1, metavar="N", help="default: the broker's")
     one.add_argument("--config", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
     one.add_argument("--if-not-exists", action="store_true", help="no error if it is there already")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("alter", help="add partitions, change settings")
     one.add_argument("names", metavar="TOPIC", nargs="+")
     one.add_argument("-p", "--partitions", type=int, metavar="N", help="raise the number of partitions to N")
     one.add_argument("--config", metavar="NAME=VALUE", action="append", default=[], help="set; may be repeated")
     one.add_argument("--unset", metavar="NAME", action="append", default=[], help="back to the default")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("delete", help="delete topics with all their records")
     one.add_argument("names", metavar="TOPIC", nargs="+")
     one.add_argument("--if-exists", action="store_true", help="no error if it is not there")
-    _common(one)
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    add_json_option(parser)
-    add_connection_options(parser)
+    add_common_options(one)
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.client.admin import Admin
-
-    with Admin(client_options(args)) as admin:
-        {"list": _list, "describe": _describe, "create": _create, "alter": _alter, "delete": _delete}[args.action](
-            admin, args
-        )
-    return 0
+    return run_action(
+        args, {"list": _list, "describe": _describe, "create": _create, "alter": _alter, "delete": _delete}
+    )
 
 
 def _list(admin: Admin, args: argparse.Namespace) -> None:

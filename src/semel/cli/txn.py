@@ -6,7 +6,12 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_connection_options, add_json_option, client_options, print_json, print_table
+from semel.cli.client_options import (
+    add_common_options,
+    print_json,
+    print_table,
+    run_action,
+)
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,11 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     one = actions.add_parser("list", help="the transactional ids that the coordinators know")
     one.add_argument("--state", metavar="STATE", action="append", default=[], help="such as Ongoing; may be repeated")
     one.add_argument("--producer-id", metavar="N", type=int, action="append", default=[], help="may be repeated")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser("describe", help="state, owner and partitions of a transactional id")
     one.add_argument("ids", metavar="ID", nargs="+")
-    _common(one)
+    add_common_options(one)
 
     one = actions.add_parser(
         "abort",
@@ -42,20 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--topic", metavar="TOPIC", help="of a hanging transaction")
     one.add_argument("--partition", type=int, metavar="N")
     one.add_argument("--start-offset", type=int, metavar="N", help="where the hanging transaction begins")
-    _common(one)
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    add_json_option(parser)
-    add_connection_options(parser)
+    add_common_options(one)
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.client.admin import Admin
-
-    with Admin(client_options(args)) as admin:
-        {"list": _list, "describe": _describe, "abort": _abort}[args.action](admin, args)
-    return 0
+    return run_action(args, {"list": _list, "describe": _describe, "abort": _abort})
 
 
 def _list(admin: Admin, args: argparse.Namespace) -> None:

@@ -201,44 +201,22 @@ class Processor:
         **unknown: Any,
     ) -> None:
         _refuse_unknown(unknown)
-        if guarantee not in MODES:
-            raise ConfigError(f"guarantee is {guarantee!r}; it must be one of {', '.join(MODES)}")
-        if not application_id:
-            raise ConfigError("application_id is empty; it names the consumer group that all instances share")
-        if commit_interval_ms < 0 or max_records < 1:
-            raise ConfigError("commit_interval_ms must not be negative, and max_records must be at least 1")
-        if guarantee == "exactly_once" and transaction_timeout_ms <= commit_interval_ms:
-            raise ConfigError(
-                f"transaction_timeout_ms ({transaction_timeout_ms}) must exceed commit_interval_ms "
-                f"({commit_interval_ms}), or every transaction runs into it"
-            )
-        self.stats = Stats()
         self._topics = [source] if isinstance(source, str) else list(source)
-        if dead_letter_topic in self._topics:
-            raise ConfigError(f"dead_letter_topic {dead_letter_topic!r} is a source too: they would be read for ever")
-        if on_error is not None and not callable(on_error):
-            raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
+        _check_guarantee(guarantee, application_id)
+        _check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
+        _check_bad_records(self._topics, dead_letter_topic, on_error)
+        self.stats = Stats()
         self._tables = tables
         self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
         self._max_records = max_records
         self._stop_at_end = stop_at_end
-        self._ends: EndOffsets | None = None
-        self._is_at_end = False
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
         self._owns_name = instance is None  # a unique name: being fenced means a timeout
         self._mode_type = MODES[guarantee]
-        self._stopping = threading.Event()
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
-        self._consumer_options = {
-            **shared,
-            "group_id": application_id,
-            "auto_offset_reset": "earliest",
-            "allow_auto_create_topics": False,  # a source that is created by reading it is always empty
-            **_underscored(consumer),
-            "enable_auto_commit": False,
-        }
+        self._consumer_options = {**shared, **_consumer_options(application_id, consumer)}
         self._producer_options = {**shared, **_underscored(producer)}
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
@@ -252,8 +230,15 @@ class Processor:
             on_error=on_error,
             max_record_bytes=ProducerSettings.of(self._producer_options).max_request_size if has_way_out else None,
         )
+        self._reset_state()
+
+    def _reset_state(self) -> None:
+        """The state of a loop that has not begun."""
+        self._stopping = threading.Event()
         self._mode: Mode | None = None
         self._consumer: Consumer | None = None
+        self._ends: EndOffsets | None = None
+        self._is_at_end = False
         self._backoff = Backoff(50, 2_000)
         self._collected = 0
         self._began_s = self._started_s = time.monotonic()
@@ -498,6 +483,40 @@ def _options() -> dict[str, inspect.Parameter]:
     """The parameters of `Processor`, which are those of `process`."""
     parameters = inspect.signature(Processor).parameters
     return {name: parameter for name, parameter in parameters.items() if name != "unknown"}
+
+
+def _check_guarantee(guarantee: str, application_id: str) -> None:
+    if guarantee not in MODES:
+        raise ConfigError(f"guarantee is {guarantee!r}; it must be one of {', '.join(MODES)}")
+    if not application_id:
+        raise ConfigError("application_id is empty; it names the consumer group that all instances share")
+
+
+def _check_limits(guarantee: str, commit_interval_ms: int, max_records: int, transaction_timeout_ms: int) -> None:
+    if commit_interval_ms < 0 or max_records < 1:
+        raise ConfigError("commit_interval_ms must not be negative, and max_records must be at least 1")
+    if guarantee == "exactly_once" and transaction_timeout_ms <= commit_interval_ms:
+        raise ConfigError(
+            f"transaction_timeout_ms ({transaction_timeout_ms}) must exceed commit_interval_ms "
+            f"({commit_interval_ms}), or every transaction runs into it"
+        )
+
+
+def _check_bad_records(topics: list[str], dead_letter_topic: str | None, on_error: OnError | None) -> None:
+    if dead_letter_topic in topics:
+        raise ConfigError(f"dead_letter_topic {dead_letter_topic!r} is a source too: they would be read for ever")
+    if on_error is not None and not callable(on_error):
+        raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
+
+
+def _consumer_options(application_id: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "group_id": application_id,
+        "auto_offset_reset": "earliest",
+        "allow_auto_create_topics": False,  # a source that is created by reading it is always empty
+        **_underscored(given),
+        "enable_auto_commit": False,
+    }
 
 
 def _refuse_unknown(unknown: Iterable[str]) -> None:

@@ -281,7 +281,7 @@ class ListGroupsResponse(Struct):
 LIST_GROUPS = Api(16, ListGroupsRequest, ListGroupsResponse, "0-5", flexible="3+")
 
 
-# DeleteGroups (42): delete groups and their positions.
+# DeleteGroups (42): delete groups and their committed offsets.
 
 
 class DeleteGroupsRequest(Struct):

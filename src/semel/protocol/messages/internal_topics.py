@@ -41,11 +41,11 @@ TRANSACTION_LOG_KEY = Format(TransactionLogKey, "0")
 TRANSACTION_LOG_VALUE = Format(TransactionLogValue, "0-1", flexible="1+")
 
 
-# The records of `__consumer_offsets`: positions of groups, and the groups themselves.
+# The records of `__consumer_offsets`: committed offsets, and the groups themselves.
 
 
 class OffsetCommitKey(Struct):
-    """Which group, topic and partition a position belongs to (key versions 0 and 1)."""
+    """Which group, topic and partition a committed offset belongs to (key versions 0 and 1)."""
 
     group: str = ""
     topic: str = ""
@@ -53,7 +53,7 @@ class OffsetCommitKey(Struct):
 
 
 class OffsetCommitValue(Struct):
-    """A committed position."""
+    """A committed offset."""
 
     offset: int64 = 0
     leader_epoch: Annotated[int32, versions("3+"), ignorable] = -1

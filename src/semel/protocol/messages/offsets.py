@@ -7,7 +7,7 @@ from typing import Annotated
 from semel.protocol.api import Api
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int16, int32, int64, nullable, uuid, versions
 
-# OffsetCommit (8): store a group's positions.
+# OffsetCommit (8): commit a group's offsets.
 
 
 class OffsetCommitRequestPartition(Struct):
@@ -51,7 +51,7 @@ class OffsetCommitResponse(Struct):
 OFFSET_COMMIT = Api(8, OffsetCommitRequest, OffsetCommitResponse, "2-10", flexible="8+")
 
 
-# OffsetFetch (9): read a group's positions.
+# OffsetFetch (9): read a group's committed offsets.
 
 
 class OffsetFetchRequestTopic(Struct):
@@ -122,7 +122,7 @@ class OffsetFetchResponse(Struct):
 OFFSET_FETCH = Api(9, OffsetFetchRequest, OffsetFetchResponse, "1-10", flexible="6+")
 
 
-# OffsetDelete (47): delete positions of a group.
+# OffsetDelete (47): delete committed offsets of a group.
 
 
 class OffsetDeleteRequestPartition(Struct):

@@ -80,7 +80,7 @@ class AddPartitionsToTxnResponse(Struct):
 ADD_PARTITIONS_TO_TXN = Api(24, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, "0-5", flexible="3+")
 
 
-# AddOffsetsToTxn (25): add a group's positions to a transaction.
+# AddOffsetsToTxn (25): add a group's offsets to a transaction.
 
 
 class AddOffsetsToTxnRequest(Struct):
@@ -98,7 +98,7 @@ class AddOffsetsToTxnResponse(Struct):
 ADD_OFFSETS_TO_TXN = Api(25, AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, "0-4", flexible="3+")
 
 
-# TxnOffsetCommit (28): store a group's positions inside a transaction.
+# TxnOffsetCommit (28): commit a group's offsets inside a transaction.
 
 
 class TxnOffsetCommitRequestPartition(Struct):
