@@ -345,3 +345,37 @@ def test_a_class_of_the_client_is_the_only_one_of_its_name() -> None:
     }
     assert len(ours) > 100
     assert {name: where for name, where in ours.items() if len(where) > 1} == {}
+
+
+# --- the drawing of one micro-batch ---
+
+
+def drawn_calls() -> list[tuple[int, str, str]]:
+    """(indent, name, module) of each line of the drawing."""
+    chapter = TEXTS["architecture.md"].partition("## One micro-batch on the driver")[2]
+    drawing = next(text for _, text in blocks(chapter))
+    lines = [re.fullmatch(r"( *)([\w.]+) +(\w+)\.py +\S.*", line) for line in drawing.splitlines()]
+    assert all(lines), "each line is a function, its module and what it does"
+    return [(len(line[1]), line[2], line[3]) for line in lines if line]
+
+
+def function_of(name: str, module: str) -> Callable[..., Any]:
+    found: Any = import_module(f"semel.spark.{module}")
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert inspect.isfunction(found), f"{name} in {module}"
+    return found
+
+
+def test_the_drawing_of_a_micro_batch_is_the_call_chain_of_the_code() -> None:
+    calls = drawn_calls()
+    assert 0 < len(calls) <= 12
+    above: list[tuple[int, Callable[..., Any]]] = []
+    for indent, name, module in calls:
+        while above and above[-1][0] >= indent:
+            above.pop()
+        called = {"WriteJob.__call__": "self.job"}.get(name, name.rpartition(".")[2])
+        if above:
+            caller = above[-1][1]
+            assert f"{called}(" in inspect.getsource(caller), f"{caller.__qualname__} does not call {name}"
+        above.append((indent, function_of(name, module)))
