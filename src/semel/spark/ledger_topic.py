@@ -211,7 +211,7 @@ def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int
 def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = MARKERS_S) -> None:
     """The end of a transaction is answered before its marker is in the ledger; until then its entry is not visible.
 
-    A transaction that a dead driver left open has no marker on its way: then the time-out ends the wait.
+    A transaction that a dead driver left open has no marker on its way: then the timeout ends the wait.
     """
     place, deadline_s = (topic_of(application_id), 0), time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

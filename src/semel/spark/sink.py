@@ -38,7 +38,7 @@ class Sink(BaseSink):
             self.transaction.open()
         except (ConnectionFailedError, TimedOutError) as error:
             raise SinkError(
-                f"the sink got no answer from its brokers (bootstrap servers {options.bootstrap_servers!r}): "
+                f"the sink got no response from its brokers (bootstrap servers {options.bootstrap_servers!r}): "
                 f"{error}. Start them, or correct the addresses, and start the query again"
             ) from error
         self.transaction.own_if_free()

@@ -32,15 +32,18 @@ def prepared(df: Any, options: SinkOptions) -> Any:
     step costs every row, and every question to the JVM costs a small batch."""
     types = dict(df.dtypes)
     check_columns(types, options)
-    chosen = []
-    for name, kind in WRITTEN_AS.items():
-        if name in types and (name != "topic" or options.extra_topics):
-            chosen.append(name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}")
+    chosen = [cast(name, types) for name in WRITTEN_AS if name in types and (name != "topic" or options.extra_topics)]
     if options.partitioner == HASH and "key" in types:
         chosen.append(f"{HASH_OF_KEY} AS hash")
     if options.bad_column is not None:
         chosen.append(f"`{options.bad_column.replace('`', '``')}` AS bad")
     return df if chosen == df.columns else df.selectExpr(*chosen)
+
+
+def cast(name: str, types: dict[str, str]) -> str:
+    """The expression for a column in the type that is written."""
+    kind = WRITTEN_AS[name]
+    return name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}"
 
 
 def check_columns(types: dict[str, str], options: SinkOptions) -> None:
@@ -86,9 +89,9 @@ def _written(frame: Any, options: SinkOptions, names: set[str]) -> Any:
     types = dict(frame.dtypes)
     check_columns(types, options)
     chosen = []
-    for name, kind in WRITTEN_AS.items():
+    for name in WRITTEN_AS:
         if name in types:
-            chosen.append(name if kind in (None, types[name]) else f"cast({name} AS {kind}) AS {name}")
+            chosen.append(cast(name, types))
         elif name == "timestamp" and name in names:
             chosen.append("current_timestamp() AS timestamp")
     if options.bad_column is not None:

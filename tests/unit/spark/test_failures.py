@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
+from semel.spark import failures, writing
 from semel.spark.base_sink import MESSAGE_CHARS, BaseSink, SinkError
+from semel.spark.encoding import BadRowError
 from semel.spark.failures import reason_first, reason_in
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.source import BatchReader, SemelDataSource, StreamReader
+from semel.spark.writing import (
+    OwnerStalledError,
+    Report,
+    WrongTaskError,
+    failure_report,
+    raise_failures,
+    report_batches,
+)
 
 SENTENCE = "topic 't' cannot be read; create it"
 
@@ -115,3 +125,63 @@ def test_a_wrong_option_is_the_reason_and_not_what_comes_of_it() -> None:
     with pytest.raises(OptionError, match="did you mean subscribe"):
         reader.partitions({}, {})
     reader.stop()
+
+
+# --- failures that tasks report ---
+
+
+def test_a_row_that_cannot_be_written_passes_the_shuffle_as_data():
+    def blobs():
+        yield 3, 1, 0, memoryview(b"batch")
+        raise BadRowError("2 rows cannot be written; the first: \u00e4")
+
+    batches = list(writing.to_batches(blobs()))
+    read = writing._from_batches(iter(batches))
+    assert next(read)[:3] == (3, 1, 0)
+    with pytest.raises(BadRowError, match="2 rows cannot be written; the first: \u00e4"):
+        next(read)
+
+
+def test_of_several_reported_failures_the_bad_row_is_the_reason():
+    written = Report(0, 5, 0, 0, 4, 4, 1)
+    stalled = failure_report(OwnerStalledError("another attempt"))
+    moved, bad = failure_report(WrongTaskError("two tasks")), failure_report(BadRowError("too large"))
+    (batch,) = report_batches([written, stalled, moved, bad])
+    reports = [Report(*row.values()) for row in batch.to_pylist()]
+    assert reports == [written, stalled, moved, bad]
+    raise_failures(reports[:1])
+    for some, error in ((reports, BadRowError), (reports[:3], WrongTaskError), (reports[:2], OwnerStalledError)):
+        with pytest.raises(error):
+            raise_failures(some)
+
+
+class JavaError:
+    """As much of a Throwable as is looked at."""
+
+    def __init__(self, name: str, cause: JavaError | None = None, condition: str | None = None) -> None:
+        self._name, self._cause, self.condition = name, cause, condition
+
+    def getClass(self) -> JavaError:
+        return self
+
+    def getName(self) -> str:
+        return self._name
+
+    def getCause(self) -> JavaError | None:
+        return self._cause
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (JavaError("org.apache.spark.SparkException", condition="SPARK_JOB_CANCELLED"), True),
+        (JavaError("java.lang.RuntimeException", JavaError("java.lang.InterruptedException")), True),
+        (JavaError("org.apache.spark.SparkException", condition="STAGE_FAILED"), False),
+    ],
+)
+def test_a_cancelled_job_is_known_by_its_causes_not_by_its_text(monkeypatch, error, expected):
+    monkeypatch.setattr(failures, "_java_condition", lambda cause: cause.condition)
+    raised = RuntimeError("SPARK_JOB_CANCELLED InterruptedException")
+    raised.java_exception = error  # type: ignore[attr-defined]
+    assert failures.was_cancelled(raised) is expected
+    assert not failures.was_cancelled(RuntimeError("SPARK_JOB_CANCELLED"))
