@@ -16,20 +16,19 @@ from semel import faults
 from semel.broker import features
 from semel.broker.clock import Clock, system_clock
 from semel.broker.coordinator_runtime import InternalTopic
-from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition
-from semel.broker.fetches import Fetches
+from semel.broker.fetch_sessions import Fetches
 from semel.broker.groups import GroupCoordinator
 from semel.broker.quotas import Quotas
 from semel.broker.settings import SettingError, Settings, parse_dynamic
 from semel.broker.store import NEXT_PRODUCER_ID, Store
-from semel.broker.topics import Topic, Topics
+from semel.broker.topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic, TopicPartition, Topics
 from semel.broker.transactions import TransactionCoordinator
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, StorageError, SyncGroup
 
 if TYPE_CHECKING:
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
 
 log = logging.getLogger(__name__)
 

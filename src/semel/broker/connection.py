@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from semel import faults
-from semel.broker.context import RequestContext
+from semel.broker.dispatch import RequestContext
 from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 from semel.broker.receive_buffer import FrameSizeError, ReceiveBuffer

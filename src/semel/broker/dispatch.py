@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.broker.context import RequestContext
 from semel.broker.table import TABLE, Row
 from semel.protocol.api import Api
 from semel.protocol.apis import api_of
 from semel.protocol.batch import Buffer
 from semel.protocol.errors import UnsupportedVersionError
 from semel.protocol.schema import Struct
+
+if TYPE_CHECKING:
+    from semel.broker.connection import Connection
+
+
+class RequestContext(NamedTuple):
+    """The envelope of one request."""
+
+    api_key: int
+    version: int
+    client_id: str | None
+    client_host: str  # as Kafka shows it: "/127.0.0.1"
+    connection: Connection | None  # None in tests
+    principal: str = "User:ANONYMOUS"
+
 
 Answer = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None
 Handler = Callable[[Any, RequestContext, Any], Answer]

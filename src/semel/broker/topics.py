@@ -11,13 +11,18 @@ from typing import Protocol
 from uuid import UUID, uuid4
 
 from semel.broker import resource_settings
-from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
 from semel.broker.partition_plan import PartitionPlan, find_folders, plan_partitions
 from semel.broker.settings import SettingError, Settings
 from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, LogConfig, PartitionLog, StorageError
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+
+TopicPartition = tuple[str, int]
+
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from semel.protocol.batch import DEFAULT_LIMIT_BYTES, TIMESTAMP_TYPE_BIT, Buffer
 from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, BatchRun, DecodeLimits, RecordSet, runs
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.gathering import gather, views
-from semel.protocol.headers_decode import HEADERS_TYPE, headers_array
 from semel.protocol.record_fields import Fields, read_fields
 from semel.protocol.record_headers import Headers, read_headers
 from semel.protocol.record_sets import AbortedTransactions, Progress
@@ -49,6 +48,7 @@ class Wanted(NamedTuple):
         return pa.schema([*fields, pa.field("headers", HEADERS_TYPE)] if self.headers else fields)
 
 
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = Wanted(headers=False, views=False).schema()
 SCHEMA_WITH_HEADERS = Wanted(headers=True, views=False).schema()
 
@@ -222,3 +222,26 @@ def _to_arrow(
     if header_column is not None:
         columns.append(header_column)
     return pa.RecordBatch.from_arrays(columns, schema=wanted.schema()), shares
+
+
+# --- The headers of many records as an Arrow column ---
+
+
+def headers_array(data: pa.Buffer, headers: Headers | None, counts: Int64s | None, row_count: int) -> pa.Array:
+    """The headers as a list column, null where a record has none."""
+    if headers is None or counts is None:
+        return pa.nulls(row_count, HEADERS_TYPE)
+    names = _as_text(gather(data, headers.name_starts, headers.name_lengths))
+    values = gather(data, headers.value_starts, headers.value_lengths)
+    entries = pa.StructArray.from_arrays([names, values], fields=list(HEADERS_TYPE.value_type))
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    valid = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(HEADERS_TYPE, len(counts), [valid, pa.py_buffer(offsets)], children=[entries])
+
+
+def _as_text(names: pa.Array) -> pa.Array:
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8: as the row codec reads it
+        return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.broker.connection import LARGE_REQUEST_BYTES
-from semel.broker.context import RequestContext
+from semel.broker.dispatch import RequestContext
 from semel.broker.groups.handlers import offset_commit
 from semel.broker.handlers.logs import list_offsets
 from semel.broker.handlers.topics import create_topics

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semel.broker.broker import BrokerNode
-from semel.broker.context import RequestContext
+from semel.broker.dispatch import RequestContext
 from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
 from semel.broker.settings import Settings
 from semel.broker.transactions.coordinator import TransactionCoordinator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from semel.broker.groups.classic_group import CONSUMER, Act, Group, GroupError, GroupEvent, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
@@ -13,6 +13,11 @@ from semel.broker.groups.state import Core, TopicOffsets
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.topics import Topic
+    from semel.protocol.messages.offsets import OffsetCommitRequestPartition
+    from semel.protocol.messages.transactions import TxnOffsetCommitRequestPartition
 
 NO_GENERATION = -1
 GROUP_ID_NOT_FOUND_FROM = 9  # OffsetCommit: older clients expect ILLEGAL_GENERATION for a group that is not there
@@ -39,6 +44,17 @@ class OffsetToCommit(NamedTuple):
     leader_epoch: int = -1
     metadata: str = ""
     topic_id: bytes = NO_UUID
+
+    @classmethod
+    def of(cls, topic: Topic, part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition) -> OffsetToCommit:
+        return cls(
+            topic.name,
+            part.partition_index,
+            part.committed_offset,
+            part.committed_leader_epoch,
+            part.committed_metadata or "",
+            topic.id,
+        )
 
 
 class Commits:

@@ -42,7 +42,6 @@ from semel.protocol.messages.groups import (
 )
 from semel.protocol.messages.offsets import (
     OffsetCommitRequest,
-    OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
@@ -65,7 +64,7 @@ from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Topic
 
 NULL_PROTOCOL_FROM = 7  # JoinGroup
@@ -142,7 +141,7 @@ async def offset_commit(
             if topic is not None and exists:
                 is_any_known = True
                 if not _too_long(part.committed_metadata, limit):
-                    commits[topic.name, part.partition_index] = _commit_of(topic, part)
+                    commits[topic.name, part.partition_index] = OffsetToCommit.of(topic, part)
             await turns.next()
     if is_any_known:
         code = await groups.commits.commit(
@@ -170,17 +169,6 @@ def _fill_in(request: OffsetCommitRequest, response: OffsetCommitResponse, code:
 
 def _too_long(metadata: str | None, limit: int) -> bool:
     return metadata is not None and len(metadata) > limit
-
-
-def _commit_of(topic: Topic, part: OffsetCommitRequestPartition) -> OffsetToCommit:
-    return OffsetToCommit(
-        topic.name,
-        part.partition_index,
-        part.committed_offset,
-        part.committed_leader_epoch,
-        part.committed_metadata or "",
-        topic.id,
-    )
 
 
 # -- OffsetFetch -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from semel.protocol.messages import configs as described
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
 
 _TYPES = (USER, CLIENT_ID, IP)
 _EXACT, _DEFAULT, _ANY = 0, 1, 2

@@ -38,7 +38,7 @@ from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
 
 # --- ApiVersions (18): which APIs, versions and features the broker has ---
 

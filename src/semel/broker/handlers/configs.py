@@ -4,8 +4,8 @@ IncrementalAlterConfigs (44), ListConfigResources (74)."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from semel.broker import resource_settings
 from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
@@ -28,7 +28,7 @@ from semel.protocol.messages.configs import (
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Topic
 
 # --- How requests name what has settings; how settings are replaced ---
@@ -188,48 +188,58 @@ def _result(entry: DescribedConfig, request: DescribeConfigsRequest) -> Describe
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 _OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
+Resource = TypeVar("Resource", messages.AlterConfigsResource, messages.IncrementalConfigsResource)
+
 
 async def alter_configs(
     broker: BrokerNode, context: RequestContext, request: messages.AlterConfigsRequest
 ) -> messages.AlterConfigsResponse:
-    responses = []
-    turns = Turns()
-    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
-    for resource in request.resources:
-        result = messages.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
-        try:
-            _check_once(counts, resource.resource_type, resource.resource_name)
-            _check_names(resource.configs)
-            current_settings(broker, resource.resource_type, resource.resource_name)
-            texts = {config.name: config.value or "" for config in resource.configs}
-            _replace(broker, resource, texts, request.validate_only)
-        except TopicError as error:
-            result.error_code, result.error_message = error.code, error.message
-        responses.append(result)
-        await turns.next()
-    return messages.AlterConfigsResponse(responses=responses)
+    def texts_of(resource: messages.AlterConfigsResource) -> dict[str, str]:
+        _check_names(resource.configs)
+        current_settings(broker, resource.resource_type, resource.resource_name)
+        return {config.name: config.value or "" for config in resource.configs}
+
+    return messages.AlterConfigsResponse(
+        responses=await _alter(broker, request.resources, texts_of, request.validate_only)
+    )
 
 
 async def incremental_alter_configs(
     broker: BrokerNode, context: RequestContext, request: messages.IncrementalAlterConfigsRequest
 ) -> messages.IncrementalAlterConfigsResponse:
+    def texts_of(resource: messages.IncrementalConfigsResource) -> dict[str, str]:
+        _check_names([config for config in resource.configs if config.config_operation != DELETE])
+        texts = current_settings(broker, resource.resource_type, resource.resource_name)
+        for config in resource.configs:
+            _apply(broker, resource.resource_type, texts, config)
+        return texts
+
+    return messages.IncrementalAlterConfigsResponse(
+        responses=await _alter(broker, request.resources, texts_of, request.validate_only)
+    )
+
+
+async def _alter(
+    broker: BrokerNode,
+    resources: Sequence[Resource],
+    texts_of: Callable[[Resource], dict[str, str]],
+    validate_only: bool,
+) -> list[messages.AlterConfigsResourceResponse]:
+    """Gives each resource the settings that `texts_of` returns; one that is refused does not keep the others."""
     responses = []
     turns = Turns()
-    counts = Counter((r.resource_type, r.resource_name) for r in request.resources)
-    for resource in request.resources:
-        result = messages.AlterConfigsResourceResponse(0, None, resource.resource_type, resource.resource_name)
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    for resource in resources:
+        kind, name = resource.resource_type, resource.resource_name
+        result = messages.AlterConfigsResourceResponse(0, None, kind, name)
         try:
-            _check_once(counts, resource.resource_type, resource.resource_name)
-            _check_names([config for config in resource.configs if config.config_operation != DELETE])
-            texts = current_settings(broker, resource.resource_type, resource.resource_name)
-            for config in resource.configs:
-                _apply(broker, resource.resource_type, texts, config)
-            _replace(broker, resource, texts, request.validate_only)
+            _check_once(counts, kind, name)
+            replace_settings(broker, kind, name, texts_of(resource), validate_only=validate_only)
         except TopicError as error:
             result.error_code, result.error_message = error.code, error.message
         responses.append(result)
         await turns.next()
-    return messages.IncrementalAlterConfigsResponse(responses=responses)
+    return responses
 
 
 def _check_once(counts: Counter[tuple[int, str]], resource_type: int, name: str) -> None:
@@ -247,15 +257,6 @@ def _check_names(configs: Sequence[messages.AlterableConfig | messages.Increment
     null = sorted(config.name for config in configs if config.value is None)
     if null:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(null)}")
-
-
-def _replace(
-    broker: BrokerNode,
-    resource: messages.AlterConfigsResource | messages.IncrementalConfigsResource,
-    texts: dict[str, str],
-    validate_only: bool,
-) -> None:
-    replace_settings(broker, resource.resource_type, resource.resource_name, texts, validate_only=validate_only)
 
 
 def _apply(broker: BrokerNode, resource_type: int, texts: dict[str, str], change: messages.IncrementalConfig) -> None:

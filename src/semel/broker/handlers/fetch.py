@@ -32,7 +32,7 @@ from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Partition
     from semel.storage import Isolation
 

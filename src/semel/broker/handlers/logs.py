@@ -38,7 +38,7 @@ from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.storage import PartitionLog, TimestampOffset
 
 # --- Leader epochs: a client that knows an older or a newer leader than this one is told so ---

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.broker.coordinators import CONSUMER_OFFSETS, TRANSACTION_STATE
-from semel.broker.topics import INTERNAL_TOPICS, TopicError, name_problem
+from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, TopicError, name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import (
@@ -32,7 +31,7 @@ from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Topic
 
 # --- The bits that say what a client may do: without an authorizer, everything that a resource knows ---

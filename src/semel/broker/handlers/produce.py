@@ -33,7 +33,7 @@ from semel.storage import HeavyBatch, StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Partition, Topic
     from semel.storage import AppendResult
 

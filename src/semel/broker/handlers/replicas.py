@@ -34,7 +34,7 @@ from semel.protocol.messages.topics import (
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
 
 # --- Replica assignments that clients name by hand. There is one broker, so there is one right answer ---
 

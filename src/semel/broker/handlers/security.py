@@ -45,7 +45,7 @@ from semel.protocol.messages.security import (
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
 
 # --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
 

@@ -30,7 +30,7 @@ from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
+    from semel.broker.dispatch import RequestContext
     from semel.broker.topics import Topic
 
 # --- CreateTopics (19): create topics ---

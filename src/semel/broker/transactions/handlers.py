@@ -6,9 +6,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.broker.coordinators import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import OffsetToCommit
+from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -31,7 +31,6 @@ from semel.protocol.messages.transactions import (
     ListTransactionsResponse,
     TransactionTopic,
     TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
     TxnOffsetCommitResponse,
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
@@ -48,8 +47,7 @@ from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.context import RequestContext
-    from semel.broker.topics import Topic
+    from semel.broker.dispatch import RequestContext
     from semel.broker.transactions.coordinator import TransactionCoordinator
 
 _STATE_NAMES = {state.label: state for state in TxnState}
@@ -193,7 +191,7 @@ async def txn_offset_commit(
             if topic is not None and 0 <= part.partition_index < len(topic.partitions):
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 if len(part.committed_metadata or "") <= limit:
-                    commits[key] = _commit_of(topic, part)
+                    commits[key] = OffsetToCommit.of(topic, part)
     if any(code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for code in codes.values()):
         error = await _commit_offsets(broker, ctx.version, request, list(commits.values()))
         for key, code in codes.items():
@@ -206,17 +204,6 @@ async def txn_offset_commit(
             )
             for name, partitions in _by_topic(codes).items()
         ]
-    )
-
-
-def _commit_of(topic: Topic, part: TxnOffsetCommitRequestPartition) -> OffsetToCommit:
-    return OffsetToCommit(
-        topic.name,
-        part.partition_index,
-        part.committed_offset,
-        part.committed_leader_epoch,
-        part.committed_metadata or "",
-        topic.id,
     )
 
 
