@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.clear()
         self._server.forget(self)
         for slot in self._slots:
-            if slot.future is not None and slot.served.given_up:
+            if slot.future is not None and slot.served.cancel_on_disconnect:
                 slot.future.cancel()
         self._slots.clear()
 

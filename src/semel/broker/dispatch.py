@@ -36,7 +36,17 @@ Handler = Callable[[Any, RequestContext, Any], Answer]
 class Served:
     """A row of the table, ready to be called."""
 
-    __slots__ = ("api", "given_up", "handler", "max_version", "min_version", "name", "pipelined", "requests", "seconds")
+    __slots__ = (
+        "api",
+        "cancel_on_disconnect",
+        "handler",
+        "max_version",
+        "min_version",
+        "name",
+        "pipelined",
+        "requests",
+        "seconds",
+    )
 
     def __init__(self, row: Row) -> None:
         self.api: Api[Any, Any] = api_of(row.key)
@@ -44,7 +54,7 @@ class Served:
         self.min_version = row.min_version if row.min_served is None else row.min_served
         self.max_version = row.max_version
         self.pipelined = row.pipelined
-        self.given_up = row.given_up
+        self.cancel_on_disconnect = row.cancel_on_disconnect
         self.requests = 0
         self.seconds = 0.0  # from request to answer, waiting included, all together
         module, _, function = row.handler.partition(":")
@@ -63,7 +73,7 @@ class Dispatcher:
         self.served: dict[int, Served] = {}
 
     def find(self, api_key: int, version: int) -> Served:
-        """Who serves a request. UnsupportedVersionError: nobody does."""
+        """The handler of a request. UnsupportedVersionError: there is none."""
         served = self.served.get(api_key)
         if served is None:
             row = self._table.get(api_key)

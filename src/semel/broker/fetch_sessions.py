@@ -180,6 +180,6 @@ class Fetches:
         return asks[self._turn :] + asks[: self._turn]
 
     def answer_all(self) -> None:
-        """Nobody waits any longer: the broker stops."""
+        """Completes all that wait: the broker stops."""
         for fetch in tuple(self.waiting):
             fetch.finish()

@@ -435,8 +435,8 @@ _GROUP = (
         0,
         INT32_MAX,
     ),
-    Setting("group.min.session.timeout.ms", "int", 6000, "The shortest session time-out.", 0, INT32_MAX),
-    Setting("group.max.session.timeout.ms", "int", 1_800_000, "The longest session time-out.", 0, INT32_MAX),
+    Setting("group.min.session.timeout.ms", "int", 6000, "The shortest session timeout.", 0, INT32_MAX),
+    Setting("group.max.session.timeout.ms", "int", 1_800_000, "The longest session timeout.", 0, INT32_MAX),
     Setting("group.max.size", "int", INT32_MAX, "The most members of a group.", 1, INT32_MAX),
     Setting(
         "group.coordinator.rebalance.protocols",
@@ -446,7 +446,7 @@ _GROUP = (
         choices=("classic", "consumer"),
     ),
     Setting("group.version", "short", 1, "Feature level: 1 offers the consumer protocol (KIP-848).", 0, 1),
-    Setting("group.consumer.session.timeout.ms", "int", 45_000, "KIP-848: session time-out.", 1, INT32_MAX),
+    Setting("group.consumer.session.timeout.ms", "int", 45_000, "KIP-848: session timeout.", 1, INT32_MAX),
     Setting("group.consumer.min.session.timeout.ms", "int", 45_000, "KIP-848: its lower limit.", 1, INT32_MAX),
     Setting("group.consumer.max.session.timeout.ms", "int", 60_000, "KIP-848: its upper limit.", 1, INT32_MAX),
     Setting("group.consumer.heartbeat.interval.ms", "int", 5000, "KIP-848: heartbeat interval.", 1, INT32_MAX),
@@ -473,7 +473,7 @@ _GROUP = (
 )
 
 _TRANSACTION = (
-    Setting("transaction.max.timeout.ms", "int", 900_000, "The longest time-out of a transaction.", 1, INT32_MAX),
+    Setting("transaction.max.timeout.ms", "int", 900_000, "The longest timeout of a transaction.", 1, INT32_MAX),
     Setting(
         "transactional.id.expiration.ms",
         "int",
@@ -497,7 +497,7 @@ _TRANSACTION = (
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         "int",
         10_000,
-        "How often transactions beyond their time-out are looked for.",
+        "How often transactions beyond their timeout are looked for.",
         1,
         INT32_MAX,
     ),

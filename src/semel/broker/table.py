@@ -22,7 +22,7 @@ class Row(NamedTuple):
     note: str = ""
     min_served: int | None = None  # advertised from min_version, but served from here on (others: UNSUPPORTED_VERSION)
     pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their answer
-    given_up: bool = False  # ends with its connection; anything that changes something goes on to its end
+    cancel_on_disconnect: bool = False  # ends with its connection; anything that changes something goes on to its end
 
 
 _NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
@@ -42,7 +42,7 @@ TABLE: dict[int, Row] = {
             min_served=3,
             pipelined=True,
         ),
-        Row(1, 4, 18, "semel.broker.handlers.fetch:fetch", given_up=True),
+        Row(1, 4, 18, "semel.broker.handlers.fetch:fetch", cancel_on_disconnect=True),
         Row(2, 1, 11, "semel.broker.handlers.logs:list_offsets"),
         Row(3, 0, 13, "semel.broker.handlers.metadata:metadata"),
         Row(8, 2, 10, "semel.broker.groups.handlers:offset_commit"),

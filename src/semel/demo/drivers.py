@@ -25,7 +25,7 @@ from semel.patterns.process import Output, Processor, Stats
 # --- on Spark ---
 
 
-RESTARTS_BORNE = 20
+RESTARTS_MAX = 20
 ERROR_CHARS = 1_000  # Spark searches the message of an error with a regular expression that long ones overflow
 # A small program on a small machine: what makes Spark start quickly, and nothing that changes what it does.
 SETTINGS = {
@@ -73,7 +73,7 @@ class SparkProgram:
             except Exception as error:
                 self._failures += 1
                 tell("query_failed", guarantee=guarantee, error=str(error)[:ERROR_CHARS])
-                if self._failures > RESTARTS_BORNE:
+                if self._failures > RESTARTS_MAX:
                     os._exit(1)
                 time.sleep(0.3)
 

@@ -187,7 +187,7 @@ class DemoStage:
         while time.monotonic() < deadline_s:
             running = self.driver.running
             if not running:
-                self.driver.wait()  # until its last words are here
+                self.driver.wait()  # until its last output is here
             lines = self.driver.lines(self._read_lines)
             self._read_lines += len(lines)
             for line in lines:
@@ -195,12 +195,12 @@ class DemoStage:
                     yield json.loads(line)
             if not lines:
                 if not running:
-                    raise DemoStageError(f"the program ended by itself:\n{self._last_words()}")
+                    raise DemoStageError(f"the program ended by itself:\n{self._last_output()}")
                 yield None
                 time.sleep(POLL_S)
-        raise DemoStageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_words()}")
+        raise DemoStageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_output()}")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         assert self.driver is not None
         return "\n".join(self.driver.output.splitlines()[-30:])
 

@@ -32,10 +32,10 @@ WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that 
 LOOK_EVERY_S = 0.3
 QUIET_S = 1.5  # nothing new for so long, and the groups stand at the end: nothing more will come
 QUIET_WITHOUT_GROUP_S = 60.0  # nobody knows where it stands: it may be waiting for a session to expire
-FEED_PATIENCE_S = 120.0
+FEED_TIMEOUT_S = 120.0
 QUICK_ENDS = 3  # so often a process may end with an error before the pipeline has written anything
 PROGRESS_EVERY_S = 10.0
-FIRE_PATIENCE_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
+FIRE_TIMEOUT_S = 1.0  # after all is done, for faults that are armed to meet what still goes on
 
 # What a guarantee does not promise: counted, and not a violation.
 ALLOWED: dict[str, frozenset[ViolationKind]] = {
@@ -173,7 +173,7 @@ class ScenePlay:
             raise self._not_up()
 
     def _not_up(self) -> StageError:
-        words = "\n".join(self._stage.last_words(PRODUCER))
+        words = "\n".join(self._stage.last_output(PRODUCER))
         return StageError(f"the pipeline does not work even without faults.\n{words}")
 
     def _outputs(self) -> list[Seen]:
@@ -226,7 +226,7 @@ class ScenePlay:
         progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions, self._patience_s)
         fed_s = done_s = 0.0
         began_s = said_s = time.monotonic()
-        deadline_s = began_s + FEED_PATIENCE_S
+        deadline_s = began_s + FEED_TIMEOUT_S
         while True:
             inflictor.poll()
             self._stage.supervise()
@@ -240,7 +240,7 @@ class ScenePlay:
                 fed_s, deadline_s = now_s, now_s + self._patience_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
                 done_s = done_s or now_s
-                if now_s - done_s >= FIRE_PATIENCE_S or all(running.fired for running in inflictor.running):
+                if now_s - done_s >= FIRE_TIMEOUT_S or all(running.fired for running in inflictor.running):
                     return []
             if now_s > deadline_s:
                 lasting = [str(running.fault) for running in inflictor.running if running.fired and not running.over]
@@ -249,7 +249,7 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
-        words = "\n".join(self._stage.last_words(PRODUCER))
+        words = "\n".join(self._stage.last_output(PRODUCER))
         return Violation(
             ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip()
         )

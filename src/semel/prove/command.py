@@ -192,7 +192,9 @@ def _check_replay(schedule: Schedule, wish: Wish) -> None:
         raise WishError(f"{wish.replay} has workloads that are not there: {', '.join(unknown)}")
     faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
     if wish.brokers is not None and any(fault.target == BROKER for fault in faults):
-        raise WishError(f"{wish.replay} kills the broker, which only a broker of one's own bears; leave --brokers out")
+        raise WishError(
+            f"{wish.replay} kills the broker, which is done to a broker of one's own only; leave --brokers out"
+        )
 
 
 def _hunt(wish: Wish, seed: int) -> Schedule:

@@ -21,8 +21,8 @@ from semel.prove.schedule import BROKER, NETWORK, Fault
 from semel.prove.stage import Actor, OwnBroker, Stage, send
 
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
-ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its successor has begun to work
-ZOMBIE_SLEEPS_S = 25.0  # at most, should the successor find nothing to do
+ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its replacement has begun to work
+ZOMBIE_SLEEPS_S = 25.0  # at most, should the replacement find nothing to do
 ZOMBIE_LIVES_S = 20.0  # by then it has done whatever it could
 
 
@@ -121,7 +121,7 @@ class AtAnApi(Running):
 
     def _act(self) -> None:
         """On the proxy's thread."""
-        if self.fault.point:  # the broker dawdles there with what it is about to be asked
+        if self.fault.point:  # the broker delays the request there
             (self.own.faults / self.fault.point).write_text(f"delay={self.fault.for_ms}")
         if self.fault.target in (TASK, EXECUTOR):
             _kill_part(self)
@@ -161,7 +161,7 @@ class AtAnApi(Running):
 
 
 class AtABrokersPoint(Running):
-    """The broker dies, loses its power, stands still or dawdles exactly there."""
+    """The broker dies, loses its power, is frozen or delayed exactly there."""
 
     _times = 0
 
@@ -350,10 +350,10 @@ _ENDS: dict[str, Callable[[Running], None]] = {"stop": _thaw, "disk_full": _disk
 
 
 class Zombie:
-    """A process that stands still while a successor takes over, and then wakes up."""
+    """A process that stands still while a replacement takes over, and then wakes up."""
 
     def __init__(self, actor: Actor) -> None:
-        self._successor = actor
+        self._replacement = actor
         self._old = actor.replace()
         self._replaced_s = time.monotonic()
         self._awake_s = 0.0
@@ -362,7 +362,7 @@ class Zombie:
 
     def poll(self) -> None:
         now_s = time.monotonic()
-        process = self._successor.process
+        process = self._replacement.process
         works = process is not None and "working" in process.output
         if not self._working_s and (works or now_s - self._replaced_s >= ZOMBIE_SLEEPS_S):
             self._working_s = now_s

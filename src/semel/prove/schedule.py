@@ -28,7 +28,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
             drop_request, drop_response, truncate_..., delay_..., duplicate_..., silence_response
     target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames
     point   a named fault point of the broker or the sink where it happens; "" for none. With an API: where the broker
-            dawdles for `for_ms` with the request at which the process is hit
+            delays for `for_ms` the request at which the process is hit
     api     an API at whose frames it happens; "" for none
     client  whose frames of the network: a part of the client id; "" for anybody's
     side    request or response, where a process is hit at an API

@@ -19,7 +19,7 @@ from semel.prove.injection import Control, Injection, Patch, command, spark_pyth
 from semel.prove.powercut import cut_power
 from semel.prove.proxy import Proxy
 
-RESTARTS_BORNE = 60  # of one process in one scene, beyond those that faults ask for
+RESTARTS_MAX = 60  # of one process in one scene, beyond those that faults ask for
 QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
 BROKER_SETTINGS = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
 
@@ -64,7 +64,7 @@ class Actor:
             return
         if code is not None and code > 0:
             self.ends.append(f"{self.name} ended with exit code {code}; its last output:\n{process.output[-3000:]}")
-        if len(self.ends) > RESTARTS_BORNE:
+        if len(self.ends) > RESTARTS_MAX:
             raise StageError(f"{self.name} keeps ending by itself. {self.ends[-1]}")
         self.start()
 
@@ -229,7 +229,7 @@ class Stage:
         for actor in list(self.actors.values()):
             actor.supervise()
 
-    def last_words(self, producer: str) -> list[str]:
+    def last_output(self, producer: str) -> list[str]:
         """How each process ended by itself, if it did, and its last output otherwise. A producer that has finished has
         nothing to say."""
         words = []

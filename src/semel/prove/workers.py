@@ -27,7 +27,7 @@ from semel.prove.workloads import load_function
 # a response, and goes on from there.
 
 
-FAILURES_BORNE = 5
+FAILURES_MAX = 5
 
 
 def produce(options: dict[str, Any]) -> int:
@@ -43,7 +43,7 @@ def produce(options: dict[str, Any]) -> int:
         except KafkaError as error:
             failures += 1
             print(f"again after {type(error).__name__}: {error}", flush=True)
-            if failures > FAILURES_BORNE:
+            if failures > FAILURES_MAX:
                 return 3
             time.sleep(0.2)
 

@@ -141,7 +141,7 @@ def _refusal(broker: BrokerNode, update: FeatureUpdateKey, kind: int) -> str | N
     return None
 
 
-# --- DescribeQuorum (55), UnregisterBroker (64): the controllers are this node alone, and its journal is their log ---
+# --- DescribeQuorum (55), UnregisterBroker (64): the controllers are this node alone, and its store is their log ---
 
 
 _METADATA_TOPIC = "__cluster_metadata"

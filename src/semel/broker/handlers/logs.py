@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import RequestContext
     from semel.storage import PartitionLog, TimestampOffset
 
-# --- Leader epochs: a client that knows an older or a newer leader than this one is told so ---
+# --- Leader epochs: a client that knows an older or a newer leader than this one gets an error ---
 
 
 def epoch_error(log: PartitionLog, current_leader_epoch: int) -> ErrorCode:
