@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import Report, compare
 from benchmarks.peers.apache_kafka import ApacheKafka, tool_command
-from benchmarks.peers.raw_client import RawClient, patiently
+from benchmarks.peers.raw_client import RETRIABLE, RawClient, patiently
 from benchmarks.transaction_frames import TransactionFrames
 from semel.local.brokers import SemelBroker
 from semel.protocol.apis import api_of
@@ -28,15 +28,6 @@ from semel.protocol.messages.transactions import InitProducerIdRequest, InitProd
 BENCH = "transactions"
 KAFKA = "Apache Kafka 4.3.1"
 PRODUCERS = 500
-COME_AGAIN = frozenset(
-    {
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    }
-)
 BACKOFF_S = 0.001
 CROWD_BACKOFF_S = 0.02
 TRANSACTION_MS = 100
@@ -117,7 +108,7 @@ def _transactions(broker: SemelBroker | ApacheKafka, count: int, is_v2: bool) ->
 
 
 def _again(ask: Callable[[], ErrorCode]) -> None:
-    while (code := ask()) in COME_AGAIN:
+    while (code := ask()) in RETRIABLE:
         time.sleep(BACKOFF_S)
     if code is not ErrorCode.NONE:
         raise RuntimeError(f"a request of a transaction was refused: {code.name}")
@@ -184,7 +175,7 @@ class _Member:
         await ready.wait()
         while True:
             frames.stamp(self._producer_id, self._epoch, 0)
-            while (code := frames.produce_error(await self._ask(frames.produce))) in COME_AGAIN:
+            while (code := frames.produce_error(await self._ask(frames.produce))) in RETRIABLE:
                 await asyncio.sleep(CROWD_BACKOFF_S)
             ended = frames.ended(await self._ask(frames.end))
             if code is not ErrorCode.NONE or ended.error is not ErrorCode.NONE:
@@ -200,7 +191,7 @@ class _Member:
             error = ErrorCode.of(answer.error_code)
             if error is ErrorCode.NONE:
                 return answer
-            if error not in COME_AGAIN:
+            if error not in RETRIABLE:
                 raise RuntimeError(f"{self._id} was refused: {error.name}")
             await asyncio.sleep(CROWD_BACKOFF_S)
 

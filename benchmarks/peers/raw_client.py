@@ -50,6 +50,8 @@ T = TypeVar("T")
 NOT_READY = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
+# The same request is sent again after these.
+RETRIABLE = NOT_READY | {ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS}
 
 
 class Owner(NamedTuple):

@@ -12,21 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.peers.raw_client import Owner, RawClient, patiently
+from benchmarks.peers.raw_client import RETRIABLE, Owner, RawClient, patiently
 from semel.protocol.errors import ErrorCode
 from semel.prove.stage import OwnBroker
 from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
-COME_AGAIN = frozenset(
-    {
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    }
-)
 TOPICS = ("left", "right")
 SOURCE = "source"
 GROUP = "group"
@@ -121,7 +112,7 @@ class Persistent:
             except (EOFError, OSError):
                 self._survive()
                 return None
-            return None if code(answer) in COME_AGAIN else answer
+            return None if code(answer) in RETRIABLE else answer
 
         answer = patiently(once, until=lambda answer: answer is not None)
         assert answer is not None
