@@ -123,13 +123,15 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
         pytest.param("sink.after_commit", marks=FULL),
     ],
 )
-def test_frozen_driver_is_refused_after_a_second_took_over(pipeline: Pipeline, spark: SparkSite, point: str) -> None:
-    spark.faults.arm(point, "stop")
-    first = spark.driver()
+def test_frozen_driver_is_refused_after_a_second_took_over(
+    pipeline: Pipeline, local_spark: SparkSite, point: str
+) -> None:
+    local_spark.faults.arm(point, "stop")
+    first = local_spark.driver()
     number = first.begin(pipeline.job())
-    spark.faults.fired(point)
+    local_spark.faults.fired(point)
     first.process.pause()  # its JVM too
-    with spark.second_driver() as second:
+    with local_spark.second_driver() as second:
         second.run(pipeline.job()).succeeded()
         pipeline.assert_exact()
         first.process.resume()

@@ -15,8 +15,7 @@ from tests.support.direct import DirectClient
 from tests.support.load import read_all
 
 PROGRAM = """
-import json, os, sys
-os.environ["PYSPARK_PYTHON"] = sys.executable
+import json, sys
 import semel
 job = json.loads(sys.argv[1])
 spark = semel.spark_session(master="local[3]", spark__ui__enabled="false")

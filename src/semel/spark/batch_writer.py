@@ -24,7 +24,7 @@ from semel.client.settings import ClientSettings
 from semel.spark.encoding import Targets
 from semel.spark.failures import condition_of, reason_first
 from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, LedgerEntry, MicroBatch
-from semel.spark.ledger_topic import all_entries
+from semel.spark.ledger_topic import all_entries, wait_for_markers
 from semel.spark.sink_columns import HASH_OF_KEY, check_columns, check_routed
 from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
 from semel.spark.transaction import BatchTransaction
@@ -61,6 +61,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.batch = MicroBatch(query_id, 0, [], [])
         with BatchTransaction(self.options) as transaction:
             transaction.open()
+            wait_for_markers(transaction.owner.cluster, self.options.application_id)  # of a query's first batch
             self._refuse_queries(self._entries(transaction))  # before it is fenced
             transaction.own()
             found = self._entries(transaction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -10,12 +11,13 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 import semel
 from semel.client.errors import FencedError
 from semel.client.producer.handle import TransactionOwner
+from semel.local.brokers import SemelBroker
 from semel.spark.batch_writer import AlreadyDoneError, BatchWriter, QueryIdError
 from semel.spark.ledger import LedgerEntry, topic_of
 from semel.spark.ledger_topic import create
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import write_entry
-from tests.support.broker import Cluster
+from tests.support.broker import Cluster, faulty_semel
 
 pytestmark = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 SCHEMA = StructType([StructField("value", BinaryType())])
@@ -57,6 +59,22 @@ def test_a_job_under_the_id_of_a_query_is_refused_and_the_query_goes_on(
     with pytest.raises(QueryIdError, match=f"(?s){QUERY}.*batch 0.*another applicationId"):
         job_of(options)
     commit_entry(owner, options.application_id, 1, QUERY)  # nobody has fenced it
+
+
+def test_a_query_whose_first_entry_has_no_marker_yet_is_seen(cluster: Cluster, tmp_path: Path) -> None:
+    """The end of a transaction is answered before its markers are written."""
+    late = faulty_semel("marker.before:delay=1500")
+    with SemelBroker(tmp_path / "broker", semel=late) as broker:
+        options = SinkOptions(broker.bootstrap, "nightly", topic="nightly-out")
+        with semel.Admin({"bootstrap.servers": broker.bootstrap}) as admin:
+            admin.create_topic("nightly-out", 1)
+        with TransactionOwner(options.producer_settings()) as query:
+            create(query.cluster, options.application_id)
+            query.own()
+            commit_entry(query, options.application_id, 0, QUERY)
+            with pytest.raises(QueryIdError, match=QUERY):
+                job_of(options)
+        assert "fault fired: marker.before" in broker.logs()
 
 
 def test_a_job_that_came_before_the_query_does_not_hide_it(options: SinkOptions, owner: TransactionOwner) -> None:
