@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.process_campaign import Outcome, run_campaign
 
 
@@ -29,6 +29,7 @@ def check(outcomes: dict[str, Outcome]) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 def test_three_modes_keep_their_word_under_kills_and_freezes(cluster: Cluster) -> None:
     check(run_campaign(cluster, duration_s=12, seed=1))
 

@@ -10,15 +10,18 @@ import time
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from semel.client.admin import Admin
 from semel.client.producer import Producer
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.process_campaign import Pipeline, read_committed
 
 COUNT = 2500
 KILLS = 3
 
 
+@pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 def test_chain_of_services_is_exactly_once_end_to_end(cluster: Cluster) -> None:
     stem = cluster.unique("chain")
     names = [f"{stem}.{letter}" for letter in "abc"]

@@ -15,11 +15,10 @@ import pytest
 
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import Query
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 
 ROWS = 300
 BATCH = 100 if HAS_ADMISSION_CONTROL else ROWS  # PySpark 4.1 reads everything at once
-KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 STATEFUL = {
     "windows": "append",  # an aggregation with a watermark: every window once, when it is over
     "running": "update",  # transformWithState: a running count per key

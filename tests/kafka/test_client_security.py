@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from benchmarks.peers.apache_kafka import ApacheKafka, free_ports
+from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
 from tests.support.missing import skip_loudly
@@ -130,7 +130,7 @@ def broker_settings(folder: Path, ports: dict[str, int], plaintext: int, control
 def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     make_certificates(folder)
-    kafka = ApacheKafka(folder / "node")
+    kafka = ApacheKafka(folder / "node", jvm=QUICK_JVM)
     tls, sasl, both = free_ports(3)
     ports = {"TLS": tls, "SASL": sasl, "BOTH": both}
     kafka.properties |= broker_settings(folder, ports, kafka.port, kafka._controller_port)

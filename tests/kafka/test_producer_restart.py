@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import ApacheKafka
+from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka
 from semel.client.errors import AbortableError
 from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker
@@ -21,7 +21,7 @@ Broker = SemelBroker | ApacheKafka
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """A broker for this test alone."""
     broker: Broker = (
-        SemelBroker(tmp_path / "b") if request.param == "semel" else ApacheKafka(tmp_path / "b", heap_mb=512)
+        SemelBroker(tmp_path / "b") if request.param == "semel" else ApacheKafka(tmp_path / "b", jvm=QUICK_JVM)
     )
     with broker:
         yield broker

@@ -13,11 +13,10 @@ import pyspark
 import pytest
 
 from tests.spark.queries import Query
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.missing import skip_loudly
 
 ROWS = 120
-KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 
 SPEC = """
 name: booking

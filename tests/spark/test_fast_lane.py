@@ -18,12 +18,11 @@ from semel.protocol.partitioning import partition_for_key
 from semel.spark.options import OptionError
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.load import read_all
 from tests.support.waiting import eventually
 
 ROWS = 300
-KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 

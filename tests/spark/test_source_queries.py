@@ -12,11 +12,10 @@ import semel
 from semel.spark.offsets import from_json, ids_of
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.waiting import eventually
 
 ROWS = 90
-KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 needs_limits = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="PySpark 4.1 gives Python sources no limit")

@@ -11,11 +11,10 @@ import pytest
 import semel
 from semel.protocol.partitioning import partition_for_key
 from tests.spark.queries import PARTITIONS, Query
-from tests.support.broker import Cluster
+from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.load import read_all
 
 ROWS = 300
-KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 

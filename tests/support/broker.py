@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from benchmarks.peers.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.prove.injection import Injection, Patch, command
 
 _numbers = count(1)
 ROOT = Path(__file__).resolve().parents[2]
+# For the parameter `cluster`, where a test takes long and another one shows the same on Apache Kafka.
+KAFKA_IN_FULL = pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])
 
 
 def faulty_semel(faults: str = "", *, control: Path | str = "", power_cut: bool = False, mutant: str = "") -> list[str]:
