@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.broker.broker import BrokerNode
+from semel.broker.maintenance import Maintenance
 from semel.broker.runner import bind
 from semel.broker.server import Server
 from semel.broker.settings import Settings
@@ -61,6 +62,7 @@ class MeasuredBroker:
         self.broker = BrokerNode(self._settings, self._data)
         await self.broker.start()
         server = Server(self.broker)
+        self._maintenance = Maintenance(self.broker, server)
         await server.listen(sock)
         self.bootstrap = f"127.0.0.1:{sock.getsockname()[1]}"
         self._is_ready.set()
@@ -79,6 +81,10 @@ class MeasuredBroker:
 
         asyncio.run_coroutine_threadsafe(take(), self._loop).result(STALL_S)
         return longest_s
+
+    def keep_up_storage(self) -> None:
+        """One round of the background work on the data folder, now."""
+        asyncio.run_coroutine_threadsafe(self._maintenance.keep_up_storage(), self._loop).result(STALL_S)
 
     def __enter__(self) -> MeasuredBroker:
         self._thread.start()

@@ -53,7 +53,7 @@ class BrokerNode:
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)
-        self.topics.on_deleted = self._on_topic_deleted
+        self.topics.on_deleted = self._on_topics_deleted
         self.cluster_id = self._cluster_id()
         self.advertised: tuple[str, int] | None = None  # for clients; None: the address that they reached
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
@@ -171,8 +171,8 @@ class BrokerNode:
             raise StorageError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message) from error
         return range(first, first + count)
 
-    def _on_topic_deleted(self, topic: Topic) -> None:
-        self.groups.on_topics_deleted([topic.name])
+    def _on_topics_deleted(self, topics: list[Topic]) -> None:
+        self.groups.on_topics_deleted([topic.name for topic in topics])
 
     def _cluster_id(self) -> str:
         """Written into meta.properties by the first start, as `kafka-storage format` does."""

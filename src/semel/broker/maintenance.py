@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from semel.broker.turns import Turns
 from semel.storage import Compactor
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Maintenance:
                 data_dir.maintain_log(log, clock.now_ms())
             if number % LOGS_PER_STEP == 0:
                 await asyncio.sleep(0)
-        data_dir.remove_garbage(clock.now_ms())
+        await Turns().run(data_dir.garbage_removal(clock.now_ms()))
         data_dir.checkpoint()
 
     async def compact(self) -> None:

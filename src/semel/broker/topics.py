@@ -122,7 +122,7 @@ class Topics:
         self._changing: set[str] = set()  # names of topics that are being created or deleted, which takes several turns
         self.changes = asyncio.Lock()  # held by requests that change topics: one after the other
         self._base_config = resource_settings.base_config(settings)
-        self.on_deleted: Callable[[Topic], None] = lambda topic: None
+        self.on_deleted: Callable[[list[Topic]], None] = lambda topics: None
 
     # -- finding -------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Topic]:
@@ -359,7 +359,7 @@ class Topics:
                     self._data_dir.delete(topic.name, partition.index)
                     partition.wake_all()
                     yield
-                self.on_deleted(topic)
+            self.on_deleted(topics)  # once: it goes through all committed offsets
         finally:
             for topic in topics:
                 self._release(topic.name)

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -93,7 +93,7 @@ class DataDir:
             if key is not None:
                 self._find_partition(key, config_of(key[0]))
             elif _DELETED_HERE.match(name):
-                self._shared.garbage.append((0, self._file(name)))
+                self._remove_later(self._file(name), 0)
             elif name.endswith(_STRAY_SUFFIX):
                 _log.warning(
                     "%s was moved aside earlier; it is not used. Remove it if its records are not needed", name
@@ -227,8 +227,11 @@ class DataDir:
         except OSError as error:  # the store has the deletion: the next start finishes it
             _log.error("the folder of the deleted partition %s-%d cannot be renamed: %s", topic, partition, error)
             return
-        self._shared.garbage.append((self._shared.now_ms() + log.config.file_delete_delay_ms, renamed))
+        self._remove_later(renamed, self._shared.now_ms() + log.config.file_delete_delay_ms)
         self._names_unsynced = True
+
+    def _remove_later(self, folder: str, due_ms: int) -> None:
+        self._shared.garbage.setdefault(str(self.path), []).append((due_ms, folder))
 
     def _take_out(self, topic: str, partition: int) -> PartitionLog:
         log = self.logs.pop((topic, partition), None)
@@ -237,9 +240,7 @@ class DataDir:
         self._sync.remove(log)
         log.mark_deleted()
         self._new_logs.pop(log, None)
-        self._shared.garbage = [
-            (due, path) for due, path in self._shared.garbage if not path.startswith(log.folder + "/")
-        ]
+        self._shared.garbage.pop(log.folder, None)  # it goes with the folder, whose name may get a new partition
         return log
 
     def sync_namespace(self) -> None:
@@ -284,21 +285,40 @@ class DataDir:
         except (OSError, StorageError) as error:
             _log.warning("upkeep of %s failed: %s", log, error)
 
-    def remove_garbage(self, now_ms: int) -> int:
-        """Removes the files and folders that were deleted long enough ago. Returns how many."""
-        due = [path for due_ms, path in self._shared.garbage if due_ms <= now_ms]
-        self._shared.garbage = [(due_ms, path) for due_ms, path in self._shared.garbage if due_ms > now_ms]
-        for path in due:
+    def remove_garbage(self, now_ms: int) -> None:
+        """Removes the files and folders that were deleted long enough ago."""
+        for _ in self.garbage_removal(now_ms):
+            pass
+
+    def garbage_removal(self, now_ms: int) -> Generator[None, None, None]:
+        """The steps of `remove_garbage`. Yields after each file: there may be very many, and each may be large."""
+        for path in self._take_garbage(now_ms):
             try:
                 if os.path.isdir(path):
-                    self.files.remove_tree(path)
+                    for name in os.listdir(path):
+                        self.files.remove(os.path.join(path, name))
+                        yield
+                    self.files.remove_dir(path)
                 else:
                     self.files.remove(path)
             except FileNotFoundError:
                 pass
             except OSError as error:  # as with a folder inside that is not ours; the next start tries again
                 _log.warning("%s cannot be removed: %s", path, error)
-        return len(due)
+            yield
+
+    def _take_garbage(self, now_ms: int) -> Iterator[str]:
+        """What is due, one after the other. Meanwhile a partition may be deleted, and its garbage goes with its folder:
+        the name may belong to a new partition then."""
+        garbage = self._shared.garbage
+        for folder in list(garbage):
+            entries = garbage.get(folder, [])
+            garbage[folder] = later = [entry for entry in entries if entry[0] > now_ms]
+            for due_ms, path in entries:
+                if due_ms <= now_ms and garbage.get(folder) is later:
+                    yield path
+            if not later and garbage.get(folder) is later:
+                del garbage[folder]
 
     def checkpoint(self, *, sync: bool = True) -> None:
         """Writes the checkpoints that changed: recovery points, start offsets, high watermarks, cleaned offsets."""

@@ -44,7 +44,9 @@ class LogShared:
     now_ms: Callable[[], int]
     waits_for_disk: bool  # fsync=commit: nothing is visible before it is synced
     mark_unsynced: Callable[[Any], None]  # of the group commit: this log has something to sync
-    garbage: list[tuple[int, str]] = field(default_factory=list)  # (when it is due, file to remove)
+    garbage: dict[str, list[tuple[int, str]]] = field(
+        default_factory=dict
+    )  # by folder: (when it is due, what to remove)
     on_start_raised: Callable[[], None] = lambda: None  # records were deleted: the start offsets need a checkpoint
 
 
@@ -426,4 +428,4 @@ class OpenLog:
 
     def _remove_later(self, paths: list[str], now_ms: int) -> None:
         due_ms = now_ms + self.config.file_delete_delay_ms
-        self._shared.garbage += [(due_ms, path) for path in paths]
+        self._shared.garbage.setdefault(self._folder, []).extend((due_ms, path) for path in paths)

@@ -36,6 +36,7 @@ from semel.protocol.messages.topics import (
     CREATE_TOPICS,
     DELETE_TOPICS,
     CreatableTopic,
+    CreatableTopicConfig,
     CreatePartitionsRequest,
     CreatePartitionsTopic,
     CreateTopicsRequest,
@@ -116,6 +117,26 @@ def test_topics_with_very_many_partitions_are_created_and_deleted_in_turns(world
     assert [result.error_code for result in response.responses] == [E.NONE]
     assert stretch_s < LIMIT_S
     world.client.create_topic("wide", 1)  # nothing of it is left
+
+
+def test_many_topics_are_deleted_and_their_folders_removed_in_turns(world: World) -> None:
+    names = [f"short-lived-{number}" for number in range(600)]
+    config = [CreatableTopicConfig("file.delete.delay.ms", "0")]
+    for _ in range(2):
+        create = CreateTopicsRequest(topics=[CreatableTopic(name, 4, 1, configs=config) for name in names])
+        response, stretch_s = world.call(CREATE_TOPICS, create, 7)
+        assert {topic.error_code for topic in response.topics} == {E.NONE}
+        assert stretch_s < LIMIT_S
+        delete = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in names])
+        response, stretch_s = world.call(DELETE_TOPICS, delete, 6)
+        assert {result.error_code for result in response.responses} == {E.NONE}
+        assert stretch_s < LIMIT_S
+    folders = world.broker.broker.data_dir.path
+    assert len(list(folders.glob("short-lived-*-delete"))) == 2 * 4 * len(names)
+    world.broker.longest_stretch_s()
+    world.broker.keep_up_storage()
+    assert world.broker.longest_stretch_s() < LIMIT_S
+    assert not list(folders.glob("short-lived-*"))
 
 
 def test_batches_for_many_partitions_are_appended_and_fetched_in_turns(world: World) -> None:

@@ -207,3 +207,44 @@ def test_storage_starts_without_numpy_and_pyarrow() -> None:
     code = "import sys, semel.storage; print([m for m in ('numpy', 'pyarrow') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def delete_cpu_s(folder: Folder, topic: str) -> float:
+    """CPU time for the deletion of partitions."""
+    for partition in range(300):
+        folder.data_dir.create(topic, partition, TOPIC_ID, LogConfig())
+    started_s = time.thread_time()
+    for partition in range(300):
+        folder.data_dir.delete(topic, partition)
+    return time.thread_time() - started_s
+
+
+def test_a_deletion_costs_the_same_however_many_partitions_were_deleted_before(folder: Folder) -> None:
+    """Their folders wait for their removal. At a restart after a crash thousands of deletions come on top of them."""
+    first_s = min(delete_cpu_s(folder, f"first-{run}") for run in range(3))
+    for number in range(50_000):
+        folder.data_dir._remove_later(str(folder.path / f"gone-{number}.{TOPIC_ID.hex}-delete"), 0)
+    assert min(delete_cpu_s(folder, f"later-{run}") for run in range(3)) < 5 * first_s
+
+
+def test_the_removal_of_old_files_never_touches_a_new_partition_of_the_same_name(folder: Folder) -> None:
+    log = folder.data_dir.create("again", 0, TOPIC_ID, LogConfig())
+    path = Path(log.folder)
+    names = [f"{number:020d}.log.deleted" for number in range(3)]
+    opened = log.opened  # that removes what an earlier run left
+    for name in names:
+        (path / name).touch()
+    opened._remove_later([str(path / name) for name in names], START_MS)
+    removal = folder.data_dir.garbage_removal(START_MS + 10**9)
+    next(removal)
+    left = [name for name in names if (path / name).exists()]
+    assert len(left) == 2
+    folder.data_dir.delete("again", 0)
+    folder.data_dir.create("again", 0, UUID(int=2), LogConfig())
+    for name in left:
+        (path / name).touch()
+    for _ in removal:
+        pass
+    assert all((path / name).exists() for name in left)
+    folder.data_dir.remove_garbage(START_MS + 10**12)
+    assert not list(folder.path.glob("again-0.*-delete"))

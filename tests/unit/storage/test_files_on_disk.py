@@ -129,12 +129,12 @@ def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
             file.write(b"".join(pack(0, row % 1000, row * 3, row * 3 + 2, 5) for row in rows))
     index = TransactionIndex(FileCache(Files()), str(path), path.stat().st_size)
     index.overlapping(0, 10)  # the first one reads the file
-    started = time.perf_counter()
+    started = time.thread_time()
     for number in range(100):
         row = number * 9_973 % count
         found, _ = index.overlapping(row * 3 + 1, row * 3 + 5)
         assert found == [AbortedTxn(r % 1000, r * 3, r * 3 + 2, 5) for r in (row, row + 1) if r < count]
-    per_lookup_ms = (time.perf_counter() - started) * 10
+    per_lookup_ms = (time.thread_time() - started) * 10
     assert per_lookup_ms < 20, "a scan of a million entries takes 500 ms"
     index.append(AbortedTxn(1, 7, 3 * count + 5, 8))
     assert index.overlapping(3 * count, 3 * count + 10)[0] == [AbortedTxn(1, 7, 3 * count + 5, 8)]

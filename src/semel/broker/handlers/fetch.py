@@ -205,10 +205,11 @@ class Fetch:
         self.found_bytes = 0
         self.has_error = False
         answers = []
+        may_wait = self._request.max_wait_ms > 0
         for at, (key, ask, _) in enumerate(self._partitions):
             partition = self._find(key)
             self._partitions[at] = (key, ask, partition)
-            if partition is not None and partition not in self._watched:
+            if may_wait and partition is not None and partition not in self._watched:
                 self._watch(partition)  # before it is read, so that nothing is missed
             answers.append((key, self._read_partition(key, ask, partition)))
             yield
