@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from semel.broker import settings
 from semel.broker.settings import HOUR_MS, MINUTE_MS, TABLE, Setting, SettingError, Settings, as_text
 from semel.protocol.errors import ErrorCode
-from semel.storage import LogConfig, StorageError
+from semel.storage import LogConfig
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
@@ -91,10 +91,7 @@ def validate(overrides: Mapping[str, str]) -> None:
         value = topic_row(name).parse(text)
         if name == "remote.storage.enable" and value:
             raise SettingError(f"topic config {name} cannot be true: {_NO_TIERS}")
-    try:
-        config = LogConfig.parse({name: text for name, text in overrides.items() if name not in BROKER_SIDE})
-    except StorageError as error:
-        raise SettingError(error.message) from None
+    config = with_overrides(LogConfig(), overrides)
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise SettingError(
             f"conflict topic config setting min.compaction.lag.ms ({config.min_compaction_lag_ms}) > "
@@ -105,14 +102,17 @@ def validate(overrides: Mapping[str, str]) -> None:
 def base_config(settings: Settings) -> LogConfig:
     """What the storage is told about a topic without settings of its own."""
     texts = {name: topic_default(settings, name) for name in NAMES if name not in BROKER_SIDE}
-    config = LogConfig.parse({name: text for name, text in texts.items() if text is not None})
+    config = with_overrides(LogConfig(), {name: text for name, text in texts.items() if text is not None})
     return replace(config, producer_id_expiration_ms=settings["producer.id.expiration.ms"])
 
 
 def with_overrides(base: LogConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """The same for a topic that has some."""
-    own = {name: text for name, text in overrides.items() if name not in BROKER_SIDE}
-    return base.with_settings(own) if own else base
+    """The same for a topic that has some. A field of LogConfig is Kafka's name with underscores for dots."""
+    values = {name: topic_row(name).parse(text) for name, text in overrides.items() if name not in BROKER_SIDE}
+    fields: dict[str, Any] = {
+        name.replace(".", "_"): frozenset(v) if isinstance(v, tuple) else v for name, v in values.items()
+    }
+    return replace(base, **fields) if fields else base
 
 
 def value_of(settings: Settings, overrides: Mapping[str, str], name: str) -> Any:

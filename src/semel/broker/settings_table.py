@@ -243,6 +243,8 @@ _LOG = (
         "long",
         -1,
         "Size of a partition above which old segments go; -1: no limit.",
+        -INT64_MAX - 1,
+        INT64_MAX,
         dynamic=True,
         topic="retention.bytes",
     ),

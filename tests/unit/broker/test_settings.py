@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from semel.broker import resource_settings
 from semel.broker.runner import advertised_address, listen_address
 from semel.broker.settings import MEANINGLESS, TABLE, SettingError, Settings, as_text, read_properties, row_of
-from semel.storage.config import SETTINGS as STORAGE_SETTINGS
+from semel.storage.config import LogConfig
 
 
 def test_every_default_can_be_written_and_read_back() -> None:
@@ -126,7 +128,8 @@ def test_retention_and_rolling_take_the_finest_unit_that_was_given() -> None:
 
 
 def test_every_setting_of_the_storage_can_be_set_for_a_topic_and_for_the_broker() -> None:
-    assert set(STORAGE_SETTINGS) <= set(resource_settings.NAMES)
+    fields = {field.name.replace("_", ".") for field in dataclasses.fields(LogConfig)} - {"producer.id.expiration.ms"}
+    assert fields == set(resource_settings.NAMES) - set(resource_settings.BROKER_SIDE)
     for name in set(resource_settings.NAMES) - set(resource_settings.NO_EFFECT):
         assert row_of(resource_settings.SYNONYMS[name][0][0])
 
@@ -150,3 +153,29 @@ def test_properties_files_have_comments_and_equals_signs() -> None:
     assert read_properties(lines) == {"num.partitions": "3", "advertised.listeners": "PLAINTEXT://a=b:1"}
     with pytest.raises(SettingError, match=r"line 1 is 'num.partitions 3'; expected name=value"):
         read_properties(["num.partitions 3"])
+
+
+def test_topic_settings_become_the_storages() -> None:
+    texts = {"segment.bytes": "2097152", "cleanup.policy": "compact, delete", "retention.ms": "-1"}
+    config = resource_settings.with_overrides(LogConfig(), texts)
+    assert (config.segment_bytes, config.compact, config.delete, config.retention_ms) == (2097152, True, True, -1)
+    assert resource_settings.base_config(Settings()) == LogConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("segment.bytes", "1000"),
+        ("segment.bytes", "many"),
+        ("segment.ms", "0"),
+        ("retention.ms", "-2"),
+        ("retention.bytes", str(2**63)),
+        ("cleanup.policy", "shred"),
+        ("message.timestamp.type", "createtime"),
+        ("min.cleanable.dirty.ratio", "1.5"),
+        ("no.such.setting", "1"),
+    ],
+)
+def test_a_bad_topic_setting_is_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        resource_settings.validate({name: text})

@@ -248,10 +248,10 @@ def test_dirty_ratio_and_lags_decide_when(folder: Folder) -> None:
     put(log, b"new", b"x" * 300)
     put(log, b"new", b"x" * 300)
     assert plan(log, START_MS) is None
-    log.config = folder.config = folder.config.with_settings({"max.compaction.lag.ms": "1000"})
+    log.config = folder.config = replace(folder.config, max_compaction_lag_ms=1000)
     assert plan(log, START_MS + 1000) is None
     assert plan(log, START_MS + 1001) is not None
-    log.config = folder.config.with_settings({"min.compaction.lag.ms": "5000", "max.compaction.lag.ms": "9000"})
+    log.config = replace(folder.config, min_compaction_lag_ms=5000, max_compaction_lag_ms=9000)
     assert plan(log, START_MS + 4000, force=True) is None
     assert plan(log, START_MS + 5001, force=True) is not None
 
@@ -432,7 +432,7 @@ def test_compactor_takes_the_dirtiest_log_on_its_own_thread(folder: Folder) -> N
     clean_log = folder.log("a", cleanup_policy=COMPACT, segment_bytes=400)
     put(clean_log, b"k", b"v")
     dirty = folder.log("b")
-    plain = folder.data_dir.create("c", 0, dirty.topic_id, folder.config.with_settings({"cleanup.policy": "delete"}))
+    plain = folder.data_dir.create("c", 0, dirty.topic_id, replace(folder.config, cleanup_policy=frozenset({"delete"})))
     for number in range(40):
         put(dirty, b"k", b"%d" % number)
         put(plain, b"k", b"%d" % number)
@@ -459,7 +459,7 @@ def test_a_batch_that_cannot_be_read_is_kept_as_it_is(folder: Folder) -> None:
     log.append_records(garbage, now_ms=START_MS)
     for number in range(20):
         put(log, b"k", b"%d" % number)
-    log.config = folder.config = folder.config.with_settings({"cleanup.policy": "compact"})
+    log.config = folder.config = replace(folder.config, cleanup_policy=frozenset({"compact"}))
     assert compact(log)
     assert bytes(log.read(0, 1).records) == bytes(garbage)
     assert len(all_headers(log)) < 10

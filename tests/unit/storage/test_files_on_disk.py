@@ -11,7 +11,6 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.storage import LogConfig, StorageError
 from semel.storage.files import FileCache, Files
 from semel.storage.producer_state import (
     BatchInfo,
@@ -139,29 +138,3 @@ def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
     index.append(AbortedTxn(1, 7, 3 * count + 5, 8))
     assert index.overlapping(3 * count, 3 * count + 10)[0] == [AbortedTxn(1, 7, 3 * count + 5, 8)]
     index.close()
-
-
-def test_settings_have_kafkas_names_and_defaults() -> None:
-    config = LogConfig.parse({"segment.bytes": "2097152", "cleanup.policy": "compact, delete", "retention.ms": "-1"})
-    assert (config.segment_bytes, config.compact, config.delete, config.retention_ms) == (2097152, True, True, -1)
-    assert LogConfig().to_settings()["max.message.bytes"] == "1048588"
-    assert LogConfig.parse(config.to_settings()) == config
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("segment.bytes", "1000"),
-        ("segment.bytes", "many"),
-        ("segment.ms", "0"),
-        ("retention.ms", "-2"),
-        ("cleanup.policy", "shred"),
-        ("message.timestamp.type", "createtime"),
-        ("min.cleanable.dirty.ratio", "1.5"),
-        ("no.such.setting", "1"),
-    ],
-)
-def test_a_bad_setting_is_refused_by_name(name: str, text: str) -> None:
-    with pytest.raises(StorageError) as refused:
-        LogConfig.parse({name: text})
-    assert name in refused.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_segments_beyond_retention_bytes_go(folder: Folder) -> None:
 def test_retention_is_off_when_negative_and_for_compacted_topics(folder: Folder) -> None:
     log = fill(folder, retention_ms=FOREVER, retention_bytes=-1)
     assert log.apply_retention(START_MS + 10**12) == 0
-    log.config = log.config.with_settings({"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"})
+    log.config = replace(log.config, cleanup_policy=frozenset({"compact"}), retention_ms=1, retention_bytes=1)
     assert log.apply_retention(START_MS + 10**12) == 0
 
 
