@@ -136,7 +136,6 @@ def test_a_guess_that_fails_is_not_made_again_and_is_no_failure_of_the_query(
 
     monkeypatch.setattr(in_place.InPlace, "allows", noted)
     monkeypatch.setattr(write_job, "written", fails_once)
-    monkeypatch.setattr("semel.spark.small_rows.MOST_ROWS", 1000)  # 20 KB are small
     reports = copied(session, deceptive, max_attempts=2)
     assert places(deceptive)[0] == {0}
     assert failed

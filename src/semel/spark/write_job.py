@@ -16,7 +16,6 @@ from semel.spark.reruns import StageWatch, spark_notices
 from semel.spark.session import changed
 from semel.spark.sink_columns import prepared
 from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, SinkOptions
-from semel.spark.small_rows import SmallRows
 from semel.spark.writing import (
     REPORT_COLUMNS,
     OwnerStalledError,
@@ -47,7 +46,6 @@ class WriteJob:
 
     def __init__(self, cluster: Cluster) -> None:
         self._in_place = InPlace(cluster)
-        self._small_rows = SmallRows()
 
     def __call__(
         self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
@@ -58,23 +56,13 @@ class WriteJob:
         if needs_no_shuffle(rows, options):
             fewest = min(topic.partitions for topic in targets.topics)
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
-            return self._direct(rows, fewest, task, options, lambda job: collected(job, precautions))
+            return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
             task = direct_task(handle, routing, precautions, is_guess=True)
-            return self._direct(rows, few, task, options, lambda job: self._stay(job, batch.batch_id))
+            return self._stay(rows.coalesce(few).mapInArrow(task, REPORT_COLUMNS), batch.batch_id)
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
-
-    def _direct(
-        self, rows: Any, tasks: int, task: Any, options: SinkOptions, collect: Callable[[Any], list[Report]]
-    ) -> list[Report]:
-        """Every task writes what it has."""
-
-        def job(rows: Any) -> list[Report]:
-            return collect(rows.coalesce(tasks).mapInArrow(task, REPORT_COLUMNS))
-
-        return self._small_rows.run(rows, job, lambda report: report.rows) if options.max_attempts > 1 else job(rows)
 
     def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
