@@ -347,35 +347,45 @@ def test_a_class_of_the_client_is_the_only_one_of_its_name() -> None:
     assert {name: where for name, where in ours.items() if len(where) > 1} == {}
 
 
-# --- the drawing of one micro-batch ---
+# --- drawings of call chains ---
 
 
-def drawn_calls() -> list[tuple[int, str, str]]:
-    """(indent, name, module) of each line of the drawing."""
-    chapter = TEXTS["architecture.md"].partition("## One micro-batch on the driver")[2]
-    drawing = next(text for _, text in blocks(chapter))
-    lines = [re.fullmatch(r"( *)([\w.]+) +(\w+)\.py +\S.*", line) for line in drawing.splitlines()]
+def drawn_calls(chapter: str) -> list[tuple[int, str, str]]:
+    """(indent, name, module) of each line of the drawing of a chapter."""
+    text = TEXTS["architecture.md"].partition(f"## {chapter}\n")[2]
+    drawing = next(text for _, text in blocks(text))
+    lines = [re.fullmatch(r"( *)([\w.]+) +([\w/]+)\.py +\S.*", line) for line in drawing.splitlines()]
     assert all(lines), "each line is a function, its module and what it does"
-    return [(len(line[1]), line[2], line[3]) for line in lines if line]
+    return [(len(line[1]), line[2], line[3].replace("/", ".")) for line in lines if line]
 
 
 def function_of(name: str, module: str) -> Callable[..., Any]:
-    found: Any = import_module(f"semel.spark.{module}")
+    found: Any = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     assert inspect.isfunction(found), f"{name} in {module}"
     return found
 
 
-def test_the_drawing_of_a_micro_batch_is_the_call_chain_of_the_code() -> None:
-    calls = drawn_calls()
-    assert 0 < len(calls) <= 12
+@pytest.mark.parametrize(
+    ("chapter", "package", "most_calls", "called_as"),
+    [
+        ("One micro-batch on the driver", "semel.spark", 12, {"WriteJob.__call__": "self.job"}),
+        ("One Produce request in the broker", "semel", 15, {"produce": "served.handler"}),
+    ],
+)
+def test_a_drawing_is_the_call_chain_of_the_code(
+    chapter: str, package: str, most_calls: int, called_as: dict[str, str]
+) -> None:
+    """`called_as`: functions that are called by another name."""
+    calls = drawn_calls(chapter)
+    assert 0 < len(calls) <= most_calls
     above: list[tuple[int, Callable[..., Any]]] = []
     for indent, name, module in calls:
         while above and above[-1][0] >= indent:
             above.pop()
-        called = {"WriteJob.__call__": "self.job"}.get(name, name.rpartition(".")[2])
+        called = called_as.get(name, name.rpartition(".")[2])
         if above:
             caller = above[-1][1]
             assert f"{called}(" in inspect.getsource(caller), f"{caller.__qualname__} does not call {name}"
-        above.append((indent, function_of(name, module)))
+        above.append((indent, function_of(name, f"{package}.{module}")))

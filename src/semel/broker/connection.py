@@ -147,18 +147,14 @@ class Connection(asyncio.BufferedProtocol):
         self._server.bytes_in += nbytes
         self._is_corked = True
         try:
-            self._take_frames()
-        finally:
-            self._is_corked = False
-            if self._outbox:
-                self._flush()
-
-    def _take_frames(self) -> None:
-        try:
             while self._transport is not None and (frame := self._received.next_frame()) is not None:
                 self._on_frame(frame)
         except FrameSizeError as error:
             self.close(str(error))
+        finally:
+            self._is_corked = False
+            if self._outbox:
+                self._flush()
 
     def eof_received(self) -> bool:
         return False  # close; answers to a client that went away are of no use
