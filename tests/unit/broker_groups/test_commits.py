@@ -119,7 +119,7 @@ async def test_offsets_survive_a_crash(world: World) -> None:
     (leader,) = await world.stable()
     who = Committer(leader.generation_id, leader.member_id)
     commits = [OffsetToCommit("t", 0, 5, 2, "note", b"T" * 16), OffsetToCommit("t", 1, 7)]
-    assert await world.groups.commits.commit("g", who, commits) is E.NONE
+    assert (await world.groups.commits.commit("g", who, commits)).code is E.NONE
     await world.commit(9, group="other", topic="u")
     await world.crash_and_restart()
     committed = world.groups.commits.committed("g", "t", 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from semel.broker.groups import handlers
+from semel.broker.turns import MANY
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.groups import (
@@ -174,6 +175,32 @@ async def test_refused_commit_refuses_all_partitions_that_exist(world: World) ->
         E.UNKNOWN_MEMBER_ID,
         E.UNKNOWN_TOPIC_OR_PARTITION,
     ]
+
+
+@pytest.mark.parametrize("version", [9, 10])
+@in_world()
+async def test_of_very_many_offsets_those_that_were_stored_before_the_disk_was_full_are_acknowledged(
+    world: World, version: int
+) -> None:
+    count = 2 * MANY + 10
+    topics = SimpleNamespace(name="t", id=TOPIC_ID, partitions=[object()] * count)
+    append, appends = world.log.append, []
+
+    def append_until_full(*args: Any, **kwargs: Any) -> Any:
+        appends.append(args)
+        if len(appends) > 1:
+            world.log.refuse = E.KAFKA_STORAGE_ERROR
+        return append(*args, **kwargs)
+
+    parts = [OffsetCommitRequestPartition(index, 5) for index in range(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Topics, "topic", topics)
+        patch.setattr(world.log, "append", append_until_full)
+        answer = await ask(world, 8, commit_request(version, parts=parts), version)
+    assert len(appends) == 2
+    codes = [part.error_code for part in answer.topics[0].partitions]
+    assert codes == [E.NONE] * MANY + [E.NOT_COORDINATOR] * (count - MANY)
+    assert [world.committed(partition=index) for index in (0, MANY - 1, MANY, count - 1)] == [5, 5, None, None]
 
 
 @in_world()

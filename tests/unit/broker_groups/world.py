@@ -271,7 +271,7 @@ class World:
     async def commit(self, offset: int, who: Committer | None = None, **changes: Any) -> ErrorCode:
         partition, group, topic = changes.pop("partition", 0), changes.pop("group", "g"), changes.pop("topic", "t")
         commits = [OffsetToCommit(topic, partition, offset)]
-        return await self.groups.commits.commit(group, who or Committer(), commits, **changes)
+        return (await self.groups.commits.commit(group, who or Committer(), commits, **changes)).code
 
     async def txn_commit(self, offset: int, producer_id: int = 77, **changes: Any) -> ErrorCode:
         group = changes.pop("group", "g")

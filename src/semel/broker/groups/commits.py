@@ -57,6 +57,13 @@ class OffsetToCommit(NamedTuple):
         )
 
 
+class CommitOutcome(NamedTuple):
+    """How a commit ended: the first ones of its offsets are stored, the others are not."""
+
+    stored: int
+    code: ErrorCode  # of the others
+
+
 class Commits:
     """The requests about offsets."""
 
@@ -73,19 +80,21 @@ class Commits:
         *,
         version: int = GROUP_ID_NOT_FOUND_FROM,
         retention_ms: int = NO_TIME,
-    ) -> ErrorCode:
-        """Stores offsets. Returns when they are durable, or with the error for all of them.
+    ) -> CommitOutcome:
+        """Stores offsets. Returns when they are durable, or with the error for those that are not.
 
         Very many are written in several batches, so that others are served in between; whether the caller may commit is
         checked for each.
         """
         turns = Turns()
+        stored = 0
         for some in _in_batches(commits):
             code = await self._commit(group_id, who, some, version, retention_ms)
             if code is not ErrorCode.NONE:
-                return code
+                return CommitOutcome(stored, code)
+            stored += len(some)
             await turns.next()
-        return ErrorCode.NONE
+        return CommitOutcome(stored, ErrorCode.NONE)
 
     async def _commit(
         self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], version: int, retention_ms: int

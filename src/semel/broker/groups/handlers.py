@@ -130,8 +130,10 @@ async def offset_commit(
     commits: dict[tuple[str, int], OffsetToCommit] = {}
     turns = Turns()
     is_any_known = False
+    names: list[str] = []
     for asked in request.topics:
         topic = _topic_of(broker, context, asked)
+        names.append("" if topic is None else topic.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
         answer = OffsetCommitResponseTopic(asked.name, asked.topic_id)
         response.topics.append(answer)
@@ -144,27 +146,25 @@ async def offset_commit(
                     commits[topic.name, part.partition_index] = OffsetToCommit.of(topic, part)
             await turns.next()
     if is_any_known:
-        code = await groups.commits.commit(
+        outcome = await groups.commits.commit(
             request.group_id,
             Committer(request.generation_id_or_member_epoch, request.member_id, request.group_instance_id),
             list(commits.values()),
             version=context.version,
             retention_ms=request.retention_time_ms,
         )
-        _fill_in(request, response, code, limit)
+        stored = set(list(commits)[: outcome.stored]) if outcome.code else set()
+        for name, asked, answer in zip(names, request.topics, response.topics, strict=True):
+            for part, slot in zip(asked.partitions, answer.partitions, strict=True):
+                if slot.error_code == _OPEN:
+                    code = ErrorCode.NONE if (name, part.partition_index) in stored else outcome.code
+                    too_long = code is ErrorCode.NONE and _too_long(part.committed_metadata, limit)
+                    slot.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE if too_long else code
     return response
 
 
 _OPEN = -2  # a code that is not decided yet
 _NO_PARTITION = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _fill_in(request: OffsetCommitRequest, response: OffsetCommitResponse, code: ErrorCode, limit: int) -> None:
-    for asked, answer in zip(request.topics, response.topics, strict=True):
-        for part, slot in zip(asked.partitions, answer.partitions, strict=True):
-            if slot.error_code == _OPEN:
-                too_long = code is ErrorCode.NONE and _too_long(part.committed_metadata, limit)
-                slot.error_code = ErrorCode.OFFSET_METADATA_TOO_LARGE if too_long else code
 
 
 def _too_long(metadata: str | None, limit: int) -> bool:
