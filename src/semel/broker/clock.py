@@ -19,22 +19,6 @@ class Clock:
         return time.monotonic()
 
 
-class ManualClock(Clock):
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self._now_ms = now_ms
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic_s(self) -> float:
-        return self._now_ms / 1000
-
-    def advance_ms(self, delta_ms: int) -> None:
-        self._now_ms += delta_ms
-
-
 class SteppedClock(Clock):
     """Wall time that an injector can step, forward and backward. Monotonic time is not affected."""
 

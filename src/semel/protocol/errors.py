@@ -31,10 +31,6 @@ class ErrorCode(IntEnum):
         return self.recovery is Recovery.RETRY
 
     @property
-    def abortable(self) -> bool:
-        return self.recovery is Recovery.ABORT
-
-    @property
     def fenced(self) -> bool:
         return self.recovery is Recovery.FENCED
 

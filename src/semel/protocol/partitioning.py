@@ -145,33 +145,3 @@ def _mix_tails(
             for i in range(count):
                 tail |= data[at[rows] + i].astype(np.uint32) << np.uint32(8 * i)
             h[rows] = (h[rows] ^ tail) * np.uint32(MULTIPLIER)
-
-
-def java_string_hash_column(texts: Any) -> npt.NDArray[np.int32]:
-    """`java_string_hash` of every value of a string column; 0 for nulls."""
-    import numpy as np
-
-    from semel.protocol.arrow_binary import binary_parts
-
-    data, starts, ends, valid = binary_parts(texts)
-    if not len(starts):
-        return np.zeros(0, np.int32)
-    first, last = int(starts[0]), int(ends[-1])
-    data = data[first:last]
-    units = np.frombuffer(data.tobytes().decode().encode("utf-16-le"), "<u2").astype(np.uint32)
-    # UTF-16 units before each byte: one for a byte that starts a character, one more for characters beyond 16 bits
-    units_before = np.zeros(len(data) + 1, np.int64)
-    np.cumsum((data & 0xC0 != 0x80).astype(np.int64) + (data >= 0xF0), out=units_before[1:])
-    at, to = units_before[starts - first], units_before[ends - first]
-    if valid is not None:
-        to = np.where(valid, to, at)
-    order = np.argsort(at - to, kind="stable")  # longest first
-    at, lengths = at[order], (to - at)[order]
-    h = np.zeros(len(at), np.uint32)
-    steps = np.searchsorted(-lengths, -np.arange(1, int(lengths[0]) + 1), side="right")
-    for step, rows in enumerate(steps.tolist()):
-        h[:rows] *= np.uint32(31)
-        h[:rows] += units[at[:rows] + step]
-    result = np.empty(len(h), np.int32)
-    result[order] = h.view(np.int32)
-    return result

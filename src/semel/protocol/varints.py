@@ -18,12 +18,6 @@ def write_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def size_of_varint(value: int) -> int:
-    """Bytes that `write_varint` would append."""
-    bits = ((value << 1) ^ (value >> 63)).bit_length()
-    return (bits + 6) // 7 or 1
-
-
 def read_varint(data: bytes | bytearray | memoryview, at: int, end: int, bits: int = 32) -> tuple[int, int]:
     """(number, position after it). `end` is where the surrounding record or batch ends."""
     if at < end and (byte := data[at]) < 0x80:  # most of them

@@ -11,7 +11,6 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from semel.broker.clock import ManualClock
 from semel.broker.coordinator_runtime import Outcome
 from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
 from semel.broker.groups.classic_group import ClassicMember, GroupState
@@ -31,6 +30,7 @@ from semel.protocol.messages.groups import (
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record, decode_batch, encode_batch
 from semel.storage import StorageError
+from tests.support.clock import ManualClock
 from tests.support.waiting import PATIENCE_S
 
 SETTINGS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator
 
-from semel.broker.clock import ManualClock
 from semel.broker.coordinator_runtime import Outcome
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.records import decode_key, decode_value
@@ -15,6 +14,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record
 from semel.storage import StorageError
+from tests.support.clock import ManualClock
 from tests.support.waiting import PATIENCE_S
 
 TopicPartition = tuple[str, int]

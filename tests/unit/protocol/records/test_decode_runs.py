@@ -38,7 +38,7 @@ def in_one_answer(parts: list[bytes]) -> list[memoryview]:
 
 def run_count(data: list[Buffer]) -> int:
     sets = [(decode_runs.RecordSet(each), Progress(0)) for each in data]
-    return len(list(decode_runs.runs(sets, decode_runs.Limits())))
+    return len(list(decode_runs.runs(sets, decode_runs.DecodeLimits())))
 
 
 @pytest.mark.parametrize("slice_rows", [64, 100_000])

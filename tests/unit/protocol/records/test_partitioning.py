@@ -16,7 +16,6 @@ from semel.protocol.partitioning import (
     NO_PARTITION,
     coordinator_partition,
     java_string_hash,
-    java_string_hash_column,
     murmur2,
     murmur2_column,
     partition_for_key,
@@ -66,14 +65,6 @@ def test_string_hash_equals_java() -> None:
     for text, hash_, by_50 in TEXTS:
         assert java_string_hash(text) == hash_
         assert coordinator_partition(text, 50) == by_50
-
-
-def test_string_hash_over_a_column_equals_java() -> None:
-    texts = [text for text, *_ in TEXTS] + [None]
-    for kind in (pa.string(), pa.large_string()):
-        column = pa.array(texts, kind)
-        assert java_string_hash_column(column.slice(2)).tolist() == [hash_ for _, hash_, _ in TEXTS[2:]] + [0]
-    assert java_string_hash_column(pa.array([], pa.string())).tolist() == []
 
 
 def test_smallest_hash_goes_to_partition_zero_as_in_kafka() -> None:
