@@ -17,7 +17,7 @@ from semel.broker.maintenance import Maintenance
 from semel.broker.runner import bind
 from semel.broker.server import Server
 from semel.broker.settings import Settings
-from tests.support.waiting import STALL_S
+from tests.support.waiting import PATIENCE_S
 
 
 class MeasuringSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
@@ -79,21 +79,21 @@ class MeasuredBroker:
             await asyncio.sleep(0)
             longest_s, self._selector.longest_s = self._selector.longest_s, 0.0
 
-        asyncio.run_coroutine_threadsafe(take(), self._loop).result(STALL_S)
+        asyncio.run_coroutine_threadsafe(take(), self._loop).result(PATIENCE_S)
         return longest_s
 
     def keep_up_storage(self) -> None:
         """One round of the background work on the data folder, now."""
-        asyncio.run_coroutine_threadsafe(self._maintenance.keep_up_storage(), self._loop).result(STALL_S)
+        asyncio.run_coroutine_threadsafe(self._maintenance.keep_up_storage(), self._loop).result(PATIENCE_S)
 
     def __enter__(self) -> MeasuredBroker:
         self._thread.start()
-        assert self._is_ready.wait(STALL_S)
+        assert self._is_ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(STALL_S)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 60.0  # how long a test waits for what must come; a busy machine may stall for many seconds
+PATIENCE_S = 120.0  # how long a test waits for what must come; a busy machine may stall for many seconds
 STALL_S = 25.0  # a test that says "not later than" allows for this; what it excludes takes twice as long, or longer
 
 
