@@ -122,7 +122,7 @@ class ApacheKafka(BrokerProcess):
     the disk before it is acknowledged, as semel's default does, so that a comparison is fair.
     """
 
-    timeout_s = 60
+    timeout_s = 180  # 4 s where nothing else runs
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class ApacheKafka(BrokerProcess):
         self._begin(Process(self._command(), cwd=self.directory), r"Kafka Server started", timeout_s)
         return self
 
-    def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 60) -> str:
+    def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 180) -> str:
         """What one of Kafka's tools says when pointed at this node."""
         words = ("--bootstrap-server", self.bootstrap, *arguments)
         return java_tool(name, *words, stdin=stdin, timeout_s=timeout_s).stdout

@@ -25,7 +25,7 @@ class BrokerFailedError(ProcessFailed):
 class BrokerProcess(ABC):
     """One broker process on 127.0.0.1. Data and port stay over restarts. Use it as a context manager."""
 
-    timeout_s: float = 30  # of a start and of an orderly end
+    timeout_s: float = 60  # of a start and of an orderly end
 
     def __init__(self, directory: Path | None, prefix: str) -> None:
         self._prefix = prefix
@@ -176,7 +176,7 @@ class Broker(SemelBroker):
         fsync: str = "commit",
         settings: Mapping[str, object] | None = None,
         log_level: str = "warning",
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         self.fsync, self.settings = fsync, dict(settings or {})
         words = [word for name, value in self.settings.items() for word in ("--set", f"{name}={_text(value)}")]
