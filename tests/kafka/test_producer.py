@@ -344,7 +344,7 @@ def test_memory_is_given_back(cluster: Cluster, topic: str) -> None:
                 producer.send(topic, b"x" * 1000)
             producer.send_table(topic, pa.table({"value": [b"x" * 1000] * 200}))
         producer.flush(30)
-        assert producer._accumulator.used_bytes == 0
+        assert producer._sender.used_bytes == 0
 
 
 # --- bad input ---

@@ -73,7 +73,7 @@ def make(cluster: Cluster, version: int) -> Iterator[Callable[..., Producer]]:
         producer = Producer({**defaults, **options})
         made.append(producer)
         producer.init_transactions(30)
-        assert producer._transactional().generation == version
+        assert producer._transactional().transaction.generation == version
         return producer
 
     yield make
@@ -363,20 +363,20 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
 ) -> None:
     """After a repeated end the next transaction has a new epoch, so a copy that is still on its way is refused."""
     producer = make(proxy.bootstrap)
-    gate = producer._transactional()
+    transaction, coordinator = producer._transactional().transaction, producer._transactional().coordinator
     producer.begin_transaction()
     producer.send(topic, b"first").result(PATIENCE_S)
-    before = gate._identity
+    before = transaction._identity
     fault = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST))
     producer.commit_transaction(30)
     fault.assert_fired()
     producer.begin_transaction()
-    assert gate._identity is not None
+    assert transaction._identity is not None
     assert before is not None
-    assert gate._identity.epoch > before.epoch
+    assert transaction._identity.epoch > before.epoch
     producer.send(topic, b"second").result(PATIENCE_S)
     with pytest.raises(FencedError):
-        gate.coordinator.end(before, True, gate.generation, gate.coordinator.cluster.deadline(PATIENCE_S))
+        coordinator.end(before, True, transaction.generation, coordinator.cluster.deadline(PATIENCE_S))
     producer.commit_transaction(30)
     assert _settled(cluster, topic, 2)
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from semel.client.errors import RetriableError as RetriableError
     from semel.client.errors import TimedOutError as TimedOutError
     from semel.client.producer import Producer as Producer
-    from semel.client.producer.batches import Delivery as Delivery
     from semel.client.producer.batches import RecordMetadata as RecordMetadata
-    from semel.client.producer.batches import TableDelivery as TableDelivery
+    from semel.client.producer.deliveries import Delivery as Delivery
+    from semel.client.producer.deliveries import TableDelivery as TableDelivery
     from semel.client.producer.handle import TransactionHandle as TransactionHandle
     from semel.client.producer.handle import TransactionOwner as TransactionOwner
     from semel.client.settings import ClientSettings as ClientSettings
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "admin": ("Admin",),
-    "producer.batches": ("Delivery", "RecordMetadata", "TableDelivery"),
+    "producer.batches": ("RecordMetadata",),
+    "producer.deliveries": ("Delivery", "TableDelivery"),
     "cluster": ("Cluster",),
     "consumer": ("Consumer",),
     "consumer.rebalance": ("RebalanceListener",),

@@ -7,8 +7,7 @@ from enum import Enum
 
 from semel.client.cluster import Cluster, Leader
 from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
-from semel.client.producer.accumulator import Place
-from semel.client.producer.batches import Identity
+from semel.client.producer.batches import Identity, Place
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery

@@ -20,8 +20,7 @@ from semel.client.admin.transactions import TransactionInfo, describe_transactio
 from semel.client.cluster import Cluster
 from semel.client.errors import KafkaError, UnsupportedByBrokerError
 from semel.client.log_reading import last_sequences
-from semel.client.producer.accumulator import Place
-from semel.client.producer.batches import Identity
+from semel.client.producer.batches import Identity, Place
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import ProducerSettings
 from semel.protocol.errors import ErrorCode

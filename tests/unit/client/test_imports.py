@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+CORES = ["accumulator", "batches", "core", "identities", "partition_queue", "transaction", "transaction_states"]
+NOT_IN_A_CORE = {"asyncio", "os", "random", "select", "socket", "ssl", "threading", "time"}
+DRIVERS = {"cluster", "connection", "producer.sender", "producer.deliveries", "producer.coordinator", "timing"}
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -38,3 +45,19 @@ def test_every_public_name_can_be_loaded() -> None:
         assert getattr(semel.client, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = semel.client.no_such_name
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_core_has_no_thread_socket_clock_or_driver(name: str) -> None:
+    spec = find_spec(f"semel.client.producer.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    imported = set()
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    assert imported
+    assert not {module.split(".")[0] for module in imported} & NOT_IN_A_CORE
+    assert not imported & {f"semel.client.{driver}" for driver in DRIVERS}

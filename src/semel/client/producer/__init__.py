@@ -1,10 +1,16 @@
 """Writing records: batches, sequences, retries, transactions.
 
-producer         `Producer`, the calls that users make      sender              sends batches, takes their responses
-accumulator      where records wait, memory is counted       partition_queue     order and retries of a partition; pure
-batches          one batch, and the deliveries of its rows   tables              Arrow tables to batches
-transactions     a producer's transaction                    transaction_states  its life as one table; pure
-coordinator      the requests of a transaction               handle              one transaction, many processes
+What it decides, without I/O, lock or clock (decision 32):
+core             what is sent when, what responses mean    identities          under which id and epoch
+accumulator      where records wait, memory is counted     partition_queue     order and retries of a partition
+transaction      a transaction and its failures            transaction_states  its life as one table
+batches          one batch
+
+What it does:
+producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting
+transactions     the calls of a transaction                coordinator         their requests
+deliveries       what a program holds of its records       tables              Arrow tables to batches
+handle           one transaction, many processes           sticky_partitioner  partitions for rows without a key
 """
 
 from __future__ import annotations

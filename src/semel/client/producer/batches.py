@@ -1,4 +1,4 @@
-"""A record batch on its way to a broker, and what its sender holds of it: the deliveries.
+"""A record batch on its way to a broker. No I/O.
 
 A batch is encoded once. The producer's id, epoch and sequence are stamped into its header just before it is first
 sent; every retry carries the same stamp, so the broker can tell a retry from new data.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from threading import Condition
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from semel.client.errors import KafkaError, TimedOutError
+from semel.client.errors import KafkaError
 from semel.protocol.batch import HEADER_SIZE, NO_TIMESTAMP, TRANSACTIONAL_BIT, next_sequence, read_header, seal_crc
 from semel.protocol.rows import Record, encode_batch
 
 if TYPE_CHECKING:
     from semel.client.producer.tables import TablePart
 
+Place = tuple[str, int]  # topic, partition
 Row = tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]  # key, value, timestamp, headers
 
 RECORD_OVERHEAD_BYTES = 24  # at most this much beside key, value and headers, for timestamps within 24 days
@@ -212,120 +212,3 @@ def split(batch: ProducerBatch) -> list[ProducerBatch]:
     batch.halves = halves
     halves[1].size_bytes = batch.size_bytes - halves[0].size_bytes
     return halves
-
-
-class Delivery:
-    """What `send` returns: the place of one record, once it is known."""
-
-    __slots__ = ("_batch", "_changed", "_index", "_timestamp")
-
-    def __init__(self, batch: ProducerBatch, index: int, timestamp: int, changed: Condition) -> None:
-        self._batch = batch
-        self._index = index
-        self._timestamp = timestamp
-        self._changed = changed
-
-    def done(self) -> bool:
-        return self._batch.done
-
-    def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Waits for the broker's word: the record's place, or the error that kept it from being stored."""
-        wait_done(self._batch, self._changed, timeout)
-        batch, index = self._batch.part_with(self._index)
-        if batch.error is not None:
-            raise batch.error
-        offset = batch.base_offset + index if batch.base_offset >= 0 else -1
-        stamped = batch.log_append_time if batch.log_append_time >= 0 else self._timestamp
-        return RecordMetadata(batch.topic, batch.partition, offset, stamped)
-
-    get = result  # as kafka-python's futures say
-
-    def exception(self, timeout: float | None = None) -> KafkaError | None:
-        """Waits; the error, or None if the record was stored."""
-        wait_done(self._batch, self._changed, timeout)
-        return self._batch.part_with(self._index)[0].error
-
-    def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
-        """Calls the function with this delivery when it is done: in the sender's thread, so it must not block."""
-        with self._changed:
-            if not self._batch.done:
-                if self._batch.callbacks is None:
-                    self._batch.callbacks = []
-                self._batch.callbacks.append(lambda _batch: function(self))
-                return
-        function(self)
-
-
-class TableShare(NamedTuple):
-    """Rows of a table in a batch, which may hold rows of other tables before and after them."""
-
-    batch: ProducerBatch
-    first: int  # the place of the first one in the batch
-    row_count: int
-    rows: Any  # which rows of the table they are, in order
-
-
-class TableDelivery:
-    """What `send_table` returns: where each row of the table was stored, once it is known."""
-
-    def __init__(self, shares: list[TableShare], row_count: int, changed: Condition) -> None:
-        self._shares = shares
-        self._batches = [share.batch for share in shares]
-        self._row_count = row_count
-        self._changed = changed
-
-    def __len__(self) -> int:
-        return self._row_count
-
-    def done(self) -> bool:
-        return all(batch.done for batch in self._batches)
-
-    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
-        """Waits for all of them; one entry per stored batch. Raises the first error."""
-        for batch in self._batches:
-            wait_done(batch, self._changed, timeout)
-        for batch in self._batches:
-            if batch.error is not None:
-                raise batch.error
-        return [run for share in self._shares for run in share.batch.metadata(share.first, share.row_count)]
-
-    get = result
-
-    def exception(self, timeout: float | None = None) -> KafkaError | None:
-        """Waits; the first error, or None if every row was stored."""
-        for batch in self._batches:
-            wait_done(batch, self._changed, timeout)
-        return next((batch.error for batch in self._batches if batch.error is not None), None)
-
-    def places(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """(partition, offset) of every row of the table, as numpy arrays in the order of the rows."""
-        import numpy as np
-
-        self.result(timeout)
-        partitions = np.empty(self._row_count, np.int32)
-        offsets = np.empty(self._row_count, np.int64)
-        for share in self._shares:
-            runs = share.batch.metadata(share.first, share.row_count)
-            partitions[share.rows] = share.batch.partition
-            offsets[share.rows] = np.concatenate([_offsets_of(run) for run in runs])
-        return partitions, offsets
-
-
-def _offsets_of(run: BatchMetadata) -> Any:
-    import numpy as np
-
-    if run.base_offset < 0:  # acks=0: not known
-        return np.full(run.record_count, -1, np.int64)
-    return np.arange(run.base_offset, run.base_offset + run.record_count)
-
-
-def wait_done(batch: ProducerBatch, changed: Condition, timeout_s: float | None) -> ProducerBatch:
-    """Waits until a batch is done."""
-    if not batch.done:
-        with changed:
-            if not changed.wait_for(lambda: batch.done, timeout_s):
-                raise TimedOutError(
-                    f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_s} s of "
-                    "waiting; it is still on its way: wait longer, or see delivery.timeout.ms"
-                )
-    return batch

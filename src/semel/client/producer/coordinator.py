@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from semel.client.cluster import AnyNode, Cluster, group_coordinator, transaction_coordinator
 from semel.client.errors import ConnectionFailedError, TimedOutError
-from semel.client.producer.accumulator import Place
-from semel.client.producer.batches import Identity
+from semel.client.producer.batches import Identity, Place
+from semel.client.producer.transaction import VERSIONS
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.messages.transactions import (
@@ -35,17 +35,6 @@ from semel.protocol.messages.transactions import (
 
 FEATURE = "transaction.version"
 FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
-
-
-class Versions(NamedTuple):
-    """(lowest, highest) version of each request in a generation of the protocol."""
-
-    produce: tuple[int, int]
-    end_txn: tuple[int, int]
-    txn_offset_commit: tuple[int, int]
-
-
-VERSIONS = {1: Versions((3, 11), (0, 4), (0, 4)), 2: Versions((12, 12), (5, 5), (5, 5))}
 
 
 class EndAnswer(NamedTuple):

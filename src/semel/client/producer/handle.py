@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 from semel.client.cluster import Cluster
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.log_reading import header_at, last_sequences, opening_header
-from semel.client.producer.accumulator import Place
-from semel.client.producer.batches import Identity, ProducerBatch
-from semel.client.producer.coordinator import VERSIONS, CoordinatorClient, new_identity
-from semel.client.producer.sender import NAMES_UP_TO, FixedGate, Sender
+from semel.client.producer.batches import Identity, Place, ProducerBatch
+from semel.client.producer.coordinator import CoordinatorClient, new_identity
+from semel.client.producer.identities import NAMES_UP_TO, FixedIdentity
+from semel.client.producer.sender import Sender
+from semel.client.producer.transaction import VERSIONS
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -72,8 +73,8 @@ class PlainHandle:
     def writer(self, cluster: Cluster | None = None) -> PartitionWriter:
         with contextlib.nullcontext(cluster) if cluster is not None else Cluster(self.settings) as requested:
             identity = new_identity(requested, requested.deadline().remaining_s())
-        gate = FixedGate(None, identity, (3, NAMES_UP_TO))
-        return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), gate, cluster)
+        written_as = FixedIdentity(None, identity, (3, NAMES_UP_TO))
+        return PartitionWriter(TransactionHandle(self.settings, *identity, generation=2), written_as, cluster)
 
 
 class Opening(NamedTuple):
@@ -102,14 +103,14 @@ class PartitionWriter:
     """
 
     def __init__(
-        self, handle: TransactionHandle, gate: FixedGate | None = None, cluster: Cluster | None = None
+        self, handle: TransactionHandle, identity: FixedIdentity | None = None, cluster: Cluster | None = None
     ) -> None:
         self.handle = handle
         self.cluster = cluster or Cluster(handle.settings)
         self._lent = cluster is not None
         versions = VERSIONS[handle.generation].produce
-        self._gate = gate or FixedGate(handle.transactional_id, handle.identity, versions)
-        self._sender = Sender(handle.settings, self.cluster, self._gate)
+        self._identity = identity or FixedIdentity(handle.transactional_id, handle.identity, versions)
+        self._sender = Sender(handle.settings, self.cluster, self._identity)
         self._batches: dict[Place, list[ProducerBatch]] = {}
         self._closed = False
 
@@ -161,7 +162,7 @@ class PartitionWriter:
         place = (topic, partition)
         self._check_admitted(place)
         self._batches.setdefault(place, [])
-        batch = self._sender.accumulator.new_batch(topic, partition)
+        batch = self._sender.new_batch(topic, partition)
         batch.data, batch.count = memoryview(bytearray(data)), record_count
         batch.size_bytes, batch.compression = len(data), self.handle.settings.compression
         self._add(place, [batch])
@@ -222,7 +223,7 @@ class PartitionWriter:
         )
         batches = []
         for encoded in encoder.batches():
-            batch = self._sender.accumulator.new_batch(topic, partition)
+            batch = self._sender.new_batch(topic, partition)
             batch.data, batch.count = encoded.data, encoded.record_count
             batch.size_bytes, batch.compression = len(encoded.data), settings.compression
             batches.append(batch)
@@ -235,15 +236,15 @@ class PartitionWriter:
             )
 
     def _add(self, place: Place, batches: list[ProducerBatch]) -> None:
-        accumulator = self._sender.accumulator
+        sender = self._sender
         limit_bytes = self.handle.settings.buffer_memory
         for batch in batches:
-            while accumulator.used_bytes and accumulator.used_bytes + batch.size_bytes > limit_bytes:
+            while sender.used_bytes and sender.used_bytes + batch.size_bytes > limit_bytes:
                 self._raise_if_failed()
-                self._sender.step()
-            accumulator.add(batch)
+                sender.step()
+            sender.add(batch)
             self._batches[place].append(batch)
-            self._sender.step(0)
+            sender.step(0)
         self._raise_if_failed()
 
     def _all_done(self) -> bool:
@@ -252,7 +253,7 @@ class PartitionWriter:
     def _raise_if_failed(self) -> None:
         if self._closed:
             raise IllegalStateError("this writer is closed")
-        error = self._gate.giving_up()
+        error = self._identity.lost()
         if error is not None:
             raise error
 

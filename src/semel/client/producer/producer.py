@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -33,12 +34,15 @@ from semel.client.errors import (
     RecordTooLargeError,
     TimedOutError,
 )
-from semel.client.producer.accumulator import StickyPartitioner
-from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Delivery, TableDelivery, TableShare
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
 from semel.client.producer.coordinator import CoordinatorClient
-from semel.client.producer.sender import IdempotentGate, PlainGate, Sender, SendGate
+from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
+from semel.client.producer.identities import IdempotentIdentity, PlainIdentity
+from semel.client.producer.sender import Sender
+from semel.client.producer.sticky_partitioner import StickyPartitioner
+from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.producer.transactions import TransactionalGate
+from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -66,13 +70,9 @@ class Producer:
         else:
             self.settings = ProducerSettings.of(options, **keywords)
         self._cluster = Cluster(self.settings)
-        self._gate = self._make_gate()
-        self._sender = Sender(self.settings, self._cluster, self._gate)
-        self._transactions = self._gate if isinstance(self._gate, TransactionalGate) else None
-        if self._transactions is not None:
-            self._transactions.sender = self._sender
-        self._accumulator = self._sender.accumulator
-        self._sticky = StickyPartitioner(self.settings.batch_size)
+        self._transactions: TransactionCalls | None = None
+        self._sender = self._make_sender()
+        self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
         self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
         self._thread: _SenderThread | None = None
         self._start_lock = threading.Lock()
@@ -80,18 +80,18 @@ class Producer:
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def _make_gate(self) -> SendGate:
+    def _make_sender(self) -> Sender:
         settings = self.settings
-        timeout_s = settings.request_timeout_ms / 1000
-        if settings.transactional_id is not None:
-            coordinator = CoordinatorClient(
-                self._cluster,
-                settings.transactional_id,
-                settings.transaction_timeout_ms,
-                settings.transaction_version_max,
-            )
-            return TransactionalGate(coordinator, timeout_s)
-        return IdempotentGate(self._cluster, timeout_s) if settings.is_idempotent else PlainGate()
+        if settings.transactional_id is None:
+            identity = IdempotentIdentity() if settings.is_idempotent else PlainIdentity()
+            return Sender(settings, self._cluster, identity)
+        coordinator = CoordinatorClient(
+            self._cluster, settings.transactional_id, settings.transaction_timeout_ms, settings.transaction_version_max
+        )
+        transaction = TransactionCore(settings.transactional_id)
+        sender = Sender(settings, self._cluster, transaction, coordinator)
+        self._transactions = TransactionCalls(transaction, coordinator, sender)
+        return sender
 
     # --- sending ---
 
@@ -130,7 +130,7 @@ class Producer:
         elif not 0 <= partition < count:
             partition = self._checked_partition(topic, partition)
         row = (key, value, int(now_s * 1000) if timestamp is None else _as_timestamp(timestamp), packed)
-        return self._accumulator.append(topic, partition, row, size)
+        return self._sender.append(topic, partition, row, size)
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
         """Puts a whole Arrow table on its way: columns `value`, `key`, `headers`, `timestamp`, `partition`, of which
@@ -156,28 +156,28 @@ class Producer:
             sealed=False,  # the stamp changes the header, and computes the CRC
         )
         shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
-        return TableDelivery(shares, checked.num_rows, self._accumulator.changed)
+        return TableDelivery(shares, checked.num_rows, self._sender.changed)
 
     def _hand_over(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
         """Encodes a table to batches of its own."""
         for encoded in encoder.batches():
-            batch = self._accumulator.new_batch(topic, encoded.partition)
+            batch = self._sender.new_batch(topic, encoded.partition)
             batch.data, batch.count = encoded.data, encoded.record_count
             batch.size_bytes, batch.compression = len(encoded.data), self.settings.compression
-            self._accumulator.add(batch)
+            self._sender.add(batch)
             yield TableShare(batch, 0, batch.count, encoded.rows)
 
     def _share(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
         """Leaves a small table to linger, so that the next ones go into the same batches."""
         for partition, part, rows in encoder.parts():
-            batch, first = self._accumulator.append_table(topic, partition, part)
+            batch, first = self._sender.append_table(topic, partition, part)
             yield TableShare(batch, first, part.row_count, rows)
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
         self._check_open()
         deadline = Deadline(timeout if timeout is not None else self._longest_s())
-        if not self._accumulator.flush(deadline):
+        if not self._sender.flush(deadline):
             raise TimedOutError(
                 f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
                 "call flush() again, or see delivery.timeout.ms"
@@ -197,9 +197,9 @@ class Producer:
 
     def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
-        gate = self._transactional()
+        transactions = self._transactional()
         self._start()
-        gate.begin(self._block_s(None))
+        transactions.begin(self._block_s(None))
 
     def send_offsets_to_transaction(
         self,
@@ -230,7 +230,7 @@ class Producer:
         self._transactional()
         return ProducerTransaction(self)
 
-    def _transactional(self) -> TransactionalGate:
+    def _transactional(self) -> TransactionCalls:
         self._check_open()
         if self._transactions is None:
             raise IllegalStateError("transactions need the option transactional.id; this producer has none")
@@ -251,17 +251,17 @@ class Producer:
             self._shut_down(deadline)
 
     def _finish_work(self, deadline: Deadline) -> None:
-        gate = self._transactions
-        if gate is not None and gate.state in (
+        transactions = self._transactions
+        if transactions is not None and transactions.state in (
             ProducerTxnState.IN_TRANSACTION,
             ProducerTxnState.ABORTABLE,
             ProducerTxnState.ABORTING,
         ):
             try:
-                gate.abort(deadline)
+                transactions.abort(deadline)
             except KafkaError as error:
                 log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
-        elif not self._accumulator.flush(deadline):
+        elif not self._sender.flush(deadline):
             log.warning("records were not acknowledged before the producer was closed")
 
     def _shut_down(self, deadline: Deadline) -> None:
@@ -298,7 +298,7 @@ class Producer:
         if self._closed or os.getpid() != self._owner_pid:
             self._check_open()
         if self._transactions is not None:
-            self._transactions.check_can_send()
+            self._transactions.transaction.check_accepts()
         if self._thread is None:
             self._start()
         elif self._thread.crash is not None:
@@ -365,8 +365,8 @@ class ProducerTransaction:
     def _abort(self) -> None:
         """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
         is; its `CommitUncertainError` says how to settle it."""
-        gate = self._producer._transactional()
-        if gate.state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING):
+        state = self._producer._transactional().state
+        if state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING):
             try:
                 self._producer.abort_transaction()
             except KafkaError as failure:
@@ -392,8 +392,8 @@ class _SenderThread(threading.Thread):
             while not self._stopping and not self._finishing:
                 sender.step()
             if self._finishing:
-                sender.accumulator.start_flush()
-            while not self._stopping and sender.accumulator.used_bytes:
+                sender.start_flush()
+            while not self._stopping and sender.used_bytes:
                 sender.step()
         except ClosedError:
             pass

@@ -1,7 +1,9 @@
-"""Sends batches and takes their responses: one `step` at a time, in a thread of the producer's own or in the caller's.
+"""The driver of a producer's core: its lock, its connections, its waits. One `step` at a time, in a thread of the
+producer's own or in the caller's.
 
-A step closes what has lingered, encodes, sends all that may be sent, waits for the network (or to be woken), and
-settles what has a response. The queues decide about order and retries, the gate about identity and transaction.
+A step encodes, sends all that may be sent, waits for the network (or to be woken), and hands in what came back. What
+that means is decided by `core.py`. The lock is held for every call of the core, and never while something takes time:
+encoding, connecting, calling a broker, waiting, callbacks.
 """
 
 from __future__ import annotations
@@ -11,104 +13,61 @@ import logging
 import os
 import random
 import time
-from itertools import islice
-from typing import Protocol
+from collections.abc import Callable
+from threading import Condition, Lock
+from typing import TYPE_CHECKING
 
 from semel.client.cluster import Cluster, Leader, NodeTarget
 from semel.client.connection import BrokerConnection, poll
-from semel.client.errors import ConnectionFailedError, DeliveryTimedOutError, FatalError, KafkaError, error_of
-from semel.client.producer.accumulator import Accumulator, Place
-from semel.client.producer.batches import NO_IDENTITY, Identity, ProducerBatch
-from semel.client.producer.coordinator import new_identity
-from semel.client.producer.partition_queue import MAX_UNACKED, FailedBatchAction, PartitionQueue
+from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError
+from semel.client.producer.batches import Place, ProducerBatch, Row
+from semel.client.producer.coordinator import CoordinatorClient, new_identity
+from semel.client.producer.core import NEVER_S, Produce, ProducerCore
+from semel.client.producer.deliveries import Delivery
+from semel.client.producer.identities import WriteIdentity
+from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
-from semel.protocol.errors import DecodeError, EncodeError, ErrorCode, Recovery
-from semel.protocol.messages.records import (
-    PRODUCE,
-    PartitionProduceData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    TopicProduceData,
-)
+from semel.protocol.batch import HEADER_SIZE
+from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
+from semel.protocol.messages.records import PRODUCE, PartitionProduceResponse
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TablePart
 
 log = logging.getLogger("semel.client")
 
 LANE = "produce"
-NAMES_UP_TO = 12  # later versions of Produce name topics by id
 IDLE_S = 10.0
-# The broker is still finishing something of ours: it takes milliseconds, so retry soon.
-SHORT_WAITS = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH_REPLICAS})
-SHORT_WAIT_S = 0.001
-# Says that another leader must be found.
-MOVED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-    }
-)
-
-Sending = tuple[PartitionQueue, ProducerBatch]
-
-
-class SendGate(Protocol):
-    """What the sender must know about the producer's identity. Methods that may do I/O are called without the lock."""
-
-    transactional_id: str | None
-
-    def identity(self) -> Identity | None:
-        """The producer's identity, or None while nothing may be sent."""
-
-    def prepare(self) -> None:
-        """Gets an identity if there is none and one may be requested. I/O."""
-
-    def produce_version(self) -> tuple[int, int]:
-        """(lowest, highest) version of Produce that may be used now."""
-
-    def admit(self, places: list[Place]) -> None:
-        """Makes partitions part of the transaction before they are written (TV1). I/O."""
-
-    def raise_epoch(self, stale: Identity) -> Identity | None:
-        """The next epoch, if `stale` is still the current identity. None: not now."""
-
-    def failed(self, error: KafkaError) -> None:
-        """A batch fails: the transaction cannot be committed any more. Called with the accumulator's lock held, in the
-        same step that finishes the batch: no thread sees the batch done and the transaction sound. Must not wait."""
-
-    def stored(self, batch: ProducerBatch) -> None:
-        """The broker has a batch. Called with the accumulator's lock held, so it must not wait."""
-
-    def giving_up(self) -> KafkaError | None:
-        """Why nothing is worth sending any more: the transaction is being aborted, or the producer fenced."""
 
 
 class Sender:
-    """The engine behind a producer."""
+    """The engine behind a producer. Threads may share all but `step`."""
 
-    def __init__(self, settings: ProducerSettings, cluster: Cluster, gate: SendGate) -> None:
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        cluster: Cluster,
+        identity: WriteIdentity,
+        coordinator: CoordinatorClient | None = None,
+    ) -> None:
         self.settings = settings
         self.cluster = cluster
-        self.gate = gate
+        self.core = ProducerCore(settings, identity, random.random)
+        self.lock = Lock()  # guards the core
+        self.changed = Condition(self.lock)  # notified when batches are done, or the state of a transaction changes
+        self._coordinator = coordinator  # of the transaction
+        self._accumulator = self.core.accumulator
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
         self._asleep = False
-        self.accumulator = Accumulator(settings, self.wake)
         self._request_s = settings.request_timeout_ms / 1000
-        self._backoff_s = settings.retry_backoff_ms / 1000
-        self._backoff_max_s = settings.retry_backoff_max_ms / 1000
         self._setup_s = settings.socket_connection_setup_timeout_ms / 1000
+        self._max_block_s = settings.max_block_ms / 1000
         self._max_in_flight = settings.max_in_flight_requests_per_connection
-        self._max_unacked = min(MAX_UNACKED, self._max_in_flight) if settings.is_idempotent else self._max_in_flight
-        self._setbacks = 0  # in a row, of the gate
         self._used: set[BrokerConnection] = set()  # those that produce requests were sent on
-        self._finished: list[ProducerBatch] = []  # whose callbacks are due
 
     def wake(self) -> None:
         """Ends the wait of a step that is under way in another thread."""
@@ -128,12 +87,99 @@ class Sender:
         for fd in pipe:
             os.close(fd)
 
+    # --- records ---
+
+    @property
+    def used_bytes(self) -> int:
+        """How much of buffer.memory is taken."""
+        return self._accumulator.used_bytes
+
+    def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> Delivery:
+        """Adds a row to the open batch of its partition. Blocks while memory is full, up to max.block.ms."""
+        with self.lock:
+            batch = self._accumulator.append(topic, partition, row, size_bytes)
+            is_new = batch is None
+            if batch is None:
+                self._wait_for_room(size_bytes + HEADER_SIZE)
+                batch = self._accumulator.append(topic, partition, row, size_bytes)  # another thread may have opened it
+                if batch is None:
+                    batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
+            delivery = Delivery(batch, batch.count - 1, row[2], self.changed)
+        if is_new:
+            self.wake()
+        return delivery
+
+    def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[ProducerBatch, int]:
+        """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
+        with self.lock:
+            batch = self._accumulator.append_table(topic, partition, part)
+            is_new = batch is None
+            if batch is None:
+                self._wait_for_room(part.size_bytes + HEADER_SIZE)
+                batch = self._accumulator.append_table(topic, partition, part)
+                if batch is None:
+                    batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
+            first = batch.count - part.row_count
+        if is_new:
+            self.wake()
+        return batch, first
+
+    def new_batch(self, topic: str, partition: int) -> ProducerBatch:
+        """An empty batch that is to be filled with encoded records and added."""
+        return self._accumulator.new_batch(topic, partition, time.monotonic())
+
+    def add(self, batch: ProducerBatch) -> None:
+        """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
+        with self.lock:
+            self._wait_for_room(batch.size_bytes)
+            is_news = self._accumulator.add(batch)
+        if is_news:
+            self.wake()
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        """Returns when there is memory and records are accepted."""
+        core, accumulator = self.core, self._accumulator
+        core.check_accepts()
+        if accumulator.has_room(size_bytes):
+            return
+        self.wake()
+        self.changed.wait_for(lambda: accumulator.has_room(size_bytes) or core.ended is not None, self._max_block_s)
+        core.check_accepts()
+        if not accumulator.has_room(size_bytes):
+            raise BufferFullError(
+                f"buffer.memory is full: {accumulator.used_bytes} of {accumulator.memory_bytes} bytes wait to be sent "
+                f"and nothing got free within max.block.ms ({self._max_block_s * 1000:.0f}); is the broker reachable? "
+                "send slower, or raise buffer.memory"
+            )
+
+    def flush(self, deadline: Deadline) -> bool:
+        """Waits until everything that was here at the call is done; whether that happened in time."""
+        with self.lock:
+            waiting = list(self._accumulator.batches())[::-1]
+            self._accumulator.start_flush()
+            self.wake()
+            try:
+                return self.changed.wait_for(lambda: _all_done(waiting), deadline.remaining_s())
+            finally:
+                self._accumulator.flushing -= 1
+
+    def start_flush(self) -> None:
+        """From here on nothing lingers."""
+        with self.lock:
+            self._accumulator.start_flush()
+
+    def fail_all(self, error: KafkaError) -> None:
+        """Fails everything, on its way or not: nothing more will be sent or received."""
+        with self.lock:
+            self.core.fail_all(error)
+            self.changed.notify_all()
+        self._run_callbacks()
+
     # --- the loop ---
 
     def step(self, max_wait_s: float = IDLE_S) -> None:
         """One turn. Takes no longer than `max_wait_s`, unless a broker must be connected to or called."""
-        self._give_up_on_late()
-        seen = self._encode_heads()
+        seen = self._prepare()
         blocked_until_s = self._send_ready()
         self._run_callbacks()
         connections = list(self._used)
@@ -146,23 +192,24 @@ class Sender:
             if connection.closed:
                 self._used.discard(connection)
                 if self.settings.acks_number == 0:  # the only way in which a broker can say that it is not the leader
-                    self._forget_leaders()
+                    self._forget([*self._accumulator.queues])
         self._settle(done)
         self._run_callbacks()
 
-    def _forget_leaders(self) -> None:
-        for queue in list(self.accumulator.queues.values()):
-            self.cluster.forget(Leader(queue.topic, queue.partition))
+    def _forget(self, places: list[Place]) -> None:
+        for place in places:
+            self.cluster.forget(Leader(*place))
 
     def _wait_s(self, connections: list[BrokerConnection], blocked_until_s: float, seen: int) -> float:
         """How long nothing can happen but responses and wake-ups."""
         self._asleep = True  # from here on, adding a batch wakes this thread
-        with self.accumulator.changed:
-            at_s = min(self.accumulator.next_event_s(), blocked_until_s)
-            if self.accumulator.additions != seen:
+        now_s = time.monotonic()
+        with self.lock:
+            at_s = min(self.core.next_event_s(), blocked_until_s)
+            if self._accumulator.additions != seen:
                 return 0.0
         at_s = min([at_s, *(connection.next_deadline_s() for connection in connections)])
-        return max(0.0, at_s - time.monotonic())
+        return max(0.0, at_s - now_s)
 
     def _drain_wakeups(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -171,90 +218,80 @@ class Sender:
 
     # --- before sending ---
 
-    def _give_up_on_late(self) -> None:
-        """Fails what is past delivery.timeout.ms; everything that waits, if the transaction is lost."""
-        now_s = time.monotonic()
-        with self.accumulator.changed:
-            lost = self.gate.giving_up()  # with the lock held: no record of the next transaction can be here yet
-            if lost is not None:
-                self._finished += self.accumulator.fail_waiting(lost)
-                return
-            for queue in self.accumulator.queues.values():
-                oldest = next(queue.batches(), None)
-                if oldest is None or oldest.deadline_s > now_s:
-                    continue
-                for batch in queue.expired(now_s):
-                    self._fail(queue, batch, _late(batch, self.settings))
-
-    def _encode_heads(self) -> int:
-        """Closes what has lingered and encodes what comes next; the state of the accumulator that this saw."""
-        with self.accumulator.changed:
-            seen = self.accumulator.additions
-            self.accumulator.close_lingering(time.monotonic())
-            heads = [
-                batch
-                for queue in self.accumulator.queues.values()
-                for batch in islice(queue.queued, self._max_unacked)
-                if batch.data is None
-            ]
+    def _prepare(self) -> int:
+        """Fails what is late and encodes what comes next; the state of the accumulator that this saw."""
+        with self.lock:
+            seen = self._accumulator.additions
+            heads = self.core.advance(time.monotonic())
+            self._announce()
         for batch in heads:
-            self._encode(batch)
+            try:
+                batch.encode(self.settings.compression)
+            except EncodeError as error:
+                self._report(lambda batch=batch, error=error: self.core.encode_failed(batch, error))  # type: ignore[misc]
         return seen
 
-    def _encode(self, batch: ProducerBatch) -> None:
-        try:
-            batch.encode(self.settings.compression)
-        except EncodeError as error:
-            failure = FatalError(f"records for {batch.topic}-{batch.partition} cannot be encoded: {error}")
-            with self.accumulator.changed:
-                self._fail(self.accumulator.queues[batch.topic, batch.partition], batch, failure)
+    def _report(self, event: Callable[[], object]) -> None:
+        """Tells the core of something that may end batches."""
+        with self.lock:
+            event()
+            self._announce()
 
-    def _ready_queues(self, identity: Identity) -> list[PartitionQueue]:
-        now_s = time.monotonic()
-        with self.accumulator.changed:
-            queues = list(self.accumulator.queues.values())
-            for queue in queues:
-                if queue.wants_restart():
-                    fresh = self.gate.raise_epoch(identity) if queue.identity == identity else identity
-                    if fresh is not None:
-                        identity = fresh
-                        queue.restart(fresh)
-            return [queue for queue in queues if queue.can_send(now_s, identity, self._max_unacked)]
+    def _announce(self) -> None:
+        """Wakes those that wait for a batch, for memory or for a transaction. The lock is held."""
+        if self.core.has_finished:
+            self.changed.notify_all()
 
     # --- sending ---
 
     def _send_ready(self) -> float:
-        """Sends all that may be sent; when to look again if something stood in the way."""
-        if not any(not queue.is_empty for queue in list(self.accumulator.queues.values())):
-            return float("inf")
-        try:
-            self.gate.prepare()
-        except KafkaError as error:
-            return self._not_ready(error)
-        identity = self.gate.identity()
-        if identity is None:
-            return float("inf")
-        queues = self._ready_queues(identity)
-        current = self.gate.identity()
-        if current is None:
-            return 0.0  # the last epoch was used up, or the transaction ends: the next step finds out
-        identity = current  # the epoch may have been raised
+        """Sends all that may be sent; when to look again if a connection stood in the way."""
+        with self.lock:
+            wants_identity = self.core.wants_identity(time.monotonic())
+        if wants_identity and not self._get_identity():
+            return NEVER_S
+        with self.lock:
+            queues = self.core.ready(time.monotonic())
+        if not queues:
+            return NEVER_S
         by_node = self._by_leader(queues)
-        try:
-            self.gate.admit([(queue.topic, queue.partition) for group in by_node.values() for queue in group])
-        except KafkaError as error:
-            return self._not_ready(error)
-        return min([self._send_to(node, group, identity) for node, group in by_node.items()], default=float("inf"))
+        if not self._add_partitions([queue for group in by_node.values() for queue in group]):
+            return NEVER_S
+        return min([self._send_to(node, group) for node, group in by_node.items()], default=NEVER_S)
 
-    def _not_ready(self, error: KafkaError) -> float:
-        """No identity, or the partitions could not be added to the transaction."""
-        if error.recovery is not Recovery.RETRY:
-            with self.accumulator.changed:
-                self.gate.failed(error)
-                self._finished += self.accumulator.fail_waiting(error)
-            return float("inf")
-        self._setbacks += 1
-        return time.monotonic() + self._pause_s(self._setbacks)
+    def _get_identity(self) -> bool:
+        try:
+            identity = new_identity(self.cluster, self._request_s, LANE)
+        except KafkaError as error:
+            self._not_ready(error)
+            return False
+        with self.lock:
+            self.core.identity_received(identity)
+        return True
+
+    def _add_partitions(self, queues: list[PartitionQueue]) -> bool:
+        """TV1: makes partitions part of the transaction before they are written."""
+        with self.lock:
+            places = self.core.partitions_to_add(queues)
+            identity = self.core.identity.current
+        if not places:
+            return True
+        assert self._coordinator is not None
+        assert identity is not None
+        added: list[Place] = []
+        try:
+            self._coordinator.add_partitions(identity, places, self._request_s, LANE)
+            added = places
+        except KafkaError as error:
+            self._not_ready(error)
+        finally:
+            with self.lock:
+                self.core.partitions_added(added)
+                self.changed.notify_all()
+        return bool(added)
+
+    def _not_ready(self, error: KafkaError) -> None:
+        self._report(lambda: self.core.not_ready(error, time.monotonic()))
 
     def _by_leader(self, queues: list[PartitionQueue]) -> dict[int, list[PartitionQueue]]:
         groups: dict[int, list[PartitionQueue]] = {}
@@ -268,81 +305,41 @@ class Sender:
                 groups.setdefault(leader, []).append(queue)
             except KafkaError as error:
                 failed_topics.add(queue.topic)
-                self._cannot_reach([each for each in queues if each.topic == queue.topic], error)
+                self._unreachable([each for each in queues if each.topic == queue.topic], error)
         return groups
 
-    def _cannot_reach(self, queues: list[PartitionQueue], error: KafkaError) -> None:
-        """No leader or no connection: later again, or never."""
-        retry = error.recovery is Recovery.RETRY
-        with self.accumulator.changed:
-            for queue in queues:
-                queue.last_error = error
-                if retry:
-                    queue.retries += 1
-                    pause_s = getattr(error, "retry_after_s", 0.0) or self._pause_s(queue.retries)
-                    queue.retry_at_s = time.monotonic() + pause_s
-                    continue
-                for batch in [each for each in queue.batches() if not each.sent]:
-                    self._fail(queue, batch, error)
+    def _unreachable(self, queues: list[PartitionQueue], error: KafkaError) -> None:
+        self._report(lambda: self.core.unreachable(queues, error, time.monotonic()))
 
-    def _send_to(self, node: int, queues: list[PartitionQueue], identity: Identity) -> float:
+    def _send_to(self, node: int, queues: list[PartitionQueue]) -> float:
         try:
             connection = self.cluster.connect(NodeTarget(node), Deadline(self._setup_s), LANE)
-            version = connection.capabilities.version_of(PRODUCE, *reversed(self.gate.produce_version()))
+            lowest, highest = self.core.identity.produce_versions
+            version = connection.capabilities.version_of(PRODUCE, highest, lowest)
         except KafkaError as error:
-            for queue in queues:
-                self.cluster.forget(Leader(queue.topic, queue.partition))
-            self._cannot_reach(queues, error)
-            return float("inf")
+            self._forget([(queue.topic, queue.partition) for queue in queues])
+            self._unreachable(queues, error)
+            return NEVER_S
         if connection.retiring:
-            return float("inf")  # it is replaced when its last response is there
+            return NEVER_S  # it is replaced when its last response is there
         if connection.is_throttled:
             return connection.throttled_until_s
         while connection.in_flight < self._max_in_flight and not connection.closed:
-            sendings = self._take(queues, identity)
-            if not sendings:
+            with self.lock:
+                produce = self.core.take(queues, time.monotonic())
+            if produce is None:
                 break
-            self._send(connection, sendings, version)
+            self._send(connection, produce, version)
             queues = queues[1:] + queues[:1]  # no queue is always first
-        return float("inf")
+        return NEVER_S
 
-    def _take(self, queues: list[PartitionQueue], identity: Identity) -> list[Sending]:
-        """One batch of each partition, as many as one request may hold."""
-        taken: list[Sending] = []
-        room = self.settings.max_request_size
-        now_s = time.monotonic()
-        with self.accumulator.changed:
-            if self.gate.identity() != identity:
-                return []  # the transaction ends: what is not on its way by now must not follow its end
-            for queue in queues:
-                if taken and queue.next_bytes() > room:
-                    continue
-                batch = queue.next_to_send(now_s, identity, self._max_unacked)
-                if batch is not None and batch.data is not None:
-                    batch.sent = True
-                    batch.attempts += 1
-                    room -= len(batch.data)
-                    taken.append((queue, batch))
-        return taken
-
-    def _send(self, connection: BrokerConnection, sendings: list[Sending], version: int) -> None:
-        topics: dict[str, TopicProduceData] = {}
-        for queue, batch in sendings:
-            topic = topics.get(queue.topic) or topics.setdefault(queue.topic, TopicProduceData(queue.topic))
-            topic.partition_data.append(PartitionProduceData(queue.partition, batch.data))
-        request = ProduceRequest(
-            self.gate.transactional_id,
-            self.settings.acks_number,
-            self.settings.request_timeout_ms,
-            list(topics.values()),
-        )
-        left_s = min(batch.deadline_s for _, batch in sendings) - time.monotonic()
+    def _send(self, connection: BrokerConnection, produce: Produce, version: int) -> None:
         pending = connection.send(
             PRODUCE,
-            request,
+            produce.request,
             version=version,
-            timeout_s=min(self._request_s, max(0.1, left_s)),
-            context=sendings,
+            timeout_s=produce.timeout_s,
+            context=produce.sendings,
             response=self.settings.acks_number != 0,
         )
         self._used.add(connection)
@@ -354,72 +351,27 @@ class Sender:
 
     def _settle(self, done: list[Pending]) -> None:
         for pending in done:
-            if pending.api is not PRODUCE:
-                continue
-            responses, failure = _responses(pending)
-            with self.accumulator.changed:
-                for queue, batch in pending.context:
-                    if pending.written:  # acks=0: this is all that will ever be known
-                        self._ack(queue, batch, -1, -1)
-                        continue
-                    response = responses.get((queue.topic, queue.partition))
-                    if response is not None and response.error_code in (
-                        ErrorCode.NONE,
-                        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-                    ):
-                        self._ack(queue, batch, response.base_offset, response.log_append_time_ms)
-                    else:
-                        self._refuse(queue, batch, response, failure)
+            if pending.api is PRODUCE:
+                self._settle_one(pending)
 
-    def _ack(self, queue: PartitionQueue, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
-        self._setbacks = 0
-        queue.acked(batch, base_offset, log_append_time)
-        self.gate.stored(batch)
-        self.accumulator.release([batch])
-        self._finished.append(batch)
-
-    def _refuse(
-        self,
-        queue: PartitionQueue,
-        batch: ProducerBatch,
-        response: PartitionProduceResponse | None,
-        failure: KafkaError | None,
-    ) -> None:
-        """Not stored, or not known to be: again, or never."""
-        code = ErrorCode.NETWORK_EXCEPTION if response is None else ErrorCode.of(response.error_code)
-        what = f"writing {batch.count} records to {batch.topic}-{batch.partition}"
-        error = failure or error_of(
-            code if response is None else response.error_code, what, response.error_message if response else None
-        )
-        if code in MOVED:
-            self.cluster.forget(Leader(queue.topic, queue.partition))
-        queue.last_error = error
-        pause_s = SHORT_WAIT_S * min(queue.retries + 1, 12) if code in SHORT_WAITS else self._pause_s(queue.retries + 1)
-        verdict = queue.refused(batch, code, time.monotonic() + pause_s)
-        if verdict is FailedBatchAction.FAIL or (
-            verdict is FailedBatchAction.RETRY and batch.attempts > self.settings.retries
-        ):
-            self._fail(queue, batch, error)
-
-    def _fail(self, queue: PartitionQueue, batch: ProducerBatch, error: KafkaError) -> None:
-        self.gate.failed(error)  # first: a commit goes on as soon as it sees the batch done
-        queue.drop(batch)
-        batch.finish(-1, -1, error)
-        self.accumulator.release([batch])
-        self._finished.append(batch)
-
-    def fail_all(self, error: KafkaError) -> None:
-        """Fails everything, on its way or not: nothing more will be sent or received."""
-        with self.accumulator.changed:
-            self.gate.failed(error)
-            self._finished += self.accumulator.fail_all(error)
-        self._run_callbacks()
+    def _settle_one(self, pending: Pending) -> None:
+        core, moved = self.core, []
+        responses = None if pending.written else _responses(pending)
+        with self.lock:
+            if responses is None:
+                core.written(pending.context)
+            elif isinstance(responses, KafkaError):
+                moved = core.lost(pending.context, responses, time.monotonic())
+            else:
+                moved = core.responded(pending.context, responses, time.monotonic())
+            self._announce()
+        self._forget(moved)
 
     def _run_callbacks(self) -> None:
-        if not self._finished:
+        if not self.core.has_finished:
             return
-        with self.accumulator.changed:
-            finished, self._finished = self._finished, []
+        with self.lock:
+            finished = self.core.take_finished()
         for batch in finished:
             for done in batch.finished():
                 callbacks, done.callbacks = done.callbacks, None
@@ -429,111 +381,20 @@ class Sender:
                     except Exception:
                         log.exception("a delivery callback failed")
 
-    def _pause_s(self, attempt: int) -> float:
-        pause_s: float = min(self._backoff_s * 2 ** min(attempt - 1, 16), self._backoff_max_s)
-        return pause_s * (0.8 + 0.4 * random.random())
 
-
-def _responses(pending: Pending) -> tuple[dict[Place, PartitionProduceResponse], KafkaError | None]:
-    """A Produce response by partition; nothing and the failure if there is none that can be read."""
+def _responses(pending: Pending) -> dict[Place, PartitionProduceResponse] | KafkaError:
+    """A Produce response by partition; why there is none that can be read."""
     try:
         response = pending.result()
-        if response is None:
-            return {}, None
     except DecodeError as error:
-        return {}, ConnectionFailedError(f"a malformed response to Produce: {error}", ErrorCode.NETWORK_EXCEPTION, True)
+        return ConnectionFailedError(f"a malformed response to Produce: {error}", ErrorCode.NETWORK_EXCEPTION, True)
     except KafkaError as error:
-        return {}, error
-    return {(topic.name, part.index): part for topic in response.responses for part in topic.partition_responses}, None
+        return error
+    return {(topic.name, part.index): part for topic in response.responses for part in topic.partition_responses}
 
 
-def _late(batch: ProducerBatch, settings: ProducerSettings) -> DeliveryTimedOutError:
-    fate = "it is unknown whether they were stored" if batch.attempts else "they were not sent"
-    return DeliveryTimedOutError(
-        f"{batch.count} records for {batch.topic}-{batch.partition} were not acknowledged within delivery.timeout.ms "
-        f"({settings.delivery_timeout_ms}) after {batch.attempts} tries; {fate}; "
-        "check the brokers, or raise the timeout",
-        ErrorCode.REQUEST_TIMED_OUT,
-    )
-
-
-# Gates: a producer without an id, one with an id, or the owner of a transaction.
-LAST_EPOCH = 0x7FFF
-
-
-class PlainGate:
-    """Without idempotence: a retry may store a record twice."""
-
-    transactional_id: str | None = None
-
-    def identity(self) -> Identity | None:
-        return NO_IDENTITY
-
-    def prepare(self) -> None:
-        """Nothing to get."""
-
-    def produce_version(self) -> tuple[int, int]:
-        return 3, NAMES_UP_TO
-
-    def admit(self, places: list[Place]) -> None:
-        """Nothing to join."""
-
-    def raise_epoch(self, stale: Identity) -> Identity | None:
-        return None
-
-    def failed(self, error: KafkaError) -> None:
-        """The delivery has the error; nothing else is lost."""
-
-    def stored(self, batch: ProducerBatch) -> None:
-        """Nothing to note."""
-
-    def giving_up(self) -> KafkaError | None:
-        return None
-
-
-class IdempotentGate(PlainGate):
-    """With a producer id from the cluster, got at the first send. The epoch is raised here, without a request:
-    no other producer has this id."""
-
-    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
-        self._cluster = cluster
-        self._timeout_s = timeout_s
-        self._identity: Identity | None = None
-
-    def identity(self) -> Identity | None:
-        return self._identity
-
-    def prepare(self) -> None:
-        if self._identity is None:
-            self._identity = new_identity(self._cluster, self._timeout_s, LANE)
-
-    def raise_epoch(self, stale: Identity) -> Identity | None:
-        if self._identity == stale:
-            if stale.epoch >= LAST_EPOCH:
-                self._identity = None  # `prepare` gets a new id
-            else:
-                self._identity = Identity(stale.producer_id, stale.epoch + 1)
-        return self._identity
-
-
-class FixedGate(PlainGate):
-    """Writes with an identity that is given and never changes: that of a transaction which another process owns."""
-
-    def __init__(self, transactional_id: str | None, identity: Identity, produce_version: tuple[int, int]) -> None:
-        self.transactional_id = transactional_id
-        self._identity = identity
-        self._produce_version = produce_version
-        self._error: KafkaError | None = None
-
-    def identity(self) -> Identity | None:
-        return self._identity
-
-    def produce_version(self) -> tuple[int, int]:
-        return self._produce_version
-
-    def failed(self, error: KafkaError) -> None:
-        if self._error is None:
-            self._error = error
-
-    def giving_up(self) -> KafkaError | None:
-        return self._error
+def _all_done(batches: list[ProducerBatch]) -> bool:
+    """Also takes the done ones off the end, so that they are not looked at again."""
+    while batches and batches[-1].done:
+        batches.pop()
+    return not batches

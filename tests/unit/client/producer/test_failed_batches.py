@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import Cluster
-from semel.client.errors import AbortableError, IllegalStateError, KafkaError
+from semel.client.errors import AbortableError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.batches import Identity, ProducerBatch
-from semel.client.producer.sender import FixedGate, Sender
+from semel.client.producer.core import ProducerCore
+from semel.client.producer.identities import FixedIdentity
+from semel.client.producer.sender import Sender
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.settings import ProducerSettings
 from semel.local.brokers import SemelBroker
@@ -61,17 +62,17 @@ def quick_switching() -> Iterator[None]:
 
 def seen_at_failure(producer: Producer, monkeypatch: pytest.MonkeyPatch, hold: Callable[[], Any]) -> list[bool]:
     """For each call of `failed`: whether any batch of the producer was done before. `hold` runs at that point."""
-    gate, accumulator = producer._transactional(), producer._accumulator
-    failed, seen = gate.failed, []
-    batches = [batch for queue in accumulator.queues.values() for batch in queue.batches()]
+    transaction, sender = producer._transactional().transaction, producer._sender
+    failed, seen = transaction.failed, []
+    batches = list(sender.core.accumulator.batches())
 
     def failing(error: KafkaError) -> None:
         hold()
-        assert accumulator.changed._lock.locked(), "a commit can look at the batches right now"  # type: ignore[attr-defined]
+        assert sender.lock.locked(), "a commit can look at the batches right now"
         seen.append(any(batch.done and batch.error for batch in batches))
         failed(error)
 
-    monkeypatch.setattr(gate, "failed", failing)
+    monkeypatch.setattr(transaction, "failed", failing)
     return seen
 
 
@@ -128,7 +129,7 @@ def sender_crashes(producer: Producer, proxy: Proxy, topic: str, monkeypatch: py
     def crash(sender: Sender) -> int:
         raise MemoryError("made up")
 
-    monkeypatch.setattr(Sender, "_encode_heads", crash)
+    monkeypatch.setattr(Sender, "_prepare", crash)
     with suppress(KafkaError):
         producer.send(topic, b"never sent")
 
@@ -137,10 +138,10 @@ def is_closed(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.
     """By another thread, while this one commits."""
     proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
     producer.send(topic, b"on its way")
-    gate = producer._transactional()
+    calls = producer._transactional()
 
     def close() -> None:
-        until(lambda: gate.state is ProducerTxnState.COMMITTING)
+        until(lambda: calls.state is ProducerTxnState.COMMITTING)
         producer.close(timeout=0)
 
     threading.Thread(target=close).start()
@@ -172,21 +173,21 @@ def test_a_batch_that_fails_fails_its_transaction_in_the_same_step(
 def test_records_of_the_next_transaction_do_not_fail_for_the_end_of_the_last_one(
     shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender is held where it has found that no transaction is open."""
+    """The sender is held where it looks whether a transaction is lost, while none is open."""
     with transactional(shared_semel_broker.bootstrap, narrow) as producer:
         with producer.transaction() as txn:
             txn.send(narrow, b"first")
-        gate, sent, held = producer._transactional(), threading.Event(), threading.Event()
-        giving_up = gate.giving_up
+        transaction, sent, held = producer._transactional().transaction, threading.Event(), threading.Event()
+        lost = transaction.lost
 
         def slow() -> KafkaError | None:
-            found = giving_up()
-            if isinstance(found, IllegalStateError) and not held.is_set():
+            found = lost()
+            if transaction.state is ProducerTxnState.READY and not held.is_set():
                 held.set()
                 sent.wait(1.0)
             return found
 
-        monkeypatch.setattr(gate, "giving_up", slow)
+        monkeypatch.setattr(transaction, "lost", slow)
         until(lambda: (producer._sender.interrupt(), held.is_set())[1])
         producer.begin_transaction()
         delivery = producer.send(narrow, b"second")
@@ -196,20 +197,19 @@ def test_records_of_the_next_transaction_do_not_fail_for_the_end_of_the_last_one
 
 
 def test_nothing_is_taken_for_sending_once_the_transaction_ends() -> None:
-    """The sender has looked at its identity; then the transaction is sealed, and a batch comes from another thread."""
-    settings = ProducerSettings.of(bootstrap_servers="nowhere:1")
-    gate = FixedGate("owner", Identity(7, 1), (3, 12))
-    sender = Sender(settings, Cluster(settings), gate)
-    batch = sender.accumulator.new_batch("orders", 0)
-    batch.rows, batch.count = [(None, b"value", 0, ())], 1
+    """The driver has looked which partitions are ready; then the transaction ends."""
+    identity = FixedIdentity("owner", Identity(7, 1), (3, 12))
+    core = ProducerCore(ProducerSettings.of(bootstrap_servers="nowhere:1"), identity, lambda: 0.5)
+    batch = core.accumulator.append_new("orders", 0, (None, b"value", 0, ()), 40, 0.0)
+    core.accumulator.close_all()
     batch.encode(0)
-    sender.accumulator.add(batch)
-    queues = list(sender.accumulator.queues.values())
-    gate._identity = None  # type: ignore[assignment]
-    assert sender._take(queues, Identity(7, 1)) == []
-    gate._identity = Identity(7, 1)
-    assert sender._take(queues, Identity(7, 1)) == [(queues[0], batch)]
-    sender.close()
+    queues = core.ready(0.0)
+    identity._identity = None  # type: ignore[assignment]
+    assert core.take(queues, 0.0) is None
+    identity._identity = Identity(7, 1)
+    produce = core.take(queues, 0.0)
+    assert produce is not None
+    assert produce.sendings == [(queues[0], batch)]
 
 
 def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
@@ -217,7 +217,7 @@ def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
 ) -> None:
     """The other thread is held where the coordinator has refused the offsets and the transaction does not know yet."""
     with Proxy(shared_semel_broker.bootstrap) as proxy, transactional(proxy.bootstrap, narrow) as producer:
-        gate, refused = producer._transactional(), threading.Event()
+        coordinator, refused = producer._transactional().coordinator, threading.Event()
         end = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=0))
 
         def commit_offsets(*_: Any) -> None:
@@ -229,7 +229,7 @@ def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
             with suppress(AbortableError):
                 producer.send_offsets_to_transaction({(narrow, 0): 1}, "group", PATIENCE_S)
 
-        monkeypatch.setattr(gate.coordinator, "commit_offsets", commit_offsets)
+        monkeypatch.setattr(coordinator, "commit_offsets", commit_offsets)
         producer.begin_transaction()
         producer.send(narrow, b"x").result(PATIENCE_S)
         other = threading.Thread(target=add_offsets)

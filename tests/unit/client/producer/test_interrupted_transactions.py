@@ -111,16 +111,16 @@ def test_an_interrupted_commit_is_aborted_unless_it_may_have_happened(
 ) -> None:
     producer = make()
     producer.init_transactions(PATIENCE_S)
-    gate = producer._transactional()
-    owner, step = (gate.coordinator, "end") if commit_sent else (producer._accumulator, "flush")
+    calls = producer._transactional()
+    owner, step = (calls.coordinator, "end") if commit_sent else (calls, "_wait")
     fired = interrupt_once(monkeypatch, owner, step, after_it=True)
     with pytest.raises(KeyboardInterrupt), producer.transaction() as txn:
         txn.send(topic, b"first").result(PATIENCE_S)
     assert fired
     if commit_sent:
-        assert gate.state is ProducerTxnState.COMMITTING
+        assert calls.state is ProducerTxnState.COMMITTING
         producer.commit_transaction(PATIENCE_S)  # settles it
-    assert gate.state is ProducerTxnState.READY
+    assert calls.state is ProducerTxnState.READY
     with producer.transaction() as txn:
         txn.send(topic, b"second")
     committed(shared_semel_broker, topic, *([b"first"] if commit_sent else []), b"second")

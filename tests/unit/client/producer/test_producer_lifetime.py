@@ -15,7 +15,6 @@ import pytest
 
 from semel.client.errors import ClosedError, FatalError
 from semel.client.producer import Producer
-from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.sender import Sender
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.records import PRODUCE
@@ -90,7 +89,7 @@ def crashed(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> type[Excepti
     def crash(sender: Sender) -> None:
         raise MemoryError("made up")
 
-    monkeypatch.setattr(Sender, "_give_up_on_late", crash)
+    monkeypatch.setattr(Sender, "_prepare", crash)
     producer._sender.interrupt()
     assert producer._thread is not None
     producer._thread.join(PATIENCE_S)
@@ -104,14 +103,14 @@ def test_a_record_that_comes_as_the_producer_ends_is_refused(
     """The caller is held between the producer's checks and the addition of its record."""
     producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
     producer.send(topic, b"first").result(PATIENCE_S)
-    append = Accumulator.append
+    append = Sender.append
     ends: list[type[Exception]] = []
 
-    def late(accumulator: Accumulator, *arguments: Any) -> Any:
+    def late(sender: Sender, *arguments: Any) -> Any:
         ends.append(end(producer, monkeypatch))
-        return append(accumulator, *arguments)
+        return append(sender, *arguments)
 
-    monkeypatch.setattr(Accumulator, "append", late)
+    monkeypatch.setattr(Sender, "append", late)
     with pytest.raises((ClosedError, FatalError)) as raised:
         producer.send(topic, b"late").result(PATIENCE_S)
     assert isinstance(raised.value, ends[0])
@@ -135,7 +134,7 @@ def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
 
         waiting = threading.Thread(target=send)
         waiting.start()
-        until(lambda: producer._accumulator.changed._waiters)  # type: ignore[attr-defined]
+        until(lambda: producer._sender.changed._waiters)  # type: ignore[attr-defined]
         producer.close(timeout=0)
         waiting.join(PATIENCE_S)
         assert [type(error) for error in errors] == [ClosedError]

@@ -11,8 +11,9 @@ import pytest
 from semel.client.cluster import Leader
 from semel.client.errors import ConnectionFailedError
 from semel.client.metadata import PartitionMetadata
-from semel.client.producer.batches import NO_IDENTITY
-from semel.client.producer.sender import MOVED, PlainGate, Sender
+from semel.client.producer.core import MOVED
+from semel.client.producer.identities import PlainIdentity
+from semel.client.producer.sender import Sender
 from semel.client.settings import ProducerSettings
 from semel.client.wire import Pending
 from semel.protocol.errors import ErrorCode
@@ -45,20 +46,20 @@ def sender() -> Iterator[Sender]:
     settings = ProducerSettings.of(
         bootstrap_servers="nowhere:1", enable_idempotence=False, retry_backoff_ms=1, retry_backoff_max_ms=1
     )
-    sender = Sender(settings, MovedPartition(), PlainGate())  # type: ignore[arg-type]
-    batch = sender.accumulator.new_batch("orders", 0)
+    sender = Sender(settings, MovedPartition(), PlainIdentity())  # type: ignore[arg-type]
+    batch = sender.new_batch("orders", 0)
     batch.rows, batch.count = [(None, b"value", 0, ())], 1
     batch.encode(0)
-    sender.accumulator.add(batch)
+    sender.add(batch)
     yield sender
     sender.close()
 
 
 def sent(sender: Sender) -> Pending:
     """A request with the next batch, on its way to whom the sender takes for the leader."""
-    sendings = sender._take(list(sender.accumulator.queues.values()), NO_IDENTITY)
-    assert len(sendings) == 1
-    return Pending(PRODUCE, VERSION, 1, time.monotonic() + 60, sendings)
+    produce = sender.core.take(list(sender.core.accumulator.queues.values()), time.monotonic())
+    assert produce is not None
+    return Pending(PRODUCE, VERSION, 1, time.monotonic() + 60, produce.sendings)
 
 
 def answered(pending: Pending, code: ErrorCode) -> Pending:
@@ -69,7 +70,7 @@ def answered(pending: Pending, code: ErrorCode) -> Pending:
 
 
 def leader_to_send_to(sender: Sender) -> int:
-    (node_id,) = sender._by_leader(list(sender.accumulator.queues.values()))
+    (node_id,) = sender._by_leader(list(sender.core.accumulator.queues.values()))
     return node_id
 
 
@@ -77,7 +78,7 @@ def leader_to_send_to(sender: Sender) -> int:
 def test_a_refused_batch_goes_to_the_new_leader(sender: Sender, code: ErrorCode) -> None:
     assert leader_to_send_to(sender) == 1
     sender._settle([answered(sent(sender), code)])
-    (queue,) = sender.accumulator.queues.values()
+    (queue,) = sender.core.accumulator.queues.values()
     assert len(queue.unacked) == 1, "it is retried"
     assert leader_to_send_to(sender) == 2
 
@@ -99,4 +100,4 @@ def test_a_stored_batch_is_done_and_gives_its_memory_back(sender: Sender) -> Non
     pending = sent(sender)
     ((_, batch),) = pending.context
     sender._settle([answered(pending, ErrorCode.NONE)])
-    assert (batch.done, batch.error, batch.base_offset, sender.accumulator.used_bytes) == (True, None, 0, 0)
+    assert (batch.done, batch.error, batch.base_offset, sender.used_bytes) == (True, None, 0, 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Condition
 from typing import Any
 
 import pyarrow as pa
 
 from semel.client.producer.accumulator import Accumulator
-from semel.client.producer.batches import Identity, ProducerBatch, TableDelivery, TableShare, split
+from semel.client.producer.batches import Identity, ProducerBatch, split
+from semel.client.producer.deliveries import TableDelivery, TableShare
 from semel.client.producer.tables import TableEncoder, checked_table
 from semel.client.settings import ProducerSettings
 from semel.protocol.rows import decode_batch
@@ -24,14 +26,16 @@ class Sending:
 
     def __init__(self, **options: Any) -> None:
         settings = ProducerSettings.of(bootstrap_servers="nowhere:1", batch_size=10_000, **options)
-        self.accumulator = Accumulator(settings, lambda: None)
+        self.accumulator = Accumulator(settings)
 
     def send(self, table: pa.Table, partitions: int = 1) -> TableDelivery:
         shares = []
         for partition, part, rows in encoder_of(table, partitions).parts():
-            batch, first = self.accumulator.append_table("t", partition, part)
-            shares.append(TableShare(batch, first, part.row_count, rows))
-        return TableDelivery(shares, table.num_rows, self.accumulator.changed)
+            batch = self.accumulator.append_table("t", partition, part)
+            if batch is None:
+                batch = self.accumulator.append_new_table("t", partition, part, 0.0)
+            shares.append(TableShare(batch, batch.count - part.row_count, part.row_count, rows))
+        return TableDelivery(shares, table.num_rows, Condition())
 
     def batches(self, partition: int = 0) -> list[ProducerBatch]:
         batches = list(self.accumulator.queues["t", partition].batches())
@@ -68,7 +72,9 @@ def test_rows_and_tables_of_other_kinds_keep_their_order_in_batches_of_their_own
     sending = Sending()
     sending.send(values("first"))
     sending.send(pa.table({"value": pa.array([b"second"], pa.binary())}))
-    sending.accumulator.append("t", 0, (None, b"third", 0, ()), 40)
+    row = (None, b"third", 0, ())
+    assert sending.accumulator.append("t", 0, row, 40) is None, "no row goes into a batch of tables"
+    sending.accumulator.append_new("t", 0, row, 40, 0.0)
     sending.send(values("fourth"))
     found = [values_of(batch) for batch in sending.batches()]
     assert found == [[b"first"], [b"second"], [b"third"], [b"fourth"]]

@@ -90,7 +90,7 @@ def test_memory_is_kept_and_nothing_is_lost_at_close_while_the_broker_does_not_r
         producer.send_table(topic, table).result(PATIENCE_S)
         broker.pause()
         sent = 1 + _fill(producer, topic, table)
-        assert producer._accumulator.used_bytes <= 2_000_000
+        assert producer._sender.used_bytes <= 2_000_000
         ended = threading.Event()
         threading.Thread(target=lambda: (producer.close(), ended.set())).start()
         until(lambda: producer._closed)
