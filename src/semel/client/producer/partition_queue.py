@@ -1,8 +1,10 @@
 """The batches of one partition in their order, and what a response or a failure does to them. No I/O, no lock.
 
-Up to five batches are unacknowledged at a time. When one of them fails, the queue drains: it waits for the responses to
-the others that are on their way, then sends all that are left again, in order and with their old stamps. So order
-holds through retries, and the broker recognises those that it has already.
+Up to five batches are unacknowledged at a time, and no batch is sent while five come before it from the oldest of them
+on, acknowledged or not: the broker keeps five, and must recognise the oldest when it comes again. When one of them
+fails, the queue drains: it waits for the responses to the others that are on their way, then sends all that are left
+again, in order and with their old stamps. So order holds through retries, and the broker recognises those that it has
+already.
 
 A broker that has never seen a producer takes any sequence for its first. So the first batch goes alone: if it is
 refused, a second one must not have taken its place.
@@ -46,6 +48,7 @@ class PartitionQueue:
         "_identity",
         "_known",
         "_next_sequence",
+        "_overtaken",
         "draining",
         "gap",
         "last_error",
@@ -75,6 +78,7 @@ class PartitionQueue:
         self.retry_at_s = 0.0
         self._identity: Identity = NO_IDENTITY
         self._next_sequence = 0
+        self._overtaken: list[int] = []  # for each batch that left out of turn: how many unacked ones stand before it
         self._known = False  # the broker has acknowledged a batch of this producer id
 
     def __repr__(self) -> str:
@@ -106,6 +110,7 @@ class PartitionQueue:
         """A new epoch: everything that is left is stamped anew, from sequence 0."""
         self.queued.extendleft(reversed(self.unacked))
         self.unacked.clear()
+        self._overtaken.clear()
         self.gap = self.restarting = self.draining = False
         self._adopt(identity)
 
@@ -118,9 +123,11 @@ class PartitionQueue:
         """Whether `next_to_send` would give a batch."""
         if self.draining or self.restarting or now_s < self.retry_at_s:
             return False
-        if any(not batch.sent for batch in self.unacked):
-            return True
-        if self.gap or len(self.unacked) >= max_unacked or not self.queued or self.queued[0].data is None:
+        window = max_unacked - len(self._overtaken)
+        for index, batch in enumerate(self.unacked):
+            if not batch.sent:
+                return index < window
+        if self.gap or len(self.unacked) >= window or not self.queued or self.queued[0].data is None:
             return False
         if not self.unacked:
             return True
@@ -156,7 +163,7 @@ class PartitionQueue:
         """The broker has it."""
         batch.sent = False
         batch.finish(base_offset, log_append_time)
-        self.unacked.remove(batch)
+        self._leave(batch)
         self.retries = 0
         self.retry_at_s = 0.0
         self._known = True
@@ -180,6 +187,7 @@ class PartitionQueue:
             self.unacked.remove(batch)
             for half in reversed(split(batch)):
                 self.unacked.insert(at, half)
+            self._overtaken = [before + (before > at) for before in self._overtaken]
             self.draining = True
         self._end_drain()
         return verdict
@@ -199,13 +207,23 @@ class PartitionQueue:
         """The batch failed for good or expired; its sequences are gone, so what follows may need a new epoch."""
         batch.sent = False
         if batch in self.unacked:
-            self.unacked.remove(batch)
+            self._leave(batch)
             self.gap = batch.sequence >= 0
         elif batch is self.open:
             self.open = None
         else:
             self.queued.remove(batch)
         self._end_drain()
+
+    def _leave(self, batch: ProducerBatch) -> None:
+        """Takes it out of the unacked ones; notes if it leaves others behind."""
+        at = self.unacked.index(batch)
+        del self.unacked[at]
+        if self._overtaken:
+            moved = (before - (before > at) for before in self._overtaken)
+            self._overtaken = [before for before in moved if before]
+        if at:
+            self._overtaken.append(at)
 
     def _end_drain(self) -> None:
         if self.draining and not any(batch.sent for batch in self.unacked):

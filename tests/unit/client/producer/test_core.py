@@ -164,6 +164,30 @@ def test_five_in_flight_keep_their_order_when_the_first_is_lost() -> None:
     assert [batch.base_offset for batch in batches] == list(range(1, 8))
 
 
+def test_no_batch_goes_so_far_ahead_that_the_broker_forgets_one_that_is_not_acknowledged() -> None:
+    """A broker keeps the last five batches of a producer. One that it has, but has not acknowledged, must stay among
+    them: sent again, it would not be recognised, and would be stored twice under the next epoch."""
+    core, log = idempotent(), LogModel()
+    _, sent = take_known(core, *(b"%d" % number for number in range(12)))
+    log.partition("t", 0).append(bytes(_first(core)))
+    for produce in sent:
+        log.produce(produce.request)
+    respond(core, sent[0], ErrorCode.REQUEST_TIMED_OUT)  # it is stored, but replicas are slow
+    for produce in sent[1:]:
+        respond(core, produce, ErrorCode.NONE)
+    again = take(core, 5.0)
+    for produce in again:
+        log.produce(produce.request)
+        core.lost(produce.sendings, CUT, 5.0)
+    now_s = 10.0
+    while again := take(core, now_s):
+        for produce in again:
+            core.responded(produce.sendings, log.produce(produce.request), now_s)
+        now_s += 5.0
+    assert core.accumulator.is_empty
+    assert log.partition("t", 0).values() == [b"first", *(b"%d" % number for number in range(12))]
+
+
 def _first(core: ProducerCore) -> bytearray:
     """The batch that `take_known` has sent."""
     batch = ProducerBatch("t", 0, 0.0, 1.0)
@@ -625,7 +649,7 @@ def check_idempotent(seed: int) -> None:
         request_timeout_ms=500,
     )
     late = rng.random() if delivery_s > 2.0 else 0.0
-    faults = NetworkFaults(cut=rng.random() * 0.3, arrives_late=late)
+    faults = NetworkFaults(cut=rng.random() * 0.3, refused=rng.random() * 0.2, arrives_late=late)
     producer = VirtualProducer(core, LogModel(), rng, faults)
     sent: list[tuple[ProducerBatch, int, int, bytes]] = []
     for number in range(200):
