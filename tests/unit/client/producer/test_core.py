@@ -648,8 +648,7 @@ def check_idempotent(seed: int) -> None:
         delivery_timeout_ms=int(delivery_s * 1000),
         request_timeout_ms=500,
     )
-    late = rng.random() if delivery_s > 2.0 else 0.0
-    faults = NetworkFaults(cut=rng.random() * 0.3, refused=rng.random() * 0.2, arrives_late=late)
+    faults = NetworkFaults(cut=rng.random() * 0.3, refused=rng.random() * 0.2, arrives_late=rng.random())
     producer = VirtualProducer(core, LogModel(), rng, faults)
     sent: list[tuple[ProducerBatch, int, int, bytes]] = []
     for number in range(200):
