@@ -9,7 +9,7 @@ PARALLEL ?= -n 4
 unexport PYTHONDONTWRITEBYTECODE # programs start three times as fast from compiled files
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-full lint format demo bench kafka lock clean
+.PHONY: help setup test test-full simulate lint format demo bench kafka lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ test-full: setup ## run the tests and the long campaigns, then those of Spark wi
 	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 	@scripts/spark-matrix
+
+simulate: setup ## run producer and broker in simulated worlds: ARGS="--seconds 60", ARGS="--seed 17"
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 lint: setup ## check style, types and import rules
 	$(BIN)/ruff check .

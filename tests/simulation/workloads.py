@@ -1,0 +1,109 @@
+"""What runs in a simulated world, and what must hold at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from semel.client.errors import DeliveryTimedOutError
+from semel.client.wire import Pending
+from semel.protocol.batch import iter_headers
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.rows import decode_batch
+from tests.simulation.producer_process import ProducerProcess, WireClient
+from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
+
+RECORDS = 200
+DRAIN_S = 300.0  # virtual
+FETCH_VERSION = 11
+
+
+class Disturbances:
+    """Kills the broker and cuts its power now and then; it is started again after a while."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.on = True
+        self._next()
+
+    def _next(self) -> None:
+        self._world.after(self._world.rng.expovariate(1 / 1.0), self._strike)
+
+    def _strike(self) -> None:
+        world = self._world
+        if self.on and world.broker.is_up:
+            if world.rng.random() < 0.5:
+                world.broker.cut_power()
+            else:
+                world.broker.kill(world.rng.randrange(20))
+            world.after(world.rng.random() * 0.5, world.broker.start)
+        if self.on:
+            self._next()
+
+
+def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
+    """One idempotent producer, one broker, every fault. Raises AssertionError if a promise is broken."""
+    with simulated(seed, data) as world:
+        on_start(world)
+        rng = world.rng
+        world.broker.start()
+        assert world.run(lambda: world.broker.is_up)
+        producer = ProducerProcess(
+            world,
+            buffer_memory=rng.choice([2_000, 20_000]),
+            batch_size=rng.choice([150, 400, 2_000]),
+            linger_ms=rng.choice([0, 5]),
+            delivery_timeout_ms=rng.choice([5_000, 2**31 - 1]),
+        )
+        world.processes.append(producer)
+        producer.cut_rate, world.stall_rate = rng.random() * 0.3, rng.random() * 0.05
+        disturbances = Disturbances(world)
+        for number in range(RECORDS):
+            partition, value = rng.randrange(PARTITIONS), b"%d" % number
+            while not producer.send(partition, value):
+                world.run_for(0.01)
+            if rng.random() < 0.3:
+                world.run_for(rng.random() * 0.1)
+        disturbances.on = False
+        producer.cut_rate = world.stall_rate = 0.0
+        assert world.run(lambda: producer.core.accumulator.is_empty, DRAIN_S), "not everything drained"
+        world.run_for(10.0)  # late requests arrive
+        assert world.run(lambda: world.broker.is_up, DRAIN_S)
+        assert producer.core.accumulator.used_bytes == 0
+        assert producer.most_bytes <= producer.core.settings.buffer_memory
+        _check_stored(producer, [_read(world, partition) for partition in range(PARTITIONS)])
+        return world
+
+
+def _check_stored(producer: ProducerProcess, stored: list[list[bytes | None]]) -> None:
+    for partition, values in enumerate(stored):
+        assert len(values) == len(set(values)), f"partition {partition} has a record twice"
+        mine = [(batch, index, value) for batch, index, to, value in producer.sent if to == partition]
+        for batch, index, value in mine:
+            assert batch.done, f"{batch} was forgotten"
+            if batch.error is None:
+                assert values[batch.base_offset + index : batch.base_offset + index + 1] == [value], (
+                    f"{value!r} was acknowledged at offset {batch.base_offset + index} of partition {partition}"
+                )
+            else:
+                assert isinstance(batch.error, DeliveryTimedOutError), repr(batch.error)
+        order = [value for value in values if value in {each for _, _, each in mine}]
+        assert order == [value for _, _, value in mine if value in set(values)], "not in the order of sending"
+
+
+def _read(world: World, partition: int) -> list[bytes | None]:
+    """All records of a partition, as a consumer gets them."""
+    client, answers = WireClient(world), list[Pending]()
+    assert client.connect()
+    request = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1 << 26,
+        topics=[FetchTopic(TOPIC, partitions=[FetchPartition(partition, -1, 0, partition_max_bytes=1 << 26)])],
+    )
+    client.send(FETCH, request, FETCH_VERSION, 60.0, answers.append)
+    assert world.run(lambda: bool(answers), 100.0)
+    (part,) = answers[0].result().responses[0].partitions
+    assert part.error_code == 0
+    data = part.records or b""
+    return [record.value for at, _ in iter_headers(data) for record in decode_batch(data, at).records]

@@ -1,0 +1,360 @@
+"""The world of a simulation: one thread, one virtual time, one random generator, a network of bytes, and a broker whose
+real code runs in a loop of its own and can be killed between any two steps of it.
+
+The seed decides about everything. `trace` has what happened; the same seed gives the same trace again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from semel import faults
+from semel.broker import turns
+from semel.broker.broker import BrokerNode
+from semel.broker.clock import Clock
+from semel.broker.connection import Connection
+from semel.broker.server import Server
+from semel.broker.settings import Settings
+from semel.prove.powercut import JournaledFiles, cut_power
+from semel.storage import sync
+from tests.simulation.loop import NEVER_S, SimulatedLoop
+
+TOPIC, PARTITIONS = "t", 3
+START_S = 1_000_000.0
+WALL_S = 1_700_000_000.0  # what the wall clock says at START_S, less that
+
+
+class SimulatedProcess(Protocol):
+    """Something that acts in virtual time."""
+
+    def next_event_s(self) -> float:
+        """When it has something to do, if nothing else happens."""
+
+    def run(self) -> None:
+        """Does what can be done now."""
+
+
+class World:
+    def __init__(self, seed: int, data: Path) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now_s = START_S
+        self.trace: list[str] = []
+        self.faults = 0
+        self.delay_s = 0.005  # of bytes on their way, most often at most
+        self.stall_rate = 0.0  # of those that take a hundred times as long
+        self.sync_s = 0.005
+        self.broker = SimulatedBroker(self, data)
+        self.processes: list[SimulatedProcess] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = 0
+
+    def note(self, what: str) -> None:
+        self.trace.append(f"{self.now_s - START_S:.6f} {what}")
+
+    def fault(self, what: str) -> None:
+        self.faults += 1
+        self.note(what)
+
+    def at(self, time_s: float, event: Callable[[], None]) -> None:
+        self._numbers += 1
+        heapq.heappush(self._events, (time_s, self._numbers, event))
+
+    def after(self, seconds: float, event: Callable[[], None]) -> None:
+        self.at(self.now_s + seconds, event)
+
+    def network_delay_s(self) -> float:
+        is_stalled = self.rng.random() < self.stall_rate
+        self.faults += is_stalled
+        return self.rng.random() * self.delay_s * (100 if is_stalled else 1)
+
+    def run(self, until: Callable[[], bool], limit_s: float = 10_000.0) -> bool:
+        """Lets time pass until it is so; False if that did not happen within the limit."""
+        end_s = self.now_s + limit_s
+        while True:
+            self.broker.advance()
+            self.broker.check()
+            for process in self.processes:
+                process.run()
+            if until():
+                return True
+            due = [self.broker.next_event_s(), *(process.next_event_s() for process in self.processes)]
+            if self._events:
+                due.append(self._events[0][0])
+            next_s = min(due)
+            if next_s > end_s:
+                return False
+            self.now_s = max(self.now_s, next_s)
+            while self._events and self._events[0][0] <= self.now_s:
+                heapq.heappop(self._events)[2]()
+
+    def run_for(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        self.at(end_s, lambda: None)
+        self.run(lambda: self.now_s >= end_s)
+
+
+class _WorldClock(Clock):
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ms(self) -> int:
+        return int((WALL_S + self._world.now_s) * 1000)
+
+    def monotonic_s(self) -> float:
+        return self._world.now_s
+
+
+class _Disk(faults.Injector):
+    """Files whose journal stands for the disk."""
+
+    def files(self, data_dir: str | Path) -> JournaledFiles:
+        return JournaledFiles(data_dir, real_sync=False)
+
+
+class _SimulatedSyncs:
+    """Takes the place of the storage's threads: a sync takes a while, in virtual time."""
+
+    def __init__(self, loop: Any, on_done: Callable[..., None]) -> None:
+        self._loop = loop
+        self._on_done = on_done
+
+    def submit(self, jobs: list[Any]) -> None:
+        for job in jobs:
+            self._loop.call_later(self._loop.sync_delay_s(), lambda job=job: self._on_done(job, job.log.run_sync(job)))
+
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
+
+class SimulatedBroker:
+    """The broker's real code. `start` it, `connect` to it, `kill` it, `cut_power`; `start` it again."""
+
+    def __init__(self, world: World, data: Path) -> None:
+        self._world = world
+        self._data = data
+        self.node: BrokerNode | None = None
+        self._loop: SimulatedLoop | None = None
+        self._server: Server | None = None
+        self._bugs: list[dict[str, Any]] = []
+        self._dead: list[Any] = []  # kept: collecting what was killed would run its `finally` blocks
+        self._transports: list[_BrokerTransport] = []
+
+    @property
+    def is_up(self) -> bool:
+        return self._server is not None
+
+    def start(self) -> None:
+        loop = self._loop = SimulatedLoop(self._world.now_s)
+        loop.sync_delay_s = lambda: self._world.rng.random() * self._world.sync_s  # type: ignore[attr-defined]
+        loop.set_exception_handler(self._on_bug)
+        loop.create_task(self._serve())
+        self._world.note("broker starts")
+
+    async def _serve(self) -> None:
+        settings = Settings({"offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2"})
+        node = self.node = BrokerNode(settings, self._data, _WorldClock(self._world))
+        node.advertised = ("broker", 9092)
+        await node.start()
+        if node.topics.get(TOPIC) is None:
+            node.topics.create(TOPIC, PARTITIONS)
+        self._server = Server(node)
+        self._world.note("broker is up")
+
+    def _on_bug(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._bugs.append(context)
+
+    def check(self) -> None:
+        """Raises what went wrong in the broker's own code, outside of any request."""
+        for context in self._bugs:
+            raise AssertionError(f"in the broker: {context['message']}") from context.get("exception")
+
+    def advance(self, at_most: int = 1_000_000) -> None:
+        if self._loop is not None:
+            self._loop.advance(self._world.now_s, at_most)
+
+    def next_event_s(self) -> float:
+        return NEVER_S if self._loop is None else self._loop.next_event_s()
+
+    def kill(self, steps: int = 0) -> None:
+        """kill -9, after so many more steps of what it is doing."""
+        if self._loop is None:
+            return
+        self.advance(steps)
+        for task in asyncio.all_tasks(self._loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._dead.append((self._loop, self.node, self._server))
+        node, self.node, self._loop, self._server = self.node, None, None, None
+        if node is not None:
+            with contextlib.suppress(OSError):
+                os.close(node.store._fd)
+            node.data_dir.crash()
+        transports, self._transports = self._transports, []
+        for transport in transports:
+            transport.lose()
+        self._world.fault("broker killed")
+
+    def cut_power(self) -> None:
+        """As `kill`, and what was not synced is lost, or in part."""
+        if self._loop is None:
+            return
+        self.kill(self._world.rng.randrange(20))
+        lost = cut_power(self._data, random.Random(self._world.rng.random()))
+        self._world.note(f"power cut: {lost} bytes")
+
+    def connect(self, on_bytes: Callable[[bytes], None], on_lost: Callable[[], None]) -> SimulatedConnection | None:
+        """A connection of a client; None if nobody listens."""
+        if self._server is None or self._loop is None:
+            return None
+        protocol = Connection(self._server)
+        connection = SimulatedConnection(self._world, on_bytes, on_lost)
+        transport = _BrokerTransport(self._loop, protocol, connection)
+        connection.transport = transport
+        self._transports.append(transport)
+        self._loop.call_soon(protocol.connection_made, transport)
+        return connection
+
+
+class SimulatedConnection:
+    """The client's end: bytes arrive in order, after a while, in pieces; until it is cut."""
+
+    transport: _BrokerTransport
+
+    def __init__(self, world: World, on_bytes: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+        self._world = world
+        self._on_bytes = on_bytes
+        self._on_lost = on_lost
+        self._to_broker_s = self._to_client_s = 0.0
+        self.closed = False
+
+    def send(self, data: bytes) -> None:
+        """What is sent before the connection is cut arrives all the same, or in part."""
+        rng = self._world.rng
+        cut = rng.randrange(len(data)) if rng.random() < 0.2 else len(data)
+        for piece in (data[:cut], data[cut:]):
+            if piece:
+                self._to_broker_s = max(self._to_broker_s, self._world.now_s + self._world.network_delay_s())
+                self._world.at(self._to_broker_s, lambda piece=piece: self.transport.receive(piece))  # type: ignore[misc]
+
+    def cut(self) -> None:
+        """The client takes it for dead. Of what is on its way, some arrives."""
+        if not self.closed:
+            self.closed = True
+            at_s = max(self._to_broker_s, self._world.now_s) + self._world.network_delay_s()
+            self._world.at(at_s, self.transport.hang_up)
+            self._on_lost()
+
+    def deliver(self, data: bytes) -> None:
+        """Bytes of the broker, on their way to the client."""
+        self._to_client_s = max(self._to_client_s, self._world.now_s + self._world.network_delay_s())
+        self._world.at(self._to_client_s, lambda: None if self.closed else self._on_bytes(data))
+
+    def lose(self) -> None:
+        """The broker is gone: the client learns it after what came before."""
+        at_s = max(self._to_client_s, self._world.now_s + self._world.network_delay_s())
+        self._world.at(at_s, self._lost)
+
+    def _lost(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._on_lost()
+
+
+class _Socket:
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing to set."""
+
+
+class _BrokerTransport(asyncio.Transport):
+    """The broker's end of a connection."""
+
+    def __init__(self, loop: SimulatedLoop, protocol: Connection, client: SimulatedConnection) -> None:
+        super().__init__({"peername": ("client", 1), "sockname": ("broker", 9092), "socket": _Socket()})
+        self._loop = loop
+        self._protocol = protocol
+        self._client = client
+        self._is_open = True
+        self._is_reading = True
+        self._unread: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        if self._is_open:
+            self._unread.append(data)
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        while self._is_open and self._is_reading and self._unread:
+            data = self._unread.pop(0)
+            while data and self._is_open:
+                room = self._protocol.get_buffer(len(data))
+                count = min(len(room), len(data))
+                room[:count] = data[:count]
+                data = data[count:]
+                self._protocol.buffer_updated(count)
+
+    def hang_up(self) -> None:
+        """The client closed its end."""
+        if self._is_open:
+            self._loop.call_soon(self.abort)
+
+    def lose(self) -> None:
+        """The process is gone."""
+        if self._is_open:
+            self._is_open = False
+            self._client.lose()
+
+    def abort(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._client.lose()
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def close(self) -> None:
+        self.abort()
+
+    def is_closing(self) -> bool:
+        return not self._is_open
+
+    def write(self, data: Any) -> None:
+        if self._is_open:
+            self._client.deliver(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def pause_reading(self) -> None:
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        self._is_reading = True
+        self._loop.call_soon(self._read)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Everything is written at once."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def simulated(seed: int, data: Path) -> Iterator[World]:
+    """A world with a broker that is down. Puts the storage's threads and the handlers' turns under virtual time."""
+    workers, counter = sync._Workers, turns.perf_counter
+    faults.install(_Disk())
+    world = World(seed, data)
+    sync._Workers = _SimulatedSyncs  # type: ignore[assignment,misc]
+    turns.perf_counter = lambda: world.now_s
+    try:
+        yield world
+    finally:
+        world.broker.kill()
+        faults.install(None)
+        sync._Workers = workers  # type: ignore[misc]
+        turns.perf_counter = counter
