@@ -166,7 +166,9 @@ def test_ledger_that_was_lost_is_not_taken_for_a_new_one(app: Application, clien
 
 @SEMEL
 def test_ledger_whose_entries_were_deleted_is_not_taken_for_a_new_one(app: Application) -> None:
-    app.sink(source_cluster_is_other=True)._batch(Frame("a"), app.batch(0, 0, 1))
+    first = app.sink(source_cluster_is_other=True)
+    first._batch(Frame("a"), app.batch(0, 0, 1))
+    ledger_topic.wait_for_markers(first.transaction.owner.cluster, app.id)
     assert not app.admin.group_offsets(app.id)
     app.admin.alter_configs({"cleanup.policy": "delete"}, topic=app.ledger)
     app.admin.delete_records({(app.ledger, 0): -1})

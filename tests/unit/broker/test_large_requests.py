@@ -14,6 +14,7 @@ import pytest
 
 from semel.broker.connection import LARGE_REQUEST_BYTES
 from semel.broker.dispatch import RequestContext
+from semel.broker.groups.commits import CommitOutcome
 from semel.broker.groups.handlers import offset_commit
 from semel.broker.handlers.logs import list_offsets
 from semel.broker.handlers.topics import create_topics
@@ -115,9 +116,9 @@ def test_many_offsets_for_one_partition_are_one_record_and_the_last_one_counts()
     """Twenty thousand offsets for two partitions were twenty thousand records of the internal topic."""
     written: list[Any] = []
 
-    async def commit(_group: str, _committer: Any, commits: list[Any], **_: Any) -> E:
+    async def commit(_group: str, _committer: Any, commits: list[Any], **_: Any) -> CommitOutcome:
         written.extend(commits)
-        return E.NONE
+        return CommitOutcome(len(commits), E.NONE)
 
     topic = SimpleNamespace(name="t", id=bytes(16), partitions=[0, 1])
     groups = SimpleNamespace(config=SimpleNamespace(metadata_max_size=4096), commits=SimpleNamespace(commit=commit))
