@@ -146,6 +146,7 @@ class SimulatedBroker:
         self._bugs: list[dict[str, Any]] = []
         self._dead: list[Any] = []  # kept: collecting what was killed would run its `finally` blocks
         self._transports: list[_BrokerTransport] = []
+        self.frozen_until_s = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -176,18 +177,37 @@ class SimulatedBroker:
         for context in self._bugs:
             raise AssertionError(f"in the broker: {context['message']}") from context.get("exception")
 
+    @property
+    def is_frozen(self) -> bool:
+        return self._world.now_s < self.frozen_until_s
+
     def advance(self, at_most: int = 1_000_000) -> None:
-        if self._loop is not None:
+        if self._loop is not None and not self.is_frozen:
             self._loop.advance(self._world.now_s, at_most)
 
     def next_event_s(self) -> float:
-        return NEVER_S if self._loop is None else self._loop.next_event_s()
+        return NEVER_S if self._loop is None else max(self._loop.next_event_s(), self.frozen_until_s)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after a while: then it reads what came meanwhile, connections in any order."""
+        if self._loop is None or self.is_frozen:
+            return
+        self.frozen_until_s = self._world.now_s + seconds
+        self._world.fault(f"broker frozen for {seconds:.3f} s")
+        self._world.at(self.frozen_until_s, self._thaw)
+
+    def _thaw(self) -> None:
+        transports = list(self._transports)
+        self._world.rng.shuffle(transports)
+        for transport in transports:
+            transport.wake()
 
     def kill(self, steps: int = 0) -> None:
         """kill -9, after so many more steps of what it is doing."""
         if self._loop is None:
             return
         self.advance(steps)
+        self.frozen_until_s = 0.0
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._dead.append((self._loop, self.node, self._server))
@@ -215,7 +235,7 @@ class SimulatedBroker:
             return None
         protocol = Connection(self._server)
         connection = SimulatedConnection(self._world, on_bytes, on_lost)
-        transport = _BrokerTransport(self._loop, protocol, connection)
+        transport = _BrokerTransport(self, self._loop, protocol, connection)
         connection.transport = transport
         self._transports.append(transport)
         self._loop.call_soon(protocol.connection_made, transport)
@@ -275,8 +295,12 @@ class _Socket:
 class _BrokerTransport(asyncio.Transport):
     """The broker's end of a connection."""
 
-    def __init__(self, loop: SimulatedLoop, protocol: Connection, client: SimulatedConnection) -> None:
+    def __init__(
+        self, broker: SimulatedBroker, loop: SimulatedLoop, protocol: Connection, client: SimulatedConnection
+    ) -> None:
         super().__init__({"peername": ("client", 1), "sockname": ("broker", 9092), "socket": _Socket()})
+        self._broker = broker
+        self._is_hung_up = False
         self._loop = loop
         self._protocol = protocol
         self._client = client
@@ -287,7 +311,14 @@ class _BrokerTransport(asyncio.Transport):
     def receive(self, data: bytes) -> None:
         if self._is_open:
             self._unread.append(data)
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be something to read; a frozen process does it later."""
+        if not self._broker.is_frozen and self._is_open:
             self._loop.call_soon(self._read)
+            if self._is_hung_up:
+                self._loop.call_soon(self.abort)
 
     def _read(self) -> None:
         while self._is_open and self._is_reading and self._unread:
@@ -300,9 +331,9 @@ class _BrokerTransport(asyncio.Transport):
                 self._protocol.buffer_updated(count)
 
     def hang_up(self) -> None:
-        """The client closed its end."""
-        if self._is_open:
-            self._loop.call_soon(self.abort)
+        """The client closed its end: known after what it sent before."""
+        self._is_hung_up = True
+        self.wake()
 
     def lose(self) -> None:
         """The process is gone."""

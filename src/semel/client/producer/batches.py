@@ -72,6 +72,7 @@ class ProducerBatch:
         "halves",
         "has_headers",
         "identity",
+        "in_doubt",
         "log_append_time",
         "parent",
         "partition",
@@ -98,6 +99,7 @@ class ProducerBatch:
         self.identity: Identity | None = None  # of the stamp, once there is one
         self.sequence = -1
         self.sent = False  # a request with it is on its way and has no response yet
+        self.in_doubt = False  # a request with it has no response, and may still arrive
         self.attempts = 0
         self.done = False
         self.base_offset = -1

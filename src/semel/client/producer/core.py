@@ -21,11 +21,18 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from semel.client.errors import DeliveryTimedOutError, FatalError, IllegalStateError, KafkaError, error_of
+from semel.client.errors import (
+    AbortableError,
+    DeliveryTimedOutError,
+    FatalError,
+    IllegalStateError,
+    KafkaError,
+    error_of,
+)
 from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.batches import Identity, Place, ProducerBatch
 from semel.client.producer.identities import WriteIdentity
-from semel.client.producer.partition_queue import MAX_UNACKED, FailedBatchAction, PartitionQueue
+from semel.client.producer.partition_queue import GAP_ERRORS, MAX_UNACKED, FailedBatchAction, PartitionQueue
 from semel.client.producer.transaction import TransactionCore
 from semel.client.settings import ProducerSettings
 from semel.protocol.errors import EncodeError, ErrorCode, Recovery
@@ -269,6 +276,7 @@ class ProducerCore:
         were stored is unknown. The partitions whose leader is in doubt."""
         for queue, batch in sendings:
             if batch.sent:
+                batch.in_doubt = True
                 self._refuse(queue, batch, ErrorCode.NETWORK_EXCEPTION, error, now_s)
         return [(queue.topic, queue.partition) for queue, _ in sendings]
 
@@ -288,7 +296,8 @@ class ProducerCore:
         if verdict is FailedBatchAction.FAIL or (
             verdict is FailedBatchAction.RETRY and batch.attempts > self.settings.retries
         ):
-            self._fail(queue, batch, error)
+            is_unknown = code in GAP_ERRORS and batch.in_doubt and not queue.transactional
+            self._fail(queue, batch, _unknown(batch, error) if is_unknown else error)
         return code in MOVED
 
     # --- failing ---
@@ -356,4 +365,13 @@ def _late(batch: ProducerBatch, settings: ProducerSettings) -> DeliveryTimedOutE
         f"({settings.delivery_timeout_ms}) after {batch.attempts} tries; {fate}; "
         "check the brokers, or raise the timeout",
         ErrorCode.REQUEST_TIMED_OUT,
+    )
+
+
+def _unknown(batch: ProducerBatch, error: KafkaError) -> AbortableError:
+    return AbortableError(
+        f"{batch.count} records for {batch.topic}-{batch.partition} were not acknowledged, and others before them were "
+        f"given up at delivery.timeout.ms; it is unknown whether they were stored: sent again they could be stored "
+        f"twice ({error}); check the brokers, or raise the timeout",
+        error.code,
     )

@@ -10,8 +10,9 @@ A broker that has never seen a producer takes any sequence for its first. So the
 refused, a second one must not have taken its place.
 
 The epoch is raised (idempotent producers) only when the broker has refused the first unacknowledged batch for a gap
-before it. Sequences have no holes, so it cannot hold a later one either: all may be stamped anew, from 0. A batch
-whose fate is unknown is never stamped anew.
+before it. Sequences have no holes, so it cannot hold a later one either: all may be stamped anew, from 0. Not so if
+both requests may still arrive, that of the refused batch and that of a batch before it that was given up: once the
+broker has read them nothing is missing. Then the refused batch fails.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class PartitionQueue:
     """One partition's batches."""
 
     __slots__ = (
+        "_gap_may_close",
         "_identity",
         "_known",
         "_next_sequence",
@@ -78,6 +80,7 @@ class PartitionQueue:
         self.retry_at_s = 0.0
         self._identity: Identity = NO_IDENTITY
         self._next_sequence = 0
+        self._gap_may_close = False  # a batch in doubt was dropped: its request may still arrive
         self._overtaken: list[int] = []  # for each batch that left out of turn: how many unacked ones stand before it
         self._known = False  # the broker has acknowledged a batch of this producer id
 
@@ -118,6 +121,7 @@ class PartitionQueue:
         self._known = self._known and identity.producer_id == self._identity.producer_id
         self._identity = identity
         self._next_sequence = 0
+        self._gap_may_close = False
 
     def can_send(self, now_s: float, identity: Identity, max_unacked: int = MAX_UNACKED) -> bool:
         """Whether `next_to_send` would give a batch."""
@@ -168,7 +172,7 @@ class PartitionQueue:
         self.retry_at_s = 0.0
         self._known = True
         if batch.identity == self._identity:
-            self.gap = False  # a later sequence was taken, so the one in doubt had been stored
+            self.gap = self._gap_may_close = False  # a later sequence was taken, so the one in doubt had been stored
         self._end_drain()
 
     def refused(self, batch: ProducerBatch, code: ErrorCode, retry_at_s: float) -> FailedBatchAction:
@@ -198,7 +202,8 @@ class PartitionQueue:
         if code in GAP_ERRORS and batch.sequence >= 0:
             if not is_first:
                 return FailedBatchAction.RETRY  # what stands before it must be settled first
-            return FailedBatchAction.FAIL if self.transactional else FailedBatchAction.RAISE_EPOCH
+            is_risky = self._gap_may_close and batch.in_doubt
+            return FailedBatchAction.FAIL if self.transactional or is_risky else FailedBatchAction.RAISE_EPOCH
         if code.recovery is Recovery.RETRY:
             return FailedBatchAction.RETRY
         return FailedBatchAction.FAIL
@@ -209,6 +214,7 @@ class PartitionQueue:
         if batch in self.unacked:
             self._leave(batch)
             self.gap = batch.sequence >= 0
+            self._gap_may_close = self._gap_may_close or batch.in_doubt
         elif batch is self.open:
             self.open = None
         else:
