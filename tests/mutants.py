@@ -175,7 +175,7 @@ HUNTS: dict[str, Hunt] = {
     "init_without_expected_epoch": Hunt("spark", _waking_drivers, settings=(FIRST_GENERATION,)),
     "no_opening_handshake": Hunt("spark-any-order", _dying_tasks, {"topics": "1", "batch_bytes": "250"}),
     "no_count_audit": Hunt("spark-any-order", _tasks_without_report, {"per_batch": "4"}, transactions=2),
-    "ledger_by_batch_id": Hunt("spark", _lost_checkpoints, {"patience_s": "45"}),  # it also comes to a halt
+    "ledger_by_batch_id": Hunt("spark", _lost_checkpoints, {"stuck_after_s": "45"}),  # it also comes to a halt
 }
 
 

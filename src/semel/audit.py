@@ -32,7 +32,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 SUFFIX = ".ledger"
 KNOWN_FORMAT = 1
 Place = tuple[str, int]
-Positions = dict[Place, int]
+Offsets = dict[Place, int]
 
 
 class UnreadableEntryError(ValueError):
@@ -50,7 +50,7 @@ class AuditedWrite(msgspec.Struct, frozen=True):
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One committed batch. A source's start or end is a text: positions in topics as JSON, or whatever it uses."""
+    """One committed batch. A source's start or end is a text: offsets in topics as JSON, or whatever it uses."""
 
     sequence: int
     query_id: str
@@ -84,13 +84,13 @@ def decode(value: bytes, offset: int) -> AuditEntry:
     return entry
 
 
-def positions(text: str | None) -> Positions | None:
-    """{"topic": {"0": 23}} as positions; None for a source that is not Kafka. Names with "$" are the source's notes."""
+def offsets_in(text: str | None) -> Offsets | None:
+    """{"topic": {"0": 23}} as offsets; None for a source that is not Kafka. Names with "$" are the source's notes."""
     try:
         value = json.loads(text or "")
     except ValueError:
         return None
-    if not _are_positions(value):
+    if not _are_offsets(value):
         return None
     return {
         (topic, int(partition)): int(offset)
@@ -110,7 +110,7 @@ def topic_ids(text: str | None) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _are_positions(value: Any) -> bool:
+def _are_offsets(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     parts = [parts for topic, parts in value.items() if not topic.startswith("$")]
@@ -125,7 +125,7 @@ class FindingKind(Enum):
     OVERLAP = "overlap"
     COUNT = "count"
     LEDGER = "ledger"
-    POSITIONS = "positions"
+    OFFSETS = "offsets"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -164,22 +164,22 @@ def _between(before: AuditEntry, entry: AuditEntry) -> Iterator[Finding]:
         yield Finding(FindingKind.LEDGER, entry.sequence, "sources", detail)
         return
     for number, (end, start) in enumerate(zip(before.ends, entry.starts, strict=True)):
-        old, new = positions(end), positions(start)
+        old, new = offsets_in(end), offsets_in(start)
         if old is not None and new is not None:
-            yield from _between_positions(before, entry, _of_the_same_topics(old, end, start), new)
+            yield from _between_offsets(before, entry, _of_the_same_topics(old, end, start), new)
         elif end != start and start is not None:
             detail = f"starts at {start}, the batch before ended at {end}"
             yield Finding(FindingKind.GAP, entry.sequence, f"source {number}", detail)
 
 
-def _of_the_same_topics(ends: Positions, end: str | None, start: str | None) -> Positions:
+def _of_the_same_topics(ends: Offsets, end: str | None, start: str | None) -> Offsets:
     """Without topics that were created anew since: those begin anywhere."""
     before, now = topic_ids(end), topic_ids(start)
     others = {topic for topic, topic_id in before.items() if now.get(topic, topic_id) != topic_id}
     return {place: at for place, at in ends.items() if place[0] not in others}
 
 
-def _between_positions(before: AuditEntry, entry: AuditEntry, old: Positions, new: Positions) -> Iterator[Finding]:
+def _between_offsets(before: AuditEntry, entry: AuditEntry, old: Offsets, new: Offsets) -> Iterator[Finding]:
     for place, end in sorted(old.items()):
         start = new.get(place)
         if start is None:
@@ -197,7 +197,7 @@ def backwards(entries: Sequence[AuditEntry]) -> Iterator[Finding]:
     """No batch ends before it starts."""
     for entry in entries:
         for start, end in zip(entry.starts, entry.ends, strict=False):
-            old, new = positions(start) or {}, positions(end) or {}
+            old, new = offsets_in(start) or {}, offsets_in(end) or {}
             for place, offset in sorted(old.items()):
                 if new.get(place, offset) < offset:
                     detail = f"starts at {offset} and ends at {new[place]}"
@@ -248,12 +248,12 @@ def counts(place: Place, parts: Sequence[tuple[AuditEntry, AuditedWrite]], found
         yield Finding(FindingKind.COUNT, entry.sequence, named(place), detail)
 
 
-def group(ends: Positions, committed: Positions) -> Iterator[Finding]:
+def group(ends: Offsets, committed: Offsets) -> Iterator[Finding]:
     """The consumer group stands where the ledger ends."""
     for place, end in sorted(ends.items()):
         if committed.get(place, end) != end:
             detail = f"the group stands at {committed[place]}, the ledger ends at {end}: somebody moved the group"
-            yield Finding(FindingKind.POSITIONS, -1, named(place), detail)
+            yield Finding(FindingKind.OFFSETS, -1, named(place), detail)
 
 
 RULES = (chain, backwards, output_ranges, sums)
@@ -310,8 +310,8 @@ class AuditedCluster:
             return False
         return "compact" in (answer["cleanup.policy"].value or "")
 
-    def group_positions(self, group: str, places: Iterable[Place]) -> Positions:
-        """Where a group stands; partitions without a position are left out."""
+    def group_offsets(self, group: str, places: Iterable[Place]) -> Offsets:
+        """The committed offsets of a group; partitions without one are left out."""
         wanted = [TopicPartition(*place) for place in places]
         if not wanted:
             return {}
@@ -472,8 +472,8 @@ def _look(cluster: AuditedCluster, application_id: str, last: int, counting: boo
 
 def _settled(
     cluster: AuditedCluster, application_id: str, topics: Mapping[str, list[int]]
-) -> tuple[list[AuditEntry], Positions]:
-    """The ledger and the group's positions of the same moment, although the application may go on meanwhile."""
+) -> tuple[list[AuditEntry], Offsets]:
+    """The ledger and the group's committed offsets of the same moment, although the application may go on meanwhile."""
     ledger = (f"{application_id}{SUFFIX}", 0)
     if ledger[0] not in topics:
         raise CannotLookError(_no_ledger(application_id, cluster.brokers, topics))
@@ -482,10 +482,10 @@ def _settled(
         low, high = cluster.ends([ledger])[ledger]
         entries = _entries(cluster, ledger, low, high)
         sources = [place for place in _ends(entries) if place[0] in topics]
-        committed = cluster.group_positions(application_id, sources)
+        committed = cluster.group_offsets(application_id, sources)
         if cluster.ends([ledger])[ledger][1] == high:
             return entries, committed
-    return entries, {}  # it writes too fast for its positions to be compared
+    return entries, {}  # it writes too fast for its offsets to be compared
 
 
 def _entries(cluster: AuditedCluster, ledger: Place, low: int, high: int) -> list[AuditEntry]:
@@ -515,17 +515,17 @@ def _no_ledger(application_id: str, brokers: str, topics: Mapping[str, list[int]
     )
 
 
-def _ends(entries: list[AuditEntry]) -> Positions:
-    """Where the sources stand after the last batch; the lower position where two sources share a topic."""
-    merged: Positions = {}
+def _ends(entries: list[AuditEntry]) -> Offsets:
+    """Where the sources stand after the last batch; the lower offset where two sources share a topic."""
+    merged: Offsets = {}
     linked = [entry for entry in entries if entry.has_sources]
     for text in linked[-1].ends if linked else []:
-        for place, end in (positions(text) or {}).items():
+        for place, end in (offsets_in(text) or {}).items():
             merged[place] = min(end, merged.get(place, end))
     return merged
 
 
-def _lag(cluster: AuditedCluster, ends: Positions, topics: Mapping[str, list[int]]) -> dict[str, int]:
+def _lag(cluster: AuditedCluster, ends: Offsets, topics: Mapping[str, list[int]]) -> dict[str, int]:
     there = {place: end for place, end in ends.items() if place[1] in topics.get(place[0], ())}
     return {named(place): max(0, high - there[place]) for place, (_, high) in cluster.ends(there).items()}
 

@@ -168,7 +168,7 @@ def test_a_group_that_was_moved_is_found(app: Application) -> None:
     app.batch(0, 40)
     app.move_group(12)
     (finding,) = app.audit().findings
-    assert finding.kind is FindingKind.POSITIONS
+    assert finding.kind is FindingKind.OFFSETS
     assert "stands at 12, the ledger ends at 40" in finding.detail
 
 

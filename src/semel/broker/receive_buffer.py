@@ -19,7 +19,7 @@ _SIZE = struct.Struct(">i")
 
 
 class FrameSizeError(Exception):
-    """A frame that says it is larger than allowed, or smaller than nothing."""
+    """A frame that says it is larger than allowed, or has a negative length."""
 
 
 class Room:

@@ -135,12 +135,12 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 
 
 def _input(entry: AuditEntry) -> str:
-    """Ranges of positions, end not included; the text itself for a source that is not Kafka."""
-    from semel.audit import positions
+    """Ranges of offsets, end not included; the text itself for a source that is not Kafka."""
+    from semel.audit import offsets_in
 
     words = []
     for start, end in zip(entry.starts, entry.ends, strict=False):
-        old, new = positions(start) or {}, positions(end)
+        old, new = offsets_in(start) or {}, offsets_in(end)
         if new is None:
             words.append(f"{start or '(start)'} to {end}")
             continue

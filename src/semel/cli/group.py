@@ -75,19 +75,19 @@ def _list(admin: Admin, args: argparse.Namespace) -> None:
 
 def _describe(admin: Admin, args: argparse.Namespace) -> None:
     for group_id in args.groups:
-        group, positions = admin.describe_group(group_id), admin.group_lag(group_id)
-        if group.state == "Dead" and not positions:
+        group, offsets = admin.describe_group(group_id), admin.group_lag(group_id)
+        if group.state == "Dead" and not offsets:
             raise CommandError(f"there is no group {group_id!r}; `semel group list` shows what there is")
         if args.json:
             import msgspec
 
-            print_json({**msgspec.to_builtins(group), "positions": positions})
+            print_json({**msgspec.to_builtins(group), "offsets": offsets})
             continue
-        total = sum(position.lag or 0 for position in positions)
+        total = sum(each.lag or 0 for each in offsets)
         print(f"{group_id}: {group.state}, {len(group.members)} members, assignor {group.assignor or '-'}, lag {total}")
         print_table(
-            ("topic", "partition", "position", "end", "lag", "client", "host", "member"),
-            ((p.topic, p.partition, p.committed, p.end, p.lag, p.client_id, p.host, p.member_id) for p in positions),
+            ("topic", "partition", "committed", "end", "lag", "client", "host", "member"),
+            ((p.topic, p.partition, p.committed, p.end, p.lag, p.client_id, p.host, p.member_id) for p in offsets),
         )
 
 
@@ -172,5 +172,5 @@ def milliseconds(text: str) -> int:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise UsageError(
-            f"{text!r} is no time; expected 2026-01-31T12:00:00, with an offset like +01:00 if need be, or milliseconds"
+            f"invalid time {text!r}: expected 2026-01-31T12:00:00, with an offset like +01:00 if need be, or milliseconds"
         ) from None

@@ -55,13 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--rounds", type=int, default=12, metavar="N", help="of each workload (default: 12)")
     how.add_argument("--faults-per-round", type=int, metavar="N", help="(default: the workload's own)")
     how.add_argument(
-        "--patience",
+        "--stuck-after",
         type=float,
         metavar="S",
         help="a pipeline may take so long to catch up after the faults of a round",
     )
     how.add_argument("--replay", metavar="FILE", help="play a saved schedule again")
-    out = parser.add_argument_group("what is told")
+    out = parser.add_argument_group("output")
     out.add_argument("--save", metavar="FILE", help="where the schedule goes (default: semel-prove-SEED.json)")
     out.add_argument("--json", action="store_true", help="the result as JSON on stdout; live lines go to stderr")
     out.add_argument("--list", action="store_true", help="print workloads and mutants, and end")
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         rounds=args.rounds,
         faults_per_round=args.faults_per_round,
-        patience_s=args.patience,
+        stuck_after_s=args.stuck_after,
         settings=tuple(args.settings),
         replay=args.replay,
         save=args.save,

@@ -392,7 +392,7 @@ class Processor:
         try:
             mode.drop()
         except Exception as failure:
-            log.warning("the current unit of work was left to time out: %s", failure)
+            log.warning("the current unit of work was left to its timeout: %s", failure)
 
     # -- rebalances ----------------------------------------------------------------------------------------------------
     def assigned(self) -> None:

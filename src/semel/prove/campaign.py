@@ -140,7 +140,7 @@ class ScenePlay:
         self._say = say
         self._watcher: Watcher | None = None
         self._transactions = 0
-        self._patience_s = float(scene.options.get("patience_s", self._workload.patience_s))
+        self._stuck_after_s = float(scene.options.get("stuck_after_s", self._workload.stuck_after_s))
         self.unfired: list[Fault] = []
 
     def begin(self) -> None:
@@ -223,7 +223,9 @@ class ScenePlay:
     def _work(self, inflictor: Inflictor, when: str, check: Callable[[], None] = lambda: None) -> list[Violation]:
         """Until everything that was fed in has come out, or it is certain that it will not. `check` may raise."""
         producer = self._workload.feed(self._transactions)
-        progress = _Progress(self._stage, self._workload, self._require_watcher(), self._transactions, self._patience_s)
+        progress = _Progress(
+            self._stage, self._workload, self._require_watcher(), self._transactions, self._stuck_after_s
+        )
         fed_s = done_s = 0.0
         began_s = said_s = time.monotonic()
         deadline_s = began_s + FEED_TIMEOUT_S
@@ -237,7 +239,7 @@ class ScenePlay:
                 doing = progress.state() if fed_s else "feeding in"
                 self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing:.120}")
             if not fed_s and not producer.wanted:
-                fed_s, deadline_s = now_s, now_s + self._patience_s
+                fed_s, deadline_s = now_s, now_s + self._stuck_after_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
                 done_s = done_s or now_s
                 if now_s - done_s >= FIRE_TIMEOUT_S or all(running.fired for running in inflictor.running):
@@ -279,11 +281,11 @@ class _Progress:
     """Has the pipeline caught up with what was fed in?"""
 
     def __init__(
-        self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int, patience_s: float
+        self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int, stuck_after_s: float
     ) -> None:
         self._stage, self._workload, self._watcher = stage, workload, watcher
         self._began_s = time.monotonic()
-        self._quiet_s = min(QUIET_WITHOUT_GROUP_S, patience_s / 2)
+        self._quiet_s = min(QUIET_WITHOUT_GROUP_S, stuck_after_s / 2)
         self._transactions = transactions
         self._looked_s = 0.0
         self._source_ends: dict[tuple[str, int], int] | None = None

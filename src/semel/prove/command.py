@@ -90,7 +90,7 @@ class Wish(NamedTuple):
     seed: int | None = None
     rounds: int = 12
     faults_per_round: int | None = None
-    patience_s: float | None = None
+    stuck_after_s: float | None = None
     settings: tuple[str, ...] = ()
     replay: str | None = None
     save: str | None = None
@@ -236,8 +236,8 @@ def _workloads(wish: Wish) -> list[str]:
 
 def _options(wish: Wish) -> dict[str, str]:
     """What the workload is told."""
-    patience = {} if wish.patience_s is None else {"patience_s": str(wish.patience_s)}
-    return {**patience, **_app_options(wish)}
+    limit = {} if wish.stuck_after_s is None else {"stuck_after_s": str(wish.stuck_after_s)}
+    return {**limit, **_app_options(wish)}
 
 
 def _app_options(wish: Wish) -> dict[str, str]:

@@ -80,7 +80,7 @@ class Workload(ABC):
     has_sink: ClassVar[bool] = False  # whether it reaches the named points of the Spark sink
     faults_per_round: ClassVar[int] = 8
     spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
-    patience_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
+    stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
 
     def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
         self.stage = stage
@@ -307,7 +307,7 @@ class SparkWorkload(Workload):
     has_sink = True
     faults_per_round = 5
     spread_ms = 2_500
-    patience_s = 240.0
+    stuck_after_s = 240.0
 
     query: ClassVar[str] = "copy"
     master: ClassVar[str] = LOCAL
@@ -403,7 +403,7 @@ class ExecutorsWorkload(AnyOrderWorkload):
     name = "spark-executors"
     help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
     has_sink = False  # its deck is about executors
-    patience_s = 300.0
+    stuck_after_s = 300.0
 
     master = "local-cluster[2,1,1024]"
 

@@ -23,7 +23,7 @@ from semel.client.settings import ProducerSettings
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
 
-TOPIC_PATIENCE_S = 5.0
+TOPIC_TIMEOUT_S = 5.0
 
 
 class TargetError(ValueError):
@@ -67,7 +67,7 @@ class Targets:
         found = {}
         for name in dict.fromkeys(topics):
             try:
-                found[name] = len(cluster.partitions(name, TOPIC_PATIENCE_S))
+                found[name] = len(cluster.partitions(name, TOPIC_TIMEOUT_S))
             except KafkaError as error:
                 raise TargetError(
                     f"output topic {name!r} cannot be written: {error}. Create it first (`semel topic create "

@@ -24,7 +24,7 @@ class Precautions(NamedTuple):
     handshake: bool = True  # one attempt per partition
     count_audit: bool = True  # the log holds what the winners reported
     single_runs: bool = True  # no stage ran twice, where Spark does not compare the runs itself
-    patience_s: float = STALLED_S  # how long an attempt that came second waits to be killed
+    wait_s: float = STALLED_S  # how long an attempt that came second waits to be killed
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def check_single_runs(reports: list[Report]) -> None:
 
 def careful(precautions: Precautions, session: Any) -> Precautions:
     """Without speculation nobody wants an attempt that came second: it need not wait to be killed."""
-    return precautions if speculates(session) else precautions._replace(patience_s=0.0)
+    return precautions if speculates(session) else precautions._replace(wait_s=0.0)
 
 
 def speculates(session: Any) -> bool:

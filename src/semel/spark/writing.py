@@ -26,9 +26,7 @@ REPORT_COLUMNS = (
 FAILED_BLOB = -1  # in place of a record count: the blob has the message of a BadRowError
 LOOK_AGAIN_S = 0.5
 TASK_BITS = 20
-WRITER_PATIENCE_S = (
-    5.0  # the partition may belong to an attempt that Spark is about to end, or to another task for good
-)
+WRITER_WAIT_S = 5.0  # the partition may belong to an attempt that Spark is about to end, or to another task for good
 
 Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
@@ -89,7 +87,7 @@ class BlobWriter:
         self._targets = targets
         self._mark = mark
         self._handshake = precautions.handshake
-        self._patience_s = precautions.patience_s
+        self._wait_s = precautions.wait_s
         self._dead: dict[int, int] = {}
         self._opened: set[int] = set()
 
@@ -128,14 +126,14 @@ class BlobWriter:
     def _wait_to_be_killed(self, topic: str, partition: int) -> None:
         """Spark kills the attempt that it does not need. Raises only if the one that it needs makes no progress."""
         last, since_s = None, time.monotonic()
-        while time.monotonic() - since_s < self._patience_s:
+        while time.monotonic() - since_s < self._wait_s:
             time.sleep(LOOK_AGAIN_S)
             sequence = self._writer.last_sequence(topic, partition)
             if sequence != last:
                 last, since_s = sequence, time.monotonic()
         raise OwnerStalledError(
             f"another attempt at this task opened {topic}-{partition} first and has written nothing since "
-            f"{self._patience_s:.0f} s; the batch will be aborted and run again"
+            f"{self._wait_s:.0f} s; the batch will be aborted and run again"
         )
 
     def report(self) -> Iterator[Report]:
@@ -161,7 +159,7 @@ def write_rows(
     task, mark = task_identity()
     encoder = Encoder(routing_of(options, targets, batch_id, handle.settings), task)
     with handle.writer() as writer:
-        out = BlobWriter(writer, targets, mark, Precautions(patience_s=WRITER_PATIENCE_S))
+        out = BlobWriter(writer, targets, mark, Precautions(wait_s=WRITER_WAIT_S))
         try:
             for blob in encoder.blobs(written_columns(batch, options) for batch in batches):
                 out.write(blob)

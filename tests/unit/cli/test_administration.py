@@ -68,8 +68,8 @@ def group(run: Run, ten: str) -> str:
 
 def test_lag_is_shown(run: Run, ten: str, group: str) -> None:
     (described,) = objects(run("group", "describe", group, "-J"))
-    (position,) = described["positions"]
-    assert (position["topic"], position["committed"], position["end"], position["lag"]) == (ten, 6, 10, 4)
+    (offset,) = described["offsets"]
+    assert (offset["topic"], offset["committed"], offset["end"], offset["lag"]) == (ten, 6, 10, 4)
     assert f"{group}: Empty, 0 members" in run("group", "describe", group).out.decode()
     assert group in {entry["group_id"] for entry in objects(run("group", "list", "-J"))}
 
@@ -87,14 +87,14 @@ def test_lag_is_shown(run: Run, ten: str, group: str) -> None:
         (["--to-time", "2100-01-01T00:00:00"], 10),
     ],
 )
-def test_positions_are_moved(run: Run, ten: str, group: str, to: list[str], expected: int) -> None:
+def test_offsets_are_moved(run: Run, ten: str, group: str, to: list[str], expected: int) -> None:
     (told,) = objects(run("group", "reset", group, *to, "-J", "--dry-run"))
     assert (told["before"], told["after"]) == (6, expected)
     (described,) = objects(run("group", "describe", group, "-J"))
-    assert described["positions"][0]["committed"] == 6, "a dry run changes nothing"
+    assert described["offsets"][0]["committed"] == 6, "a dry run changes nothing"
     assert run("group", "reset", group, "--topic", f"{ten}:0", *to).code == 0
     (described,) = objects(run("group", "describe", group, "-J"))
-    assert described["positions"][0]["committed"] == expected
+    assert described["offsets"][0]["committed"] == expected
 
 
 def test_group_in_use_is_not_moved_or_deleted(run: Run, ten: str, group: str, shared_semel_broker: SemelBroker) -> None:

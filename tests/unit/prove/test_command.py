@@ -54,7 +54,7 @@ def test_own_pipeline_whose_function_raises_never_came_up_and_shows_its_error(tm
     """What it did not write is not lost by a broken guarantee."""
     text = example() + "\n\ndef broken(**_):\n    raise ValueError('no such column: amount')\n"
     (tmp_path / "mypipeline.py").write_text(text)
-    proof = prove(tmp_path, "--app", "mypipeline:broken", "--rounds", "1", "--patience", "30")
+    proof = prove(tmp_path, "--app", "mypipeline:broken", "--rounds", "1", "--stuck-after", "30")
     assert (proof.code, proof.violations) == (4, []), proof.told
     assert "ended with exit code 1" in proof.told
     assert "ValueError: no such column: amount" in proof.told
@@ -67,7 +67,7 @@ def test_own_pipeline_that_writes_nothing_never_came_up(tmp_path: Path) -> None:
         example() + "\n\ndef idle(**_):\n    print('nothing to do', flush=True)\n    import time\n    time.sleep(600)\n"
     )
     (tmp_path / "mypipeline.py").write_text(text)
-    proof = prove(tmp_path, "--app", "mypipeline:idle", "--rounds", "1", "--patience", "6")
+    proof = prove(tmp_path, "--app", "mypipeline:idle", "--rounds", "1", "--stuck-after", "6")
     assert (proof.code, proof.violations) == (4, []), proof.told
     assert "nothing to do" in proof.told
 
@@ -94,7 +94,7 @@ def check(value):
 
 
 def _names(expected: str) -> dict[str, str]:
-    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "patience_s": "20"}
+    return {"app": "mypipeline:run", "expected": f"mypipeline:{expected}", "stuck_after_s": "20"}
 
 
 def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> None:
