@@ -172,5 +172,5 @@ def milliseconds(text: str) -> int:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise UsageError(
-            f"invalid time {text!r}: expected 2026-01-31T12:00:00, with an offset like +01:00 if need be, or milliseconds"
+            f"invalid time {text!r}: expected 2026-01-31T12:00:00, with +01:00 or the like if need be, or milliseconds"
         ) from None

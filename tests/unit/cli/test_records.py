@@ -240,7 +240,7 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["consume", "no-such-topic", "-e"], 1, "there is no topic"),
         (["consume", "{topic}", "-p", "7", "-e"], 1, "no partition 7"),
         (["consume", "{topic}", "-o", "middle", "-e"], 2, "-o is beginning"),
-        (["consume", "{topic}", "-o", "s@noon", "-e"], 2, "no time"),
+        (["consume", "{topic}", "-o", "s@noon", "-e"], 2, "invalid time"),
         (["consume", "{topic}", "-f", "%x", "-e"], 2, "does not know"),
         (["consume", "{topic}", "-J", "-K", ":"], 2, "choose one"),
         (["consume", "{topic}", "-G", "g", "-e"], 2, "does not go with"),
