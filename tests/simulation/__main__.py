@@ -1,7 +1,7 @@
 """`make simulate`: runs the simulation of producer and broker, one seed after the other, and prints what breaks.
 
-make simulate ARGS="--seconds 60"       fresh seeds
-make simulate ARGS="--seed 17"          one seed again, with its trace
+make simulate ARGS="--seconds 60"                     fresh seeds, all workloads in turns
+make simulate ARGS="--workload producer --seed 17"    one seed again, with its trace
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.simulation.workloads import producer_and_broker
+from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
 LAST_EVENTS = 40
+WORKLOADS = {"producer": producer_and_broker, "transactions": transactions}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long, with fresh seeds (default: 60)")
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), help="this one only (default: all, in turns)")
     args = parser.parse_args()
+    wanted = [args.workload] if args.workload else sorted(WORKLOADS)
     logging.getLogger("semel").setLevel(logging.CRITICAL)  # a broker that recovers from a power cut says so
     if args.seed is not None:
-        return 0 if _run(args.seed, show_trace=True) is not None else 1
+        return 1 if None in [_run(name, args.seed, show_trace=True) for name in wanted] else 0
     started_s, cpu_s, runs, faults = time.monotonic(), time.process_time(), 0, 0
     while time.monotonic() - started_s < args.seconds:
-        found = _run(random.SystemRandom().randrange(2**32), show_trace=False)
+        found = _run(wanted[runs % len(wanted)], random.SystemRandom().randrange(2**32), show_trace=False)
         if found is None:
             return 1
         runs, faults = runs + 1, faults + found
@@ -39,16 +42,16 @@ def main() -> int:
     return 0
 
 
-def _run(seed: int, show_trace: bool) -> int | None:
+def _run(name: str, seed: int, show_trace: bool) -> int | None:
     """How many faults there were; None if a promise was broken, which is printed."""
     worlds: list[World] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            producer_and_broker(seed, Path(folder) / "data", worlds.append)
+            WORKLOADS[name](seed, Path(folder) / "data", worlds.append)
         except Exception:
             traceback.print_exc()
             print(*worlds[0].trace[-LAST_EVENTS:], sep="\n")
-            print(f'a promise was broken; again with: make simulate ARGS="--seed {seed}"')
+            print(f'a promise was broken; again with: make simulate ARGS="--workload {name} --seed {seed}"')
             return None
     if show_trace:
         print(*worlds[0].trace, sep="\n")

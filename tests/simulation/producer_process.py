@@ -9,7 +9,7 @@ from semel.client.errors import ConnectionFailedError, KafkaError
 from semel.client.frames import Frames
 from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import ProducerCore
-from semel.client.producer.identities import IdempotentIdentity
+from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.settings import ProducerSettings
 from semel.client.wire import Pending, Wire
 from semel.protocol.api import Api
@@ -21,7 +21,7 @@ from tests.simulation.world import SimulatedConnection, World
 
 RECONNECT_S = 0.05
 ROW_BYTES = 60
-VERSIONS = {PRODUCE.key: 9, INIT_PRODUCER_ID.key: 4}
+INIT_VERSION = 4
 
 
 class WireClient:
@@ -92,12 +92,14 @@ class WireClient:
 
 
 class ProducerProcess:
-    """An idempotent producer of topic `t`, which is there."""
+    """A producer of topic `t`, which is there; an idempotent one unless it is given another identity."""
 
-    def __init__(self, world: World, **options: Any) -> None:
+    produce_version = 9
+
+    def __init__(self, world: World, identity: WriteIdentity | None = None, **options: Any) -> None:
         defaults = {"linger_ms": 0, "retry_backoff_ms": 20, "retry_backoff_max_ms": 200, "request_timeout_ms": 2000}
         settings = ProducerSettings.of(bootstrap_servers="broker:9092", **{**defaults, **options})
-        self.core = ProducerCore(settings, IdempotentIdentity(), world.rng.random)
+        self.core = ProducerCore(settings, identity or IdempotentIdentity(), world.rng.random)
         self.sent: list[tuple[ProducerBatch, int, int, bytes]] = []  # batch, place in it, partition, value
         self.most_bytes = 0
         self.cut_rate = 0.0  # of requests, after which the connection is cut
@@ -131,6 +133,7 @@ class ProducerProcess:
         if core.wants_identity(now_s) and not self._asks_for_identity and self._client.connect():
             self._ask_for_identity()
         queues = core.ready(now_s)
+        assert not core.partitions_to_add(queues), "TV1 is not simulated"
         if queues and not self._client.connect():
             error = ConnectionFailedError("the broker is down", ErrorCode.NETWORK_EXCEPTION)
             core.unreachable(queues, error, now_s)
@@ -139,8 +142,9 @@ class ProducerProcess:
             produce = core.take(queues, now_s)
             if produce is None:
                 break
-            version = VERSIONS[PRODUCE.key]
-            self._client.send(PRODUCE, produce.request, version, produce.timeout_s, self._settle, produce.sendings)
+            self._client.send(
+                PRODUCE, produce.request, self.produce_version, produce.timeout_s, self._settle, produce.sendings
+            )
             if self._world.rng.random() < self.cut_rate:
                 self._world.after(self._world.rng.random() * 4 * self._world.delay_s, self._cut)
         for batch in core.take_finished():
@@ -163,7 +167,7 @@ class ProducerProcess:
             self.core.identity_received(Identity(response.producer_id, response.producer_epoch))
 
         request = InitProducerIdRequest(None, 2**31 - 1)
-        self._client.send(INIT_PRODUCER_ID, request, VERSIONS[INIT_PRODUCER_ID.key], 2.0, then)
+        self._client.send(INIT_PRODUCER_ID, request, INIT_VERSION, 2.0, then)
 
     def _settle(self, pending: Pending) -> None:
         try:

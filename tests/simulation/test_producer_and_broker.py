@@ -17,7 +17,8 @@ from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity
 from semel.client.producer.partition_queue import PartitionQueue
 from semel.storage.sync import SyncGroup
-from tests.simulation.workloads import producer_and_broker
+from tests.simulation.workloads import producer_and_broker, transactions
+from tests.simulation.world import World
 
 SEEDS = range(20)
 FRESH = 5
@@ -36,9 +37,17 @@ print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdige
 def test_no_promise_is_broken(tmp_path: Path) -> None:
     faults = 0
     for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
-        print(f'make simulate ARGS="--seed {seed}"')
+        print(f'make simulate ARGS="--workload producer --seed {seed}"')
         faults += producer_and_broker(seed, tmp_path / str(seed)).faults
     assert faults > 500
+
+
+def test_transactions_are_visible_whole_or_not_at_all(tmp_path: Path) -> None:
+    faults = 0
+    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+        print(f'make simulate ARGS="--workload transactions --seed {seed}"')
+        faults += transactions(seed, tmp_path / str(seed)).faults
+    assert faults > 200
 
 
 def test_a_seed_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path) -> None:
@@ -99,6 +108,20 @@ def count_sequences_from_0_after_every_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ProducerBatch, "stamp", lambda batch, identity, _, txn: stamp(batch, Identity(*identity), 0, txn))
 
 
+def end_before_everything_is_delivered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ProducerCore, "is_drained", lambda *_: True)
+
+
+def commit_without_a_batch_that_failed(patch: pytest.MonkeyPatch) -> None:
+    def fail(core: ProducerCore, queue: PartitionQueue, batch: ProducerBatch, error: Any) -> None:
+        queue.drop(batch)
+        batch.finish(-1, -1, error)
+        core._release(batch)
+
+    patch.setattr(ProducerCore, "_fail", fail)
+
+
+TRANSACTION_BUGS = [end_before_everything_is_delivered, commit_without_a_batch_that_failed]
 BUGS = [
     acknowledge_before_the_disk_has_it,
     stamp_a_batch_in_doubt_anew,
@@ -114,10 +137,22 @@ def test_a_deliberate_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
+    assert is_found(producer_and_broker, tmp_path)
+
+
+@pytest.mark.parametrize("bug", TRANSACTION_BUGS, ids=lambda bug: bug.__name__)
+def test_a_deliberate_bug_in_transactions_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    assert is_found(transactions, tmp_path)
+
+
+def is_found(workload: Callable[..., World], folder: Path) -> bool:
     for seed in range(HUNTED):
         try:
-            producer_and_broker(seed, tmp_path / str(seed))
+            workload(seed, folder / str(seed))
         except AssertionError as error:
             print(seed, error)
-            return
-    raise AssertionError(f"not found with {HUNTED} seeds")
+            return True
+    return False

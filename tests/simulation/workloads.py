@@ -7,13 +7,15 @@ from pathlib import Path
 
 from semel.client.errors import DeliveryTimedOutError
 from semel.client.wire import Pending
-from semel.protocol.batch import iter_headers
-from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.batch import Buffer, iter_headers
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.rows import decode_batch
 from tests.simulation.producer_process import ProducerProcess, WireClient
+from tests.simulation.transactional_process import TransactionalProcess
 from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
 
 RECORDS = 200
+OWNERS, TRANSACTIONS = 3, 12
 DRAIN_S = 300.0  # virtual
 FETCH_VERSION = 11
 
@@ -80,6 +82,47 @@ def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None]
         return world
 
 
+def transactions(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
+    """Owners of one transactional id, each fenced by the next or by a timeout. Transactions are visible whole, once."""
+    with simulated(seed, data) as world:
+        on_start(world)
+        rng = world.rng
+        world.broker.start()
+        assert world.run(lambda: world.broker.is_up)
+        disturbances, owners = Disturbances(world), list[TransactionalProcess]()
+        for number in range(OWNERS):
+            options = {"batch_size": rng.choice([150, 2_000]), "delivery_timeout_ms": rng.choice([1_500, 60_000])}
+            owner = TransactionalProcess(
+                world, "owner", f"p{number}", TRANSACTIONS, request_timeout_ms=1_000, **options
+            )
+            owner.cut_rate, world.stall_rate = rng.random() * 0.2, rng.random() * 0.03
+            owners.append(owner)
+            world.processes.append(owner)
+            if number + 1 < OWNERS:
+                world.run(lambda owner=owner: owner.is_over, rng.random() * 5.0)  # type: ignore[misc]
+        disturbances.on = False
+        for owner in owners:
+            owner.cut_rate = 0.0
+        world.stall_rate = 0.0
+        assert world.run(lambda: all(owner.is_over for owner in owners), DRAIN_S), "not every owner came to an end"
+        world.run_for(60.0)  # transactions that were left open are aborted at their timeout
+        _check_visible(owners, [_read(world, partition, committed=True) for partition in range(PARTITIONS)])
+        return world
+
+
+def _check_visible(owners: list[TransactionalProcess], visible: list[list[bytes | None]]) -> None:
+    values = [value for partition in visible for value in partition]
+    assert len(values) == len(set(values)), "a record is visible twice"
+    seen = set(values)
+    for owner in owners:
+        missing = set(owner.committed) - seen
+        assert not missing, f"committed, but not visible: {sorted(missing)}"
+        assert not seen & set(owner.aborted), f"aborted, but visible: {sorted(seen & set(owner.aborted))}"
+        shown = seen & set(owner.unknown)
+        assert not shown or shown == set(owner.unknown), "a transaction is visible in part"
+    assert seen <= {value for owner in owners for value in [*owner.committed, *owner.unknown]}, "visible, but not sent"
+
+
 def _check_stored(producer: ProducerProcess, stored: list[list[bytes | None]]) -> None:
     for partition, values in enumerate(stored):
         assert len(values) == len(set(values)), f"partition {partition} has a record twice"
@@ -97,19 +140,45 @@ def _check_stored(producer: ProducerProcess, stored: list[list[bytes | None]]) -
         assert order == [value for _, _, value in mine if value in set(values)], "not in the order of sending"
 
 
-def _read(world: World, partition: int) -> list[bytes | None]:
-    """All records of a partition, as a consumer gets them."""
-    client, answers = WireClient(world), list[Pending]()
-    assert client.connect()
+def _read(world: World, partition: int, committed: bool = False) -> list[bytes | None]:
+    """All records of a partition, or those of committed transactions, as a consumer gets them."""
+    client, values, offset = WireClient(world), list[bytes | None](), 0
+    while True:
+        part = _fetch(world, client, partition, offset, committed)
+        data = part.records or b""
+        if not len(data):
+            return values
+        aborted = sorted((each.first_offset, each.producer_id) for each in part.aborted_transactions or ())
+        values += _values(data, offset, aborted)
+        offset = max(header.next_offset for _, header in iter_headers(data))
+
+
+def _fetch(world: World, client: WireClient, partition: int, offset: int, committed: bool) -> PartitionData:
     request = FetchRequest(
         max_wait_ms=0,
         min_bytes=0,
         max_bytes=1 << 26,
-        topics=[FetchTopic(TOPIC, partitions=[FetchPartition(partition, -1, 0, partition_max_bytes=1 << 26)])],
+        isolation_level=int(committed),
+        topics=[FetchTopic(TOPIC, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=1 << 26)])],
     )
+    answers: list[Pending] = []
+    assert client.connect()
     client.send(FETCH, request, FETCH_VERSION, 60.0, answers.append)
     assert world.run(lambda: bool(answers), 100.0)
-    (part,) = answers[0].result().responses[0].partitions
+    part: PartitionData = answers[0].result().responses[0].partitions[0]
     assert part.error_code == 0
-    data = part.records or b""
-    return [record.value for at, _ in iter_headers(data) for record in decode_batch(data, at).records]
+    return part
+
+
+def _values(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[bytes | None]:
+    """Without control records, and without the transactions that the response names as aborted."""
+    values: list[bytes | None] = []
+    aborting: set[int] = set()  # producers whose batches are skipped, up to their marker
+    for at, header in iter_headers(data):
+        while aborted and aborted[0][0] <= header.base_offset:
+            aborting.add(aborted.pop(0)[1])
+        if header.is_control:
+            aborting.discard(header.producer_id)
+        elif header.producer_id not in aborting:
+            values += [record.value for record in decode_batch(data, at).records if record.offset >= offset]
+    return values
