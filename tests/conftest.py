@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
+from tests.support.direct import await_coordinators
 from tests.support.jvm import spark_options
 from tests.support.missing import MARK, skip_loudly
 from tests.support.turns import Turns, turn
@@ -70,6 +71,7 @@ def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFact
     """One Apache Kafka node for all tests that leave it alive."""
     folder = tmp_path_factory.mktemp("apache-kafka") / "node"
     with ApacheKafka(folder, jvm=QUICK_JVM, properties=RETENTION | FIRST_RETENTION) as kafka:
+        await_coordinators(kafka.bootstrap)
         yield kafka
 
 

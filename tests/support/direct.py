@@ -12,12 +12,17 @@ from semel.protocol.api import Api
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import FIND_COORDINATOR, FindCoordinatorRequest
+from semel.protocol.messages.offsets import OFFSET_FETCH, OffsetFetchRequest, OffsetFetchRequestGroup
 from semel.protocol.messages.records import (
     FETCH,
+    LIST_OFFSETS,
     PRODUCE,
     FetchPartition,
     FetchRequest,
     FetchTopic,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
     PartitionData,
     PartitionProduceData,
     ProduceRequest,
@@ -29,9 +34,14 @@ from semel.protocol.messages.topics import (
     CreatableTopicConfig,
     CreateTopicsRequest,
 )
-from semel.protocol.messages.transactions import INIT_PRODUCER_ID, InitProducerIdRequest
+from semel.protocol.messages.transactions import (
+    DESCRIBE_TRANSACTIONS,
+    INIT_PRODUCER_ID,
+    DescribeTransactionsRequest,
+    InitProducerIdRequest,
+)
 from semel.protocol.rows import Record, encode_batch
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class DirectClient:
@@ -84,6 +94,14 @@ class DirectClient:
         )
         answer = self.call(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=20_000), 5)
         assert answer.topics[0].error_code == 0, answer
+        eventually(lambda: self._codes_of_partitions(name, partitions), lambda codes: codes == {0})
+
+    def _codes_of_partitions(self, name: str, count: int) -> set[int]:
+        """Apache Kafka responds before it leads the new partitions."""
+        wanted = [ListOffsetsPartition(partition_index=each, timestamp=-1) for each in range(count)]
+        request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=name, partitions=wanted)])
+        answer = self.call(LIST_OFFSETS, request, 5)
+        return {each.error_code for topic in answer.topics for each in topic.partitions}
 
     def init_producer_id(
         self,
@@ -145,6 +163,25 @@ class DirectClient:
             if not new:
                 return found
             found += new
+
+
+def await_coordinators(bootstrap: str) -> None:
+    """Apache Kafka makes its internal topics when they are first needed. Until a partition of them is loaded, groups
+    and transactional ids have no coordinator. These names are in every partition, in all likelihood."""
+    with DirectClient(bootstrap, timeout_s=PATIENCE_S) as client:
+        names = [f"first-{number}" for number in range(48)]
+        client.find_coordinator(names[0], 0)
+        client.find_coordinator(names[0], 1)
+        offsets = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(name, topics=None) for name in names])
+        eventually(
+            lambda: {each.error_code for each in client.call(OFFSET_FETCH, offsets, 8).groups},
+            lambda codes: codes == {ErrorCode.NONE},
+        )
+        ids = DescribeTransactionsRequest(transactional_ids=names)
+        eventually(
+            lambda: {each.error_code for each in client.call(DESCRIBE_TRANSACTIONS, ids, 0).transaction_states},
+            lambda codes: codes == {ErrorCode.TRANSACTIONAL_ID_NOT_FOUND},
+        )
 
 
 def produce_request(
