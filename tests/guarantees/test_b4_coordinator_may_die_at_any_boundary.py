@@ -102,6 +102,7 @@ def run(folder: Path, power: bool, is_v2: bool, commit: bool, points: list[str])
         for topic in (*TOPICS, SOURCE):
             producer.client.create_topic(topic)
         producer.run("id", b"before", 1, commit=True)
+        producer.client.settled("id")  # a restart that has to write its markers would meet the fault
         for number, point in enumerate(points):
             name, _, visit = point.partition(":")
             broker.arm(f"{name}:kill:{visit or 1}")

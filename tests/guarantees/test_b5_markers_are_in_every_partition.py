@@ -33,6 +33,7 @@ def test_every_partition_has_its_marker_after_a_death_between_them(
             producer.client.create_topic(topic)
         producer.run("id", b"one", 1, commit=True)
         producer.run("id", b"two", 2, commit=False)
+        producer.client.settled("id")  # its markers would meet the fault, if the restart had to write them
         broker.arm("marker.after:kill:2")
         producer = Persistent(broker, is_v2, "marker.after")
         producer.run("id", b"three", 3, commit=True)
