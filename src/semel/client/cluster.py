@@ -153,7 +153,7 @@ class Cluster:
         def attempt() -> Response:
             connection = self.connect(target, deadline, lane)
             version = connection.capabilities.version_of(api, at_most, at_least)
-            response = _checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
+            response = checked_call(connection, api, request, min(limit_s, deadline.remaining_s()), version)
             for code in errors(response) if errors else ():
                 if code:
                     raise error_of(code, f"{api.name} to {describe(target)}", getattr(response, "error_message", None))
@@ -216,7 +216,8 @@ class Cluster:
         if isinstance(target, Leader):
             node_id = self.partition(target.topic, target.partition, deadline, lane).leader
         else:
-            if not self.metadata.brokers:
+            is_moving = isinstance(target, Controller) and self.metadata.is_controller_in_doubt
+            if is_moving or not self.metadata.brokers:
                 self.refresh([], deadline, lane)
             node_id = target.node_id if isinstance(target, NodeTarget) else self.metadata.controller_id
             if isinstance(target, Controller) and node_id < 0:
@@ -238,6 +239,8 @@ class Cluster:
                 self._coordinators.pop(target, None)
             elif isinstance(target, Leader):
                 self.metadata.forget(target.topic)
+            elif isinstance(target, Controller):
+                self.metadata.is_controller_in_doubt = True
 
     def topic(self, name: str, deadline: Deadline | None = None, lane: str = "main") -> TopicMetadata:
         """A topic's partitions, from memory while that is fresh. One attempt; `partitions` retries."""
@@ -287,7 +290,7 @@ class Cluster:
         connection = self._connect_any(deadline, lane)
         version = connection.capabilities.version_of(METADATA, at_least=1)
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        response = _checked_call(connection, METADATA, request, limit_s, version)
+        response = checked_call(connection, METADATA, request, limit_s, version)
         if response.error_code:
             raise error_of(response.error_code, "looking up the cluster")
         with self._lock:
@@ -314,7 +317,7 @@ class Cluster:
         else:
             request.key = target.key
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        response = _checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
+        response = checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
         found = response.coordinators[0] if version >= 4 else response
         if found.error_code:
             raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)
@@ -462,9 +465,14 @@ def _not_reached(message: str, causes: list[ConnectionFailedError]) -> Connectio
     return error
 
 
-def _checked_call(
-    connection: BrokerConnection, api: Api[Request, Response], request: Request, timeout_s: float, version: int
+def checked_call(
+    connection: BrokerConnection,
+    api: Api[Request, Response],
+    request: Request,
+    timeout_s: float,
+    version: int | None = None,
 ) -> Response:
+    """A call whose response may make no sense: that is a broken connection."""
     try:
         return connection.call(api, request, max(timeout_s, 0.001), version)
     except DecodeError as error:

@@ -42,6 +42,7 @@ class Metadata:
         self.topics: dict[str, TopicMetadata] = {}
         self.errors: dict[str, ErrorCode] = {}  # topics that the last response refused
         self.controller_id = -1
+        self.is_controller_in_doubt = False
         self.cluster_id: str | None = None
         self._fetched_at_s: dict[str, float] = {}
 
@@ -49,6 +50,7 @@ class Metadata:
         """`is_complete`: the request was for all topics, so those that are not in the response do not exist."""
         self.brokers = {b.node_id: BrokerAddress(b.node_id, b.host, b.port, b.rack) for b in response.brokers}
         self.controller_id = response.controller_id
+        self.is_controller_in_doubt = False
         self.cluster_id = response.cluster_id
         for topic in response.topics:
             if topic.name is not None:

@@ -72,7 +72,7 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
         """NOT_CONTROLLER and REQUEST_TIMED_OUT come while the controller changes: the next try goes to the new one."""
         result = cluster.call(Controller(), CREATE_TOPICS, request, errors=None).topics[0]
         if ErrorCode.of(result.error_code).recovery is Recovery.RETRY:
-            cluster.refresh([])
+            cluster.forget(Controller())
             raise error_of(result.error_code, what, result.error_message)
         return result
 

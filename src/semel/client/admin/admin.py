@@ -179,9 +179,9 @@ class Admin:
         return True
 
     def delete_topics(self, names: Iterable[str] | str, timeout_ms: float | None = None) -> None:
-        deadline, wanted = self._deadline(timeout_ms), _listed(names)
+        deadline, wanted, controller = self._deadline(timeout_ms), _listed(names), Controller()
         connection = self._cluster.retry(
-            lambda: self._cluster.connect(Controller(), deadline), "looking for the controller", deadline
+            lambda: self._cluster.connect(controller, deadline), "looking for the controller", deadline, controller
         )
         limit_ms = self._broker_timeout_ms(deadline)
         if connection.capabilities.version_of(DELETE_TOPICS) >= 6:
@@ -189,7 +189,11 @@ class Admin:
         else:
             request = DeleteTopicsRequest(topic_names=wanted, timeout_ms=limit_ms)
         response = self._cluster.call(
-            Controller(), DELETE_TOPICS, request, timeout_s=deadline.remaining_s(), errors=None
+            controller,
+            DELETE_TOPICS,
+            request,
+            timeout_s=deadline.remaining_s(),
+            errors=lambda response: _moved(response.responses),
         )
         for name in wanted:
             self._cluster.forget(Leader(name, 0))

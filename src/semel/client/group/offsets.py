@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from semel.client.cluster import Cluster, CoordinatorTarget, Leader, group_coordinator
-from semel.client.connection import BrokerConnection
+from semel.client.cluster import Cluster, CoordinatorTarget, Leader, checked_call, group_coordinator
 from semel.client.errors import ConnectionFailedError, KafkaError, error_of
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
-from semel.protocol.api import Api
-from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.offsets import (
     OFFSET_COMMIT,
     OFFSET_FETCH,
@@ -125,7 +123,7 @@ def _list_offsets_of_leader(
     timeout_ms = max(1, min(int(deadline.remaining_s() * 1000), cluster.settings.request_timeout_ms))
     request = ListOffsetsRequest(CONSUMER_REPLICA, isolation, topics, timeout_ms)
     connection = cluster.connect(Leader(*next(iter(wanted))), deadline, lane)
-    response = _call(connection, LIST_OFFSETS, request, timeout_ms / 1000)
+    response = checked_call(connection, LIST_OFFSETS, request, timeout_ms / 1000)
     for topic in response.topics:
         for part in topic.partitions:
             partition = TopicPartition(topic.name, part.partition_index)
@@ -152,7 +150,7 @@ def fetch_committed(
         connection = cluster.connect(coordinator, deadline, lane)
         version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)
         request = _offset_fetch(group_id, partitions, require_stable, version)
-        response = _call(connection, OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
+        response = checked_call(connection, OFFSET_FETCH, request, _attempt_s(cluster, deadline), version)
     group = response.groups[0] if version >= 8 else response
     what = f"reading the committed offsets of group {group_id!r}"
     _raise_if(group.error_code, what, cluster, coordinator)
@@ -216,7 +214,7 @@ def commit_offsets(
         connection = cluster.connect(coordinator, deadline)
         version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
         request = offset_commit_request(member, offsets)
-        response = _call(connection, OFFSET_COMMIT, request, _attempt_s(cluster, deadline), version)
+        response = checked_call(connection, OFFSET_COMMIT, request, _attempt_s(cluster, deadline), version)
     error = offset_commit_error(response, member.group_id)
     if error is not None:
         if error.code in _COORDINATOR_MOVED:
@@ -242,21 +240,6 @@ def _forgetting(cluster: Cluster, coordinator: CoordinatorTarget) -> Iterator[No
     except ConnectionFailedError:
         cluster.forget(coordinator)
         raise
-
-
-def _call(
-    connection: BrokerConnection, api: Api[Any, Response], request: Any, timeout_s: float, version: int | None = None
-) -> Response:
-    """A call whose response may make no sense: that is a broken connection."""
-    try:
-        return connection.call(api, request, timeout_s, version)
-    except DecodeError as error:
-        connection.close()
-        raise ConnectionFailedError(
-            f"{connection.address} responded to {api.name} with bytes that make no sense: {error}",
-            ErrorCode.NETWORK_EXCEPTION,
-            maybe_sent=True,
-        ) from error
 
 
 def retried(cluster: Cluster, attempt: Callable[[Deadline], Value], what: str, timeout_s: float | None = None) -> Value:
