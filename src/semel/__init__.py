@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
+    from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
     from semel.patterns.process import Output as Output
-    from semel.patterns.process import RecordError as RecordError
     from semel.patterns.process import process as process
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
@@ -27,7 +27,6 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",
-    "RecordError": "semel.patterns.process",
     "process": "semel.patterns.process",
     "route": "semel.spark.batch_writer",
     "sink": "semel.spark.sink",
@@ -37,12 +36,14 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    home = "semel.errors" if name.endswith("Error") else _LAZY.get(name)
+    value = getattr(import_module(home), name, None) if home is not None else None
+    if value is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    errors = import_module("semel.errors").__all__
+    return sorted({*globals(), *_LAZY, *(name for name in errors if name.endswith("Error"))})
