@@ -73,7 +73,7 @@ class Maintenance:
             if number % LOGS_PER_STEP == 0:
                 await asyncio.sleep(0)
         await Turns().run(data_dir.garbage_removal(clock.now_ms()))
-        data_dir.checkpoint()
+        await asyncio.to_thread(data_dir.take_checkpoint())
 
     async def compact(self) -> None:
         """Compacts the dirtiest logs, one after the other, on a thread of its own, until none is dirty enough."""

@@ -35,10 +35,10 @@ def read_text(path: str) -> str:
         return ""
 
 
-def write_offsets(files: Files, path: str, offsets: Mapping[TopicPartition, int], *, sync: bool = True) -> None:
+def write_offsets(files: Files, path: str, offsets: Mapping[TopicPartition, int]) -> None:
     """`topic partition offset` per line, after the version and the count."""
     rows = "".join(f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items())
-    files.write_whole(path, f"0\n{len(offsets)}\n{rows}".encode(), sync=sync)
+    files.write_whole(path, f"0\n{len(offsets)}\n{rows}".encode())
 
 
 def read_offsets(path: str) -> dict[TopicPartition, int]:

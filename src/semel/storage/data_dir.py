@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import itertools
 import logging
 import os
 import re
 import resource
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -53,6 +56,9 @@ class DataDir:
         self._new_logs: dict[PartitionLog, None] = {}  # created, their folders not yet synced
         self._names_unsynced = True  # folders were created, renamed or removed, by the last run perhaps
         self._checkpointed: dict[str, dict[TopicPartition, int]] = {}  # by file name: what the file has
+        self._checkpointed_by: dict[str, int] = {}  # by file name: the number of the checkpoint that wrote it
+        self._checkpoint_numbers = itertools.count(1)
+        self._checkpointing = threading.Lock()
         self._checkpoints_stale = False  # a file has offsets of a partition that was deleted
 
     @classmethod
@@ -320,24 +326,38 @@ class DataDir:
             if not later and garbage.get(folder) is later:
                 del garbage[folder]
 
-    def checkpoint(self, *, sync: bool = True) -> None:
+    def checkpoint(self) -> None:
         """Writes the checkpoints that changed: recovery points, start offsets, high watermarks, cleaned offsets."""
+        self.take_checkpoint()()
+
+    def take_checkpoint(self) -> Callable[[], None]:
+        """Takes the offsets as they are; what it returns writes them, on any thread, as it waits for the disk."""
         logs = self.logs.items()
-        self._write_checkpoint(checkpoints.RECOVERY_POINTS, {key: log.recovery_point for key, log in logs}, sync)
-        self._checkpoint_starts(sync=sync)
-        marks = {key: log.recovery_point if not log.is_open else log.high_watermark for key, log in logs}
-        self._write_checkpoint(checkpoints.HIGH_WATERMARKS, marks, sync)
-        cleaned = {key: log.cleaned_offset for key, log in logs if log.cleaned_offset}
-        self._write_checkpoint(checkpoints.CLEANER_OFFSETS, cleaned, sync)
+        taken = {
+            checkpoints.RECOVERY_POINTS: {key: log.recovery_point for key, log in logs},
+            checkpoints.START_OFFSETS: self._start_offsets(),
+            checkpoints.HIGH_WATERMARKS: {
+                key: log.high_watermark if log.is_open else log.recovery_point for key, log in logs
+            },
+            checkpoints.CLEANER_OFFSETS: {key: log.cleaned_offset for key, log in logs if log.cleaned_offset},
+        }
+        return functools.partial(self._write_checkpoints, taken, next(self._checkpoint_numbers))
 
-    def _checkpoint_starts(self, *, sync: bool = True) -> None:
-        starts = {key: log.known_start_offset for key, log in self.logs.items() if log.known_start_offset}
-        self._write_checkpoint(checkpoints.START_OFFSETS, starts, sync)
+    def _checkpoint_starts(self) -> None:
+        self._write_checkpoints({checkpoints.START_OFFSETS: self._start_offsets()}, next(self._checkpoint_numbers))
 
-    def _write_checkpoint(self, name: str, offsets: dict[TopicPartition, int], sync: bool) -> None:
-        if self._checkpointed.get(name) != offsets:
-            checkpoints.write_offsets(self.files, self._file(name), offsets, sync=sync)
-            self._checkpointed[name] = offsets
+    def _start_offsets(self) -> dict[TopicPartition, int]:
+        return {key: log.known_start_offset for key, log in self.logs.items() if log.known_start_offset}
+
+    def _write_checkpoints(self, taken: Mapping[str, dict[TopicPartition, int]], number: int) -> None:
+        with self._checkpointing:
+            for name, offsets in taken.items():
+                if number < self._checkpointed_by.get(name, 0):
+                    continue  # taken before what the file has: deleted records would come back
+                if self._checkpointed.get(name) != offsets:
+                    checkpoints.write_offsets(self.files, self._file(name), offsets)
+                    self._checkpointed[name] = offsets
+                self._checkpointed_by[name] = number
 
     # Identity
 

@@ -6,7 +6,9 @@ on the machine, but on how fast the machine is: the limit is five turns.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,27 @@ def test_many_topics_are_deleted_and_their_folders_removed_in_turns(world: World
     world.broker.keep_up_storage()
     assert world.broker.longest_stretch_s() < LIMIT_S
     assert not list(folders.glob("short-lived-*"))
+
+
+def test_a_slow_disk_does_not_keep_requests_waiting_for_checkpoints(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = world.broker.broker.data_dir.files
+    writing, may_write, write_whole = threading.Event(), threading.Event(), files.write_whole
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        writing.set()
+        assert may_write.wait(PATIENCE_S)
+        write_whole(*arguments, **options)
+
+    monkeypatch.setattr(files, "write_whole", slow)
+    world.client.produce("many", batch_of([b"x"]))
+    with ThreadPoolExecutor() as pool:
+        round_of_work = pool.submit(world.broker.keep_up_storage)
+        assert writing.wait(PATIENCE_S)
+        world.call(METADATA, MetadataRequest(), 12)
+        may_write.set()
+        round_of_work.result()
 
 
 def test_batches_for_many_partitions_are_appended_and_fetched_in_turns(world: World) -> None:

@@ -83,6 +83,15 @@ def test_deleted_records_stay_deleted_after_a_restart(folder: Folder, clean: boo
     assert log.start_offset == 17
 
 
+def test_a_checkpoint_that_was_taken_earlier_does_not_bring_deleted_records_back(folder: Folder) -> None:
+    log = fill(folder, retention_ms=FOREVER)
+    log.delete_records(5)
+    write = folder.data_dir.take_checkpoint()
+    log.delete_records(17)
+    write()  # a thread that had to wait for the disk
+    assert folder.restart(clean=False).start_offset == 17
+
+
 def test_files_are_renamed_at_once_and_removed_later(folder: Folder) -> None:
     log = fill(folder, retention_ms=10_000, file_delete_delay_ms=60_000)
     now_ms = START_MS + 10**9
