@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Callable
 
+from semel.client.pauses import Pauses
+
 Clock = Callable[[], float]
 
 
@@ -28,21 +30,10 @@ class Deadline:
         return self._clock() >= self._at_s
 
 
-class Backoff:
-    """Waits that double from `first_ms` up to `max_ms`, each shortened or stretched by up to a fifth."""
+class Backoff(Pauses):
+    """Pauses of random length."""
 
-    __slots__ = ("_factor", "_first_s", "_max_s", "_random")
+    __slots__ = ()
 
     def __init__(self, first_ms: float, max_ms: float, rand: Callable[[], float] = random.random) -> None:
-        self._first_s = first_ms / 1000
-        self._max_s = max(max_ms, first_ms) / 1000
-        self._factor = 1.0
-        self._random = rand
-
-    def next_s(self) -> float:
-        wait_s = min(self._first_s * self._factor, self._max_s)
-        self._factor = min(self._factor * 2, 1 << 20)
-        return wait_s * (0.8 + 0.4 * self._random())
-
-    def reset(self) -> None:
-        self._factor = 1.0
+        super().__init__(first_ms, max_ms, rand)

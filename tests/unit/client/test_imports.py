@@ -11,9 +11,36 @@ from pathlib import Path
 
 import pytest
 
-CORES = ["accumulator", "batches", "core", "identities", "partition_queue", "transaction", "transaction_states"]
+CORES = [
+    *(
+        f"producer.{name}"
+        for name in (
+            "accumulator",
+            "batches",
+            "core",
+            "identities",
+            "partition_queue",
+            "transaction",
+            "transaction_states",
+        )
+    ),
+    *(f"group.{name}" for name in ("assignors", "core", "states")),
+    "metadata",
+    "pauses",
+    "wire",
+]
 NOT_IN_A_CORE = {"asyncio", "os", "random", "select", "socket", "ssl", "threading", "time"}
-DRIVERS = {"cluster", "connection", "producer.sender", "producer.deliveries", "producer.coordinator", "timing"}
+DRIVERS = {
+    "aside",
+    "cluster",
+    "connection",
+    "group.member",
+    "group.offsets",
+    "producer.coordinator",
+    "producer.deliveries",
+    "producer.sender",
+    "timing",
+}
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -49,7 +76,7 @@ def test_every_public_name_can_be_loaded() -> None:
 
 @pytest.mark.parametrize("name", CORES)
 def test_a_core_has_no_thread_socket_clock_or_driver(name: str) -> None:
-    spec = find_spec(f"semel.client.producer.{name}")
+    spec = find_spec(f"semel.client.{name}")
     assert spec is not None
     assert spec.origin is not None
     imported = set()

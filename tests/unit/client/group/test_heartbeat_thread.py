@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from typing import Any
 
 from semel.client.group.member import HeartbeatThread
@@ -32,12 +33,15 @@ class Member:
         if self._fail_first and self.beats == 1:
             raise RuntimeError("a surprise")
 
+    def next_event_s(self) -> float:
+        return time.monotonic() + 0.01
+
     def service(self) -> None:
         self.served.set()
 
 
 def started(member: Any) -> HeartbeatThread:
-    thread = HeartbeatThread(member, interval_s=0.01)
+    thread = HeartbeatThread(member)
     thread.start()
     return thread
 
