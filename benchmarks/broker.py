@@ -301,7 +301,7 @@ def many_topics(report: Report, scale: Scale) -> None:
         used_mb = [resident_mb(node)]
         starts, fresh_mb = [], []
         for _ in range(scale.starts):
-            node.stop(timeout_s=300)  # ten thousand logs are put in order
+            node.stop(timeout_ms=300_000)  # ten thousand logs are put in order
             starts.append(start_to_metadata_s(node))
             time.sleep(1)
             fresh_mb.append(resident_mb(node))

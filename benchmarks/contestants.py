@@ -63,7 +63,7 @@ def start_to_metadata_s(node: Node, timeout_s: float = 120) -> float:
     """Asks from the first moment on, as an impatient client does, until a broker is named in the answer."""
     with ThreadPoolExecutor(1) as pool:
         started = time.perf_counter()
-        starting = pool.submit(node.start, timeout_s)
+        starting = pool.submit(node.start, timeout_ms=timeout_s * 1000)
         while not _answers_metadata(node.bootstrap):
             if time.perf_counter() - started > timeout_s or (starting.done() and starting.exception()):
                 break

@@ -146,11 +146,11 @@ class ApacheKafka(BrokerProcess):
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self, timeout_s: float | None = None) -> Self:
+    def start(self, *, timeout_ms: float | None = None) -> Self:
         """Returns when the node takes requests."""
         if not self._configuration.exists():
             self._format()
-        self._begin(Process(self._command(), cwd=self.directory), r"Kafka Server started", timeout_s)
+        self._begin(Process(self._command(), cwd=self.directory), r"Kafka Server started", timeout_ms)
         return self
 
     def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 180) -> str:

@@ -146,7 +146,7 @@ def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def write_one(options: dict[str, str]) -> int:
     with Producer(options) as producer:
-        return producer.send("secured", b"x").result(PATIENCE_S).offset
+        return producer.send("secured", b"x").result(timeout_ms=PATIENCE_S * 1000).offset
 
 
 def test_tls_with_a_client_certificate(secured: Secured) -> None:

@@ -74,7 +74,7 @@ def test_rows_keep_keys_values_headers_nulls_and_timestamps(cluster: Cluster, to
             producer.send(topic, value, key=key, timestamp=timestamp, headers=headers)
             for key, value, timestamp, headers in rows
         ]
-        offsets = [delivery.result(PATIENCE_S).offset for delivery in deliveries]
+        offsets = [delivery.result(timeout_ms=PATIENCE_S * 1000).offset for delivery in deliveries]
     assert offsets == list(range(len(rows)))
     seen = read_topic(cluster.bootstrap, topic)
     assert [(row.key, row.value, row.timestamp, row.headers) for row in seen] == rows
@@ -93,7 +93,7 @@ def test_tables_keep_every_column(cluster: Cluster, wide_topic: str, compression
         }
     )
     with producer_for(cluster, compression_type=compression, batch_size=20_000) as producer:
-        partitions, offsets = producer.send_table(wide_topic, table).places(PATIENCE_S)
+        partitions, offsets = producer.send_table(wide_topic, table).places(timeout_ms=PATIENCE_S * 1000)
     seen = {(row.partition, row.offset): row for row in read_topic(cluster.bootstrap, wide_topic)}
     assert len(seen) == count
     for i, expected in enumerate(table.to_pylist()):
@@ -109,14 +109,18 @@ def test_tables_keep_every_column(cluster: Cluster, wide_topic: str, compression
 
 def test_the_java_console_consumer_reads_rows_tables_and_transactions(cluster: Cluster, topic: str) -> None:
     with producer_for(cluster, compression_type="lz4") as producer:
-        producer.send(topic, "one", key="k", timestamp=1_700_000_000_000, headers={"h": "1"}).result(PATIENCE_S)
-        producer.send_table(topic, pa.table({"key": ["a", None], "value": ["two", None]})).result(PATIENCE_S)
+        producer.send(topic, "one", key="k", timestamp=1_700_000_000_000, headers={"h": "1"}).result(
+            timeout_ms=PATIENCE_S * 1000
+        )
+        producer.send_table(topic, pa.table({"key": ["a", None], "value": ["two", None]})).result(
+            timeout_ms=PATIENCE_S * 1000
+        )
     with producer_for(cluster, transactional_id=cluster.unique("console"), compression_type="zstd") as producer:
         producer.init_transactions()
         with producer.transaction() as txn:
             txn.send(topic, "three", key="t")
         producer.begin_transaction()
-        producer.send(topic, "never").result(PATIENCE_S)
+        producer.send(topic, "never").result(timeout_ms=PATIENCE_S * 1000)
         producer.abort_transaction()
         with producer.transaction() as txn:
             txn.send(topic, "four", key="t")
@@ -162,7 +166,7 @@ def test_keys_land_where_the_java_partitioner_puts_them(cluster: Cluster, wide_t
         for key in keys[:250]:
             producer.send(wide_topic, key, key=key)
         producer.send_table(wide_topic, pa.table({"key": keys[250:], "value": keys[250:]}))
-        producer.flush(PATIENCE_S)
+        producer.flush(timeout_ms=PATIENCE_S * 1000)
     expected = {(row.partition, row.value) for row in read_topic(cluster.bootstrap, twin)}
     assert {(row.partition, row.value) for row in read_topic(cluster.bootstrap, wide_topic)} == expected
 
@@ -170,9 +174,9 @@ def test_keys_land_where_the_java_partitioner_puts_them(cluster: Cluster, wide_t
 def test_rows_without_a_key_fill_a_batch_and_move_on(cluster: Cluster, wide_topic: str) -> None:
     with producer_for(cluster, batch_size=2_000) as producer:
         places = [producer.send(wide_topic, b"x" * 100) for _ in range(600)]
-        partitions = [place.result(PATIENCE_S).partition for place in places]
+        partitions = [place.result(timeout_ms=PATIENCE_S * 1000).partition for place in places]
         table = pa.table({"value": [b"x" * 100] * 600})
-        table_partitions, _ = producer.send_table(wide_topic, table).places(PATIENCE_S)
+        table_partitions, _ = producer.send_table(wide_topic, table).places(timeout_ms=PATIENCE_S * 1000)
     changes = sum(a != b for a, b in pairwise(partitions))
     assert 20 <= changes <= 60, "a partition is kept for about 17 rows of 2,000 bytes"
     assert len(set(partitions)) > 1
@@ -181,9 +185,11 @@ def test_rows_without_a_key_fill_a_batch_and_move_on(cluster: Cluster, wide_topi
 
 def test_a_partition_can_be_chosen_by_row_and_by_column(cluster: Cluster, wide_topic: str) -> None:
     with producer_for(cluster) as producer:
-        assert producer.send(wide_topic, b"row", key=b"k", partition=6).result(PATIENCE_S).partition == 6
+        assert (
+            producer.send(wide_topic, b"row", key=b"k", partition=6).result(timeout_ms=PATIENCE_S * 1000).partition == 6
+        )
         table = pa.table({"value": [b"a", b"b", b"c"], "key": [b"k"] * 3, "partition": [5, 0, 5]})
-        partitions, _ = producer.send_table(wide_topic, table).places(PATIENCE_S)
+        partitions, _ = producer.send_table(wide_topic, table).places(timeout_ms=PATIENCE_S * 1000)
         assert partitions.tolist() == [5, 0, 5]
         for wrong in (7, -1):
             with pytest.raises(ConfigError, match="has 0 to 6"):
@@ -207,8 +213,8 @@ def test_every_delivery_tells_its_own_offset_and_order_is_kept(cluster: Cluster,
     with producer_for(cluster, batch_size=500, linger_ms=0) as producer:
         deliveries = [producer.send(topic, b"%d" % i) for i in range(2000)]
         table = pa.table({"value": [b"%d" % i for i in range(2000, 4000)]})
-        places = producer.send_table(topic, table).places(PATIENCE_S)
-        assert [delivery.result(PATIENCE_S).offset for delivery in deliveries] == list(range(2000))
+        places = producer.send_table(topic, table).places(timeout_ms=PATIENCE_S * 1000)
+        assert [delivery.result(timeout_ms=PATIENCE_S * 1000).offset for delivery in deliveries] == list(range(2000))
         assert places[1].tolist() == list(range(2000, 4000))
     assert [row.value for row in read_topic(cluster.bootstrap, topic)] == [b"%d" % i for i in range(4000)]
 
@@ -217,7 +223,7 @@ def test_every_delivery_tells_its_own_offset_and_order_is_kept(cluster: Cluster,
 def test_acks_decide_how_much_is_known(cluster: Cluster, topic: str, acks: str, offset: int) -> None:
     with producer_for(cluster, acks=acks) as producer:
         assert producer.settings.is_idempotent == (acks == "all")
-        assert producer.send(topic, b"x").result(PATIENCE_S).offset == offset
+        assert producer.send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000).offset == offset
     until(lambda: read_topic(cluster.bootstrap, topic))  # acks=0 is answered before the broker has it
 
 
@@ -226,12 +232,12 @@ def test_a_batch_that_the_topic_finds_too_large_is_split(cluster: Cluster) -> No
     with producer_for(cluster, batch_size=100_000) as producer:
         table = pa.table({"value": [b"%04d" % i + b"x" * 96 for i in range(500)]})
         delivery = producer.send_table(narrow, table)
-        producer.send(narrow, b"after").result(PATIENCE_S)
-        assert sum(batch.record_count for batch in delivery.result(PATIENCE_S)) == 500
+        producer.send(narrow, b"after").result(timeout_ms=PATIENCE_S * 1000)
+        assert sum(batch.record_count for batch in delivery.result(timeout_ms=PATIENCE_S * 1000)) == 500
         assert delivery.places()[1].tolist() == list(range(500))
         with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
-            producer.send(narrow, b"x" * 6000).result(PATIENCE_S)
-        assert producer.send(narrow, b"goes on").result(PATIENCE_S).offset == 501
+            producer.send(narrow, b"x" * 6000).result(timeout_ms=PATIENCE_S * 1000)
+        assert producer.send(narrow, b"goes on").result(timeout_ms=PATIENCE_S * 1000).offset == 501
     values = [row.value for row in read_topic(cluster.bootstrap, narrow)]
     assert values == [*table["value"].to_pylist(), b"after", b"goes on"]
 
@@ -247,7 +253,7 @@ def test_a_fault_while_writing_loses_nothing_and_doubles_nothing(cluster: Cluste
         faults = [proxy.add(Rule(PRODUCE, effect, nth=nth)) for nth in (1, 5, 4, 8)]
         with Producer(bootstrap_servers=proxy.bootstrap, batch_size=300, linger_ms=0, retry_backoff_ms=5) as producer:
             deliveries = [producer.send(topic, b"%d" % i) for i in range(1000)]
-            offsets = [delivery.result(30).offset for delivery in deliveries]
+            offsets = [delivery.result(timeout_ms=30_000).offset for delivery in deliveries]
         for fault in faults:
             fault.assert_fired()
     assert offsets == list(range(1000))
@@ -272,7 +278,7 @@ def test_tables_and_rows_on_many_partitions_survive_random_faults(cluster: Clust
                 else:
                     sent += [producer.send(wide_topic, value, key=key) for key, value in zip(keys, values, strict=True)]
             for delivery in sent:
-                assert delivery.exception(60) is None
+                assert delivery.exception(timeout_ms=60_000) is None
         assert sum(fault.hits for fault in faults) >= 10
     by_key: dict[bytes, list[bytes]] = {}
     for row in read_topic(cluster.bootstrap, wide_topic):
@@ -285,13 +291,13 @@ def test_an_expired_delivery_is_reported_and_the_next_write_starts_a_new_epoch(c
     with Proxy(cluster.bootstrap) as proxy:
         options = {"delivery_timeout_ms": 800, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
-            producer.send(topic, b"first").result(PATIENCE_S)
+            producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
             fault = proxy.add(Rule(PRODUCE, Effect.DROP_REQUEST, times=10_000))
             with pytest.raises(DeliveryTimedOutError, match=r"delivery\.timeout\.ms"):
-                producer.send(topic, b"lost").result(PATIENCE_S)
+                producer.send(topic, b"lost").result(timeout_ms=PATIENCE_S * 1000)
             fault.assert_fired(2)
             proxy.clear()
-            last = producer.send(topic, b"second").result(PATIENCE_S)
+            last = producer.send(topic, b"second").result(timeout_ms=PATIENCE_S * 1000)
             assert last.offset == 1
     assert [row.value for row in read_topic(cluster.bootstrap, topic)] == [b"first", b"second"]
     with Connections(ClientSettings.of(bootstrap_servers=cluster.bootstrap)) as connections:
@@ -306,13 +312,13 @@ def test_an_answer_lost_at_the_delivery_timeout_is_not_written_again(cluster: Cl
     with Proxy(cluster.bootstrap) as proxy:
         options = {"delivery_timeout_ms": 600, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
-            producer.send(topic, b"first").result(PATIENCE_S)
+            producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
             fault = proxy.add(Rule(PRODUCE, Effect.DROP_RESPONSE, times=10_000))
             with pytest.raises(DeliveryTimedOutError, match="unknown whether they were stored"):
-                producer.send(topic, b"unknown").result(PATIENCE_S)
+                producer.send(topic, b"unknown").result(timeout_ms=PATIENCE_S * 1000)
             fault.assert_fired()
             proxy.clear()
-            producer.send(topic, b"second").result(PATIENCE_S)
+            producer.send(topic, b"second").result(timeout_ms=PATIENCE_S * 1000)
     assert [row.value for row in read_topic(cluster.bootstrap, topic)] == [b"first", b"unknown", b"second"]
 
 
@@ -320,7 +326,7 @@ def test_full_memory_blocks_and_says_so_in_time(cluster: Cluster, topic: str) ->
     with Proxy(cluster.bootstrap) as proxy:
         options = {"buffer_memory": 20_000, "batch_size": 5_000, "max_block_ms": 400, "request_timeout_ms": 60_000}
         producer = Producer(bootstrap_servers=proxy.bootstrap, **options)
-        producer.send(topic, b"first").result(PATIENCE_S)
+        producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=10_000))
         started_s = time.monotonic()
         with pytest.raises(BufferFullError, match=r"buffer\.memory"):
@@ -329,7 +335,7 @@ def test_full_memory_blocks_and_says_so_in_time(cluster: Cluster, topic: str) ->
         fault.assert_fired()
         with pytest.raises(BufferFullError):
             producer.send_table(topic, pa.table({"value": [b"x" * 1000] * 100}))
-        producer.close(timeout=0.2)
+        producer.close(timeout_ms=200)
 
 
 def _fill(producer: Producer, topic: str) -> None:
@@ -343,7 +349,7 @@ def test_memory_is_given_back(cluster: Cluster, topic: str) -> None:
             for _ in range(200):
                 producer.send(topic, b"x" * 1000)
             producer.send_table(topic, pa.table({"value": [b"x" * 1000] * 200}))
-        producer.flush(30)
+        producer.flush(timeout_ms=30_000)
         assert producer._sender.used_bytes == 0
 
 
@@ -391,13 +397,13 @@ def test_an_identity_that_cannot_be_had_ends_in_a_clear_error(cluster: Cluster, 
         options = {"delivery_timeout_ms": 500, "request_timeout_ms": 200}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             with pytest.raises(DeliveryTimedOutError, match="they were not sent"):
-                producer.send(topic, b"x").result(PATIENCE_S)
+                producer.send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000)
             fault.assert_fired()
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on(cluster: Cluster, topic: str) -> None:
     with producer_for(cluster) as producer:
-        producer.send(topic, b"parent").result(PATIENCE_S)
+        producer.send(topic, b"parent").result(timeout_ms=PATIENCE_S * 1000)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -412,7 +418,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(cluster: Cluster, topi
         assert os.read(reader, 100) == b"refused"
         os.close(reader)
         os.close(writer)
-        producer.send(topic, b"parent again").result(PATIENCE_S)
+        producer.send(topic, b"parent again").result(timeout_ms=PATIENCE_S * 1000)
 
 
 def test_a_forgotten_producer_ends_its_thread(cluster: Cluster, topic: str) -> None:
@@ -420,7 +426,7 @@ def test_a_forgotten_producer_ends_its_thread(cluster: Cluster, topic: str) -> N
 import gc, threading, json
 from semel.client import Producer
 producer = Producer(bootstrap_servers={cluster.bootstrap!r})
-producer.send({topic!r}, b"x").result({PATIENCE_S})
+producer.send({topic!r}, b"x").result(timeout_ms={PATIENCE_S * 1000})
 before = sorted(thread.name for thread in threading.enumerate())
 (thread,) = [thread for thread in threading.enumerate() if thread.name == "semel-producer"]
 del producer

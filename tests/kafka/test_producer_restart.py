@@ -77,7 +77,7 @@ def test_a_killed_broker_loses_and_doubles_nothing(mortal: Broker) -> None:
     def write(number: int) -> None:
         deliveries = [idempotent.send(plain, b"%d-%d" % (number, i), partition=i % 3) for i in range(60)]
         for delivery in deliveries:
-            delivery.result(90)
+            delivery.result(timeout_ms=90_000)
 
     def write_transaction(number: int) -> None:
         try:
@@ -89,7 +89,7 @@ def test_a_killed_broker_loses_and_doubles_nothing(mortal: Broker) -> None:
         committed.append(number)
 
     with Producer(options) as idempotent, Producer(options, transactional_id="mortal") as transactional:
-        transactional.init_transactions(60)
+        transactional.init_transactions(timeout_ms=60_000)
         loads = [Load(write), Load(write_transaction)]
         for _ in range(2):
             for load in loads:

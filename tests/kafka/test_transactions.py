@@ -72,13 +72,13 @@ def make(cluster: Cluster, version: int) -> Iterator[Callable[..., Producer]]:
         }
         producer = Producer({**defaults, **options})
         made.append(producer)
-        producer.init_transactions(30)
+        producer.init_transactions(timeout_ms=30_000)
         assert producer._transactional().transaction.generation == version
         return producer
 
     yield make
     for producer in made:
-        producer.close(timeout=5)
+        producer.close(timeout_ms=5000)
 
 
 def values(cluster: Cluster, topic: str) -> list[bytes | None]:
@@ -95,10 +95,12 @@ def test_all_partitions_and_positions_become_visible_together(
     for number in range(3):
         producer.begin_transaction()
         for partition in range(3):
-            producer.send(topic, b"%d-%d" % (number, partition), partition=partition).result(PATIENCE_S)
+            producer.send(topic, b"%d-%d" % (number, partition), partition=partition).result(
+                timeout_ms=PATIENCE_S * 1000
+            )
         producer.send_offsets_to_transaction({(topic, 0): OffsetAndMetadata(number + 1, "note")}, group)
         assert values(cluster, topic) == [b"%d-%d" % (n, p) for n in range(number) for p in range(3)]
-        producer.commit_transaction(30)
+        producer.commit_transaction(timeout_ms=30_000)
         assert _settled(cluster, topic, 3 * (number + 1))
         assert committed_offset(cluster.bootstrap, group, topic) == number + 1
 
@@ -114,10 +116,10 @@ def test_an_aborted_transaction_leaves_nothing_and_the_producer_goes_on(
 ) -> None:
     producer, group = make(), cluster.unique("group")
     producer.begin_transaction()
-    producer.send(topic, b"aborted", partition=0).result(PATIENCE_S)
+    producer.send(topic, b"aborted", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     producer.send_offsets_to_transaction({(topic, 0): 7}, GroupMetadata(group))
     producer.send(topic, b"aborted, too", partition=1)
-    producer.abort_transaction(30)
+    producer.abort_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(topic, b"kept", partition=0)
     assert _settled(cluster, topic, 1)
@@ -151,10 +153,10 @@ def test_a_new_owner_aborts_what_the_old_one_left_and_the_old_one_is_told(
 ) -> None:
     zombie = make()
     zombie.begin_transaction()
-    zombie.send(topic, b"zombie", partition=0).result(PATIENCE_S)
+    zombie.send(topic, b"zombie", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     owner = make()
     with pytest.raises(FencedError):
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(timeout_ms=30_000)
     with pytest.raises(FencedError, match="close it"):
         zombie.begin_transaction()
     with owner.transaction() as txn:
@@ -166,15 +168,15 @@ def test_a_new_owner_aborts_what_the_old_one_left_and_the_old_one_is_told(
 def test_a_zombie_that_writes_is_fenced(cluster: Cluster, topic: str, make: Callable[..., Producer]) -> None:
     zombie = make()
     zombie.begin_transaction()
-    zombie.send(topic, b"zombie", partition=0).result(PATIENCE_S)
+    zombie.send(topic, b"zombie", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     make()
     with pytest.raises(KafkaError) as caught:
-        zombie.send(topic, b"zombie again", partition=0).result(PATIENCE_S)
+        zombie.send(topic, b"zombie again", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     assert caught.value.code in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
     with pytest.raises(FencedError):
         zombie.send(topic, b"and again")
     with pytest.raises(FencedError):
-        zombie.abort_transaction(30)
+        zombie.abort_transaction(timeout_ms=30_000)
     assert values(cluster, topic) == []
 
 
@@ -189,7 +191,7 @@ def test_a_member_of_an_old_generation_cannot_commit_positions(
         producer.send_offsets_to_transaction({(topic, 0): 5}, stale)
     with pytest.raises(AbortableError, match="abort_transaction"):
         producer.commit_transaction()
-    producer.abort_transaction(30)
+    producer.abort_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(topic, b"next", partition=0)
     assert _settled(cluster, topic, 1)
@@ -201,14 +203,14 @@ def test_a_failed_write_fails_the_transaction_and_an_abort_mends_it(
     narrow = create_topic(cluster.bootstrap, cluster.unique("narrow"), max_message_bytes="2000")
     producer = make()
     producer.begin_transaction()
-    producer.send(narrow, b"fits").result(PATIENCE_S)
+    producer.send(narrow, b"fits").result(timeout_ms=PATIENCE_S * 1000)
     failed = producer.send(narrow, b"x" * 5000)
     with pytest.raises(AbortableError, match=r"MESSAGE_TOO_LARGE.*abort_transaction"):
-        producer.commit_transaction(30)
-    assert failed.exception(PATIENCE_S) is not None
+        producer.commit_transaction(timeout_ms=30_000)
+    assert failed.exception(timeout_ms=PATIENCE_S * 1000) is not None
     with pytest.raises(AbortableError):
         producer.send(narrow, b"more")
-    producer.abort_transaction(30)
+    producer.abort_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(narrow, b"again")
     assert _settled(cluster, narrow, 1)
@@ -266,10 +268,10 @@ def test_transactions_under_random_faults_are_all_or_nothing(
         for i, value in enumerate(block):
             producer.send(topic, value, partition=i % 3)
         if number % 4 == 3:
-            producer.abort_transaction(30)
+            producer.abort_transaction(timeout_ms=30_000)
             continue
         producer.send_offsets_to_transaction({(topic, 1): number}, "random-group")
-        producer.commit_transaction(30)
+        producer.commit_transaction(timeout_ms=30_000)
         expected += block
     assert sum(fault.hits for fault in faults) >= 8
     assert _settled(cluster, topic, len(expected))
@@ -283,7 +285,7 @@ def _commit_as_often_as_it_could_not_be_sent(producer: Producer, timeout_s: floa
     """A machine that stalls for the whole timeout may keep the request from being sent at all."""
     while True:
         try:
-            return producer.commit_transaction(timeout=timeout_s)
+            return producer.commit_transaction(timeout_ms=timeout_s * 1000)
         except TimedOutError as error:
             if "nothing was committed" not in str(error):
                 raise
@@ -294,7 +296,7 @@ def test_a_commit_in_doubt_is_settled_by_the_same_call(
 ) -> None:
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
-    producer.send(topic, b"in doubt").result(PATIENCE_S)
+    producer.send(topic, b"in doubt").result(timeout_ms=PATIENCE_S * 1000)
     fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=100))
     with pytest.raises(CommitUncertainError, match=r"commit_transaction\(\) again"):
         _commit_as_often_as_it_could_not_be_sent(producer, timeout_s=0.8)
@@ -304,7 +306,7 @@ def test_a_commit_in_doubt_is_settled_by_the_same_call(
     with pytest.raises(IllegalStateError):
         producer.send(topic, b"x")
     proxy.clear()
-    producer.commit_transaction(30)
+    producer.commit_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(topic, b"next")
     assert _settled(cluster, topic, 2)
@@ -315,14 +317,14 @@ def test_a_commit_that_was_never_sent_can_be_aborted(
 ) -> None:
     producer = make(proxy.bootstrap, request_timeout_ms=300)
     producer.begin_transaction()
-    producer.send(topic, b"first").result(PATIENCE_S)
+    producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
     fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=100))
     producer.send(topic, b"not acknowledged")
     with pytest.raises(TimedOutError, match="nothing was committed"):
-        producer.commit_transaction(timeout=0.5)
+        producer.commit_transaction(timeout_ms=500)
     fault.assert_fired()
     proxy.clear()
-    producer.abort_transaction(30)
+    producer.abort_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(topic, b"next")
     assert _settled(cluster, topic, 1)
@@ -334,11 +336,11 @@ def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
 ) -> None:
     producer = make(proxy.bootstrap)
     producer.begin_transaction()
-    producer.send(topic, b"committed").result(PATIENCE_S)
+    producer.send(topic, b"committed").result(timeout_ms=PATIENCE_S * 1000)
     fault = proxy.add(
         Rule(END_TXN, Effect.DROP_RESPONSE, then=make)
     )  # another one takes over before the answer is asked for again
-    producer.commit_transaction(30)
+    producer.commit_transaction(timeout_ms=30_000)
     fault.assert_fired()
     with pytest.raises(FencedError):
         producer.begin_transaction()
@@ -350,10 +352,10 @@ def test_fenced_after_a_lost_request_the_log_says_that_it_was_aborted(
 ) -> None:
     producer = make(proxy.bootstrap)
     producer.begin_transaction()
-    producer.send(topic, b"aborted").result(PATIENCE_S)
+    producer.send(topic, b"aborted").result(timeout_ms=PATIENCE_S * 1000)
     fault = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST, then=make))
     with pytest.raises(FencedError, match="aborted, not committed"):
-        producer.commit_transaction(30)
+        producer.commit_transaction(timeout_ms=30_000)
     fault.assert_fired()
     assert values(cluster, topic) == []
 
@@ -365,19 +367,19 @@ def test_an_end_that_arrives_late_cannot_end_the_next_transaction(
     producer = make(proxy.bootstrap)
     transaction, coordinator = producer._transactional().transaction, producer._transactional().coordinator
     producer.begin_transaction()
-    producer.send(topic, b"first").result(PATIENCE_S)
+    producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
     before = transaction._identity
     fault = proxy.add(Rule(END_TXN, Effect.DROP_REQUEST))
-    producer.commit_transaction(30)
+    producer.commit_transaction(timeout_ms=30_000)
     fault.assert_fired()
     producer.begin_transaction()
     assert transaction._identity is not None
     assert before is not None
     assert transaction._identity.epoch > before.epoch
-    producer.send(topic, b"second").result(PATIENCE_S)
+    producer.send(topic, b"second").result(timeout_ms=PATIENCE_S * 1000)
     with pytest.raises(FencedError):
         coordinator.end(before, True, transaction.generation, coordinator.cluster.deadline(PATIENCE_S))
-    producer.commit_transaction(30)
+    producer.commit_transaction(timeout_ms=30_000)
     assert _settled(cluster, topic, 2)
 
 
@@ -387,14 +389,14 @@ def test_a_transaction_that_took_too_long_is_aborted_and_its_producer_told(
 ) -> None:
     producer = make(transaction_timeout_ms=1000)
     producer.begin_transaction()
-    producer.send(topic, b"late", partition=0).result(PATIENCE_S)
+    producer.send(topic, b"late", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     until(lambda: read_topic(cluster.bootstrap, topic, "read_uncommitted") and _stable(cluster, topic))
     with pytest.raises((FencedError, AbortableError), match=r"timed out|transaction\.timeout\.ms") as told:
-        producer.commit_transaction(30)
+        producer.commit_transaction(timeout_ms=30_000)
     if isinstance(told.value, FencedError):
         producer = make()
     else:  # TV2 can tell a transaction that timed out from one that somebody else took over
-        producer.abort_transaction(30)
+        producer.abort_transaction(timeout_ms=30_000)
     with producer.transaction() as txn:
         txn.send(topic, b"again", partition=0)
     eventually(lambda: values(cluster, topic), lambda found: b"again" in found)
@@ -404,7 +406,7 @@ def test_a_transaction_that_took_too_long_is_aborted_and_its_producer_told(
 def _stable(cluster: Cluster, topic: str) -> bool:
     """Nothing is open in the topic: what is written now is visible at once."""
     with Producer(bootstrap_servers=cluster.bootstrap) as plain:
-        place = plain.send(topic, b"probe", partition=0).result(PATIENCE_S)
+        place = plain.send(topic, b"probe", partition=0).result(timeout_ms=PATIENCE_S * 1000)
     return any(row.offset == place.offset for row in read_topic(cluster.bootstrap, topic))
 
 
@@ -437,11 +439,11 @@ def test_an_unreachable_coordinator_is_named_within_the_time_out(cluster: Cluste
     with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
         started_s = time.monotonic()
         with pytest.raises(TimedOutError, match="InitProducerId to coordinator of transactional id"):
-            producer.init_transactions(timeout=1)
+            producer.init_transactions(timeout_ms=1000)
         assert time.monotonic() - started_s < STALL_S
         fault.assert_fired()
         proxy.clear()
-        producer.init_transactions(30)  # the same call again
+        producer.init_transactions(timeout_ms=30_000)  # the same call again
 
 
 def test_a_timeout_that_the_broker_does_not_allow_is_explained(cluster: Cluster) -> None:
@@ -450,4 +452,4 @@ def test_a_timeout_that_the_broker_does_not_allow_is_explained(cluster: Cluster)
         Producer(bootstrap_servers=cluster.bootstrap, **options) as producer,
         pytest.raises(KafkaError, match=r"transaction\.max\.timeout\.ms"),
     ):
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)

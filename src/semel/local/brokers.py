@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from semel.client.timeouts import timeout_in_ms
 from semel.local.processes import Process, ProcessFailed
 
 
@@ -25,7 +26,7 @@ class BrokerFailedError(ProcessFailed):
 class BrokerProcess(ABC):
     """One broker process on 127.0.0.1. Data and port stay over restarts. Use it as a context manager."""
 
-    timeout_s: float = 60  # of a start and of an orderly end
+    timeout_ms: float = 60_000  # of a start and of an orderly end
 
     def __init__(self, directory: Path | None, prefix: str) -> None:
         self._prefix = prefix
@@ -44,16 +45,16 @@ class BrokerProcess(ABC):
         return self._temporary
 
     @abstractmethod
-    def start(self, timeout_s: float | None = None) -> Self:
+    def start(self, *, timeout_ms: float | None = None) -> Self:
         """Returns when it takes requests; at once if it is running."""
 
-    def _begin(self, process: Process, ready: str, timeout_s: float | None) -> re.Match[str]:
+    def _begin(self, process: Process, ready: str, timeout_ms: float | None) -> re.Match[str]:
         """Waits for the line that says that it is ready."""
         before, self.process = self.process, process
         if before is not None:
             self._logged.append(before.output)
         try:
-            return process.wait_for_line(ready, timeout_s or self.timeout_s)
+            return process.wait_for_line(ready, (timeout_ms or self.timeout_ms) / 1000)
         except BaseException as failure:
             process.kill()
             if before is None:
@@ -62,9 +63,10 @@ class BrokerProcess(ABC):
                 raise BrokerFailedError(f"the broker did not start: {failure}") from None
             raise
 
-    def stop(self, timeout_s: float | None = None) -> int:
+    @timeout_in_ms
+    def stop(self, *, timeout_ms: float | None = None) -> int:
         """An orderly end, as SIGTERM gives; the exit code."""
-        return self._running.terminate(timeout_s or self.timeout_s)
+        return self._running.terminate((timeout_ms or self.timeout_ms) / 1000)
 
     def kill(self) -> None:
         """kill -9, to see what survives."""
@@ -77,11 +79,12 @@ class BrokerProcess(ABC):
     def resume(self) -> None:
         self._running.resume()
 
-    def restart(self, timeout_s: float | None = None) -> None:
+    @timeout_in_ms
+    def restart(self, *, timeout_ms: float | None = None) -> None:
         """Starts again on the same port and data, after `stop` or `kill` (or stops first)."""
         if self._running.running:
-            self.stop(timeout_s)
-        self.start(timeout_s)
+            self.stop(timeout_ms=timeout_ms)
+        self.start(timeout_ms=timeout_ms)
 
     def close(self) -> None:
         """Ends it at once and removes its data, if the folder was its own."""
@@ -148,13 +151,14 @@ class SemelBroker(BrokerProcess):
             raise BrokerFailedError("the broker was not started; use it as a context manager or call start()")
         return f"{self.host}:{self.port}"
 
-    def start(self, timeout_s: float | None = None) -> Self:
+    @timeout_in_ms
+    def start(self, *, timeout_ms: float | None = None) -> Self:
         """Returns when the broker takes requests; at once if it is running."""
         if self.process is not None and self.process.running:
             return self
         address = f"{self.host}:{self.port}"
         words: tuple[str | Path, ...] = ("broker", "--data", self.directory, "--listen", address, *self.options)
-        self.port = int(self._begin(Process(semel_command(*words, semel=self.semel)), READY, timeout_s)["port"])
+        self.port = int(self._begin(Process(semel_command(*words, semel=self.semel)), READY, timeout_ms)["port"])
         return self
 
 
@@ -167,6 +171,7 @@ class Broker(SemelBroker):
     settings   Kafka's names, e.g. {"num.partitions": 4}
     """
 
+    @timeout_in_ms
     def __init__(
         self,
         data: str | Path | None = None,
@@ -176,13 +181,13 @@ class Broker(SemelBroker):
         fsync: str = "commit",
         settings: Mapping[str, object] | None = None,
         log_level: str = "warning",
-        start_timeout_s: float = 60.0,
+        start_timeout_ms: float = 60_000,
     ) -> None:
         self.fsync, self.settings = fsync, dict(settings or {})
         words = [word for name, value in self.settings.items() for word in ("--set", f"{name}={_text(value)}")]
         folder = None if data is None else Path(data)
         super().__init__(folder, "--fsync", fsync, *words, "--log-level", log_level, host=host, port=port)
-        self.timeout_s = start_timeout_s
+        self.timeout_ms = start_timeout_ms
 
     @property
     def data(self) -> Path:

@@ -22,7 +22,7 @@ from semel.patterns.process_output import Deliveries, Emitter
 
 log = logging.getLogger("semel.process")
 
-ABORT_TIMEOUT_S = 10.0
+ABORT_TIMEOUT_MS = 10_000
 SETTLE_TRIES = 3
 
 
@@ -72,7 +72,7 @@ class Mode:
         """Makes sure that the unit of work will not count."""
 
     def close(self) -> None:
-        self.producer.close(ABORT_TIMEOUT_S)
+        self.producer.close(timeout_ms=ABORT_TIMEOUT_MS)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
     def _begin(self, firsts: dict[TopicPartition, int]) -> None:
@@ -136,7 +136,7 @@ class ExactlyOnce(Mode):
     def drop(self) -> None:
         if self._is_open and not self._abort():
             # The next owner of the id ends what this one left; the group's offsets then show how it ended.
-            self.producer.close(0)
+            self.producer.close(timeout_ms=0)
             self.producer = self.make_producer()
             self.producer.init_transactions()
         self._is_open = False
@@ -145,7 +145,7 @@ class ExactlyOnce(Mode):
         if isinstance(self.failed, FencedError | CommitUncertainError):
             return False
         try:
-            self.producer.abort_transaction(ABORT_TIMEOUT_S)
+            self.producer.abort_transaction(timeout_ms=ABORT_TIMEOUT_MS)
         except FencedError:
             raise  # whether to take the id back is for the loop to say: another instance may have it now
         except KafkaError as failure:

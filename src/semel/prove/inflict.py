@@ -313,7 +313,7 @@ def _thaw(running: Running) -> None:
 def _restart(running: Running) -> None:
     if running.fault.target == BROKER:
         if running.own.process.running:
-            running.own.broker.stop(20)
+            running.own.broker.stop(timeout_ms=20_000)
     else:
         running.actor.restart()
 

@@ -76,7 +76,7 @@ def _feed(options: dict[str, Any], first: int) -> None:
         linger_ms=0,
     )
     try:
-        producer.init_transactions(30)
+        producer.init_transactions(timeout_ms=30_000)
         print("working", flush=True)
         for number in range(first, options["upto"]):
             if number % ABORT_EVERY == ABORT_EVERY - 1:
@@ -85,7 +85,7 @@ def _feed(options: dict[str, Any], first: int) -> None:
             _acknowledge(options["state"], number)
             time.sleep(options["pace_ms"] / 1000)
     finally:
-        producer.close(5)
+        producer.close(timeout_ms=5000)
 
 
 def _transaction(producer: Producer, topic: str, number: int, records: list[tuple[bytes, bytes]], commit: bool) -> None:
@@ -93,10 +93,10 @@ def _transaction(producer: Producer, topic: str, number: int, records: list[tupl
     for key, value in records:
         producer.send(topic, value, key, headers=[("txn", tag_of(number).encode())])
     if commit:
-        producer.commit_transaction(20)
+        producer.commit_transaction(timeout_ms=20_000)
     else:
-        producer.flush(20)
-        producer.abort_transaction(20)
+        producer.flush(timeout_ms=20_000)
+        producer.abort_transaction(timeout_ms=20_000)
 
 
 # --- loop: an instance of the processing loop. Copies, and names the unit of work ---

@@ -227,16 +227,16 @@ def test_an_admin_call_in_another_thread_does_not_hold_up_a_short_one(frozen: Se
 
 def test_producer_calls_end_at_their_timeout(frozen: SemelBroker) -> None:
     producer = Producer(bootstrap_servers=frozen.bootstrap, max_block_ms=500, delivery_timeout_ms=NEVER_MS, **PATIENT)
-    producer.send("known", b"x").result(PATIENCE_S)
+    producer.send("known", b"x").result(timeout_ms=PATIENCE_S * 1000)
     frozen.pause()
     try:
         delivery = producer.send("known", b"y")
-        assert isinstance(in_time(lambda: delivery.result(SHORT_S)), TimedOutError)
-        assert isinstance(in_time(lambda: producer.flush(SHORT_S)), TimedOutError)
-        assert isinstance(in_time(lambda: producer.partitions_for("new", SHORT_S)), TimedOutError)
+        assert isinstance(in_time(lambda: delivery.result(timeout_ms=SHORT_S * 1000)), TimedOutError)
+        assert isinstance(in_time(lambda: producer.flush(timeout_ms=SHORT_S * 1000)), TimedOutError)
+        assert isinstance(in_time(lambda: producer.partitions_for("new", timeout_ms=SHORT_S * 1000)), TimedOutError)
         assert isinstance(in_time(lambda: producer.send("new", b"z")), TimedOutError)
-        in_time(lambda: producer.close(SHORT_S))
-        assert delivery.exception(0) is not None
+        in_time(lambda: producer.close(timeout_ms=SHORT_S * 1000))
+        assert delivery.exception(timeout_ms=0) is not None
     finally:
         frozen.resume()
 
@@ -244,20 +244,23 @@ def test_producer_calls_end_at_their_timeout(frozen: SemelBroker) -> None:
 def test_transactional_calls_end_at_their_timeout(frozen: SemelBroker) -> None:
     options = {"max_block_ms": 500, "delivery_timeout_ms": NEVER_MS, "bootstrap_servers": frozen.bootstrap, **PATIENT}
     producer = Producer(options, transactional_id="frozen")
-    until(lambda: in_time(lambda: producer.init_transactions(PATIENCE_S)) is None)
+    until(lambda: in_time(lambda: producer.init_transactions(timeout_ms=PATIENCE_S * 1000)) is None)
     producer.begin_transaction()
-    producer.send("known", b"x").result(PATIENCE_S)
+    producer.send("known", b"x").result(timeout_ms=PATIENCE_S * 1000)
     late = Producer(options, transactional_id="late")
     frozen.pause()
     try:
-        assert isinstance(in_time(lambda: late.init_transactions(SHORT_S)), TimedOutError)
-        in_time(lambda: late.close(SHORT_S))
+        assert isinstance(in_time(lambda: late.init_transactions(timeout_ms=SHORT_S * 1000)), TimedOutError)
+        in_time(lambda: late.close(timeout_ms=SHORT_S * 1000))
         producer.send("known", b"y")
         offsets = {("known", 0): OffsetAndMetadata(1)}
-        assert isinstance(in_time(lambda: producer.send_offsets_to_transaction(offsets, "g", SHORT_S)), TimedOutError)
-        assert isinstance(in_time(lambda: producer.commit_transaction(SHORT_S)), TimedOutError)
-        assert isinstance(in_time(lambda: producer.abort_transaction(SHORT_S)), TimedOutError)
-        in_time(lambda: producer.close(SHORT_S))
+        assert isinstance(
+            in_time(lambda: producer.send_offsets_to_transaction(offsets, "g", timeout_ms=SHORT_S * 1000)),
+            TimedOutError,
+        )
+        assert isinstance(in_time(lambda: producer.commit_transaction(timeout_ms=SHORT_S * 1000)), TimedOutError)
+        assert isinstance(in_time(lambda: producer.abort_transaction(timeout_ms=SHORT_S * 1000)), TimedOutError)
+        in_time(lambda: producer.close(timeout_ms=SHORT_S * 1000))
     finally:
         frozen.resume()
 
@@ -270,8 +273,8 @@ def test_closing_does_not_wait_for_a_connection_that_is_being_opened(frozen: Sem
     try:
         delivery = producer.send("known", b"x")
         until(lambda: producer._thread is not None and producer._thread.is_alive())
-        in_time(lambda: producer.close(SHORT_S))
-        assert delivery.exception(0) is not None
+        in_time(lambda: producer.close(timeout_ms=SHORT_S * 1000))
+        assert delivery.exception(timeout_ms=0) is not None
     finally:
         frozen.resume()
 
@@ -279,11 +282,11 @@ def test_closing_does_not_wait_for_a_connection_that_is_being_opened(frozen: Sem
 def test_full_memory_ends_at_max_block_ms(frozen: SemelBroker) -> None:
     options = {"buffer_memory": 1000, "max_block_ms": 500, "delivery_timeout_ms": NEVER_MS}
     producer = Producer(bootstrap_servers=frozen.bootstrap, **options, **PATIENT)
-    producer.send("known", b"x").result(PATIENCE_S)
+    producer.send("known", b"x").result(timeout_ms=PATIENCE_S * 1000)
     frozen.pause()
     try:
         producer.send("known", b"y" * 800)
         assert isinstance(in_time(lambda: producer.send("known", b"y" * 800)), BufferFullError)
-        in_time(lambda: producer.close(SHORT_S))
+        in_time(lambda: producer.close(timeout_ms=SHORT_S * 1000))
     finally:
         frozen.resume()

@@ -69,7 +69,7 @@ LIMITS = {"request.timeout.ms": 300, "default.api.timeout.ms": 600}
 def produce(address: str) -> None:
     options = {"bootstrap.servers": address, **LIMITS, "delivery.timeout.ms": 600, "linger.ms": 0, "max.block.ms": 600}
     with semel.Producer(options) as producer:
-        producer.send("t", b"x").result(30)
+        producer.send("t", b"x").result(timeout_ms=30_000)
 
 
 def consume(address: str) -> None:

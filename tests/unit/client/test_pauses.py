@@ -150,14 +150,14 @@ def test_a_throttled_producer_sends_nothing_meanwhile(tmp_path: Path) -> None:
     with SemelBroker(tmp_path / "broker") as broker, Proxy(broker.bootstrap) as proxy:
         topic = create_topic(broker.bootstrap, "throttled")
         with Producer(bootstrap_servers=proxy.bootstrap, linger_ms=0) as producer:
-            producer.send(topic, b"first").result(PATIENCE_S)
+            producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
             (connection,) = producer._cluster.connections("produce")
             before = proxy.seen[PRODUCE.key]
             called = threading.Event()
             connection.throttled_until_s = until_s = time.monotonic() + 1.0
             delivery = producer.send(topic, b"second")
             delivery.add_done_callback(lambda _: called.set())
-            assert delivery.result(PATIENCE_S).offset == 1
+            assert delivery.result(timeout_ms=PATIENCE_S * 1000).offset == 1
             assert time.monotonic() >= until_s
             assert proxy.seen[PRODUCE.key] == before + 1
             assert called.wait(PATIENCE_S)

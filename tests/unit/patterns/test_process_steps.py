@@ -84,13 +84,13 @@ class Writer:
         self.committed.append(self.open)
         self.open = None
 
-    def abort_transaction(self, timeout_s: float) -> None:
+    def abort_transaction(self, *, timeout_ms: float) -> None:
         assert self.open is not None
         if self.is_fenced:
             raise FencedError("a newer owner, or the timeout")
         self.open = None
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, *, timeout_ms: float) -> None:
         pass
 
 

@@ -60,14 +60,14 @@ def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: 
         delivery_timeout_ms=20_000,
     )
     try:
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
         producer.begin_transaction()
         producer.send(topic, b"1")
-        producer.commit_transaction(PATIENCE_S)
+        producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
     except KafkaError as error:
         pytest.fail(f"{api} {effect.value}: {error}")
     finally:
-        producer.close(5)
+        producer.close(timeout_ms=5000)
     assert rule.fired.is_set(), "the fault was not exercised"
     assert not other.fired.is_set()
     assert check(Expectation((topic,), ids={"1": 1}), cluster.bootstrap).violations == []

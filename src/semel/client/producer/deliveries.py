@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.producer.batches import BatchMetadata, ProducerBatch, RecordMetadata
+from semel.client.timeouts import timeout_in_ms
 
 
 class Delivery:
@@ -24,9 +25,10 @@ class Delivery:
     def done(self) -> bool:
         return self._batch.done
 
-    def result(self, timeout: float | None = None) -> RecordMetadata:
+    @timeout_in_ms
+    def result(self, *, timeout_ms: float | None = None) -> RecordMetadata:
         """Waits for the broker's word: the record's place, or the error that kept it from being stored."""
-        wait_done(self._batch, self._changed, timeout)
+        wait_done(self._batch, self._changed, timeout_ms)
         batch, index = self._batch.part_with(self._index)
         if batch.error is not None:
             raise batch.error
@@ -36,9 +38,10 @@ class Delivery:
 
     get = result  # as kafka-python's futures say
 
-    def exception(self, timeout: float | None = None) -> KafkaError | None:
+    @timeout_in_ms
+    def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
         """Waits; the error, or None if the record was stored."""
-        wait_done(self._batch, self._changed, timeout)
+        wait_done(self._batch, self._changed, timeout_ms)
         return self._batch.part_with(self._index)[0].error
 
     def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
@@ -76,10 +79,11 @@ class TableDelivery:
     def done(self) -> bool:
         return all(batch.done for batch in self._batches)
 
-    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
+    @timeout_in_ms
+    def result(self, *, timeout_ms: float | None = None) -> list[BatchMetadata]:
         """Waits for all of them; one entry per stored batch. Raises the first error."""
         for batch in self._batches:
-            wait_done(batch, self._changed, timeout)
+            wait_done(batch, self._changed, timeout_ms)
         for batch in self._batches:
             if batch.error is not None:
                 raise batch.error
@@ -87,17 +91,19 @@ class TableDelivery:
 
     get = result
 
-    def exception(self, timeout: float | None = None) -> KafkaError | None:
+    @timeout_in_ms
+    def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
         """Waits; the first error, or None if every row was stored."""
         for batch in self._batches:
-            wait_done(batch, self._changed, timeout)
+            wait_done(batch, self._changed, timeout_ms)
         return next((batch.error for batch in self._batches if batch.error is not None), None)
 
-    def places(self, timeout: float | None = None) -> tuple[Any, Any]:
+    @timeout_in_ms
+    def places(self, *, timeout_ms: float | None = None) -> tuple[Any, Any]:
         """(partition, offset) of every row of the table, as numpy arrays in the order of the rows."""
         import numpy as np
 
-        self.result(timeout)
+        self.result(timeout_ms=timeout_ms)
         partitions = np.empty(self._row_count, np.int32)
         offsets = np.empty(self._row_count, np.int64)
         for share in self._shares:
@@ -115,13 +121,13 @@ def _offsets_of(run: BatchMetadata) -> Any:
     return np.arange(run.base_offset, run.base_offset + run.record_count)
 
 
-def wait_done(batch: ProducerBatch, changed: Condition, timeout_s: float | None) -> ProducerBatch:
+def wait_done(batch: ProducerBatch, changed: Condition, timeout_ms: float | None) -> ProducerBatch:
     """Waits until a batch is done."""
     if not batch.done:
         with changed:
-            if not changed.wait_for(lambda: batch.done, timeout_s):
+            if not changed.wait_for(lambda: batch.done, None if timeout_ms is None else timeout_ms / 1000):
                 raise TimedOutError(
-                    f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_s} s of "
+                    f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_ms:g} ms of "
                     "waiting; it is still on its way: wait longer, or see delivery.timeout.ms"
                 )
     return batch

@@ -44,6 +44,7 @@ from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
+from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.batch import HEADER_SIZE
@@ -173,27 +174,30 @@ class Producer:
             batch, first = self._sender.append_table(topic, partition, part)
             yield TableShare(batch, first, part.row_count, rows)
 
-    def flush(self, timeout: float | None = None) -> None:
+    @timeout_in_ms
+    def flush(self, *, timeout_ms: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
         self._check_open()
-        deadline = Deadline(timeout if timeout is not None else self._longest_s())
+        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
         if not self._sender.flush(deadline):
             raise TimedOutError(
                 f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
                 "call flush() again, or see delivery.timeout.ms"
             )
 
-    def partitions_for(self, topic: str, timeout: float | None = None) -> int:
+    @timeout_in_ms
+    def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
         """How many partitions a topic has."""
         self._check_open()
-        return len(self._cluster.partitions(topic, self._block_s(timeout)))
+        return len(self._cluster.partitions(topic, self._block_s(timeout_ms)))
 
     # --- transactions ---
 
-    def init_transactions(self, timeout: float | None = None) -> None:
+    @timeout_in_ms
+    def init_transactions(self, *, timeout_ms: float | None = None) -> None:
         """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
         they left. Can be called again if it timed out."""
-        self._transactional().init(self._block_s(timeout))
+        self._transactional().init(self._block_s(timeout_ms))
 
     def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
@@ -201,11 +205,13 @@ class Producer:
         self._start()
         transactions.begin(self._block_s(None))
 
+    @timeout_in_ms
     def send_offsets_to_transaction(
         self,
         offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
         group_metadata: GroupMetadata | str,
-        timeout: float | None = None,
+        *,
+        timeout_ms: float | None = None,
     ) -> None:
         """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
@@ -214,15 +220,17 @@ class Producer:
             place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
             for place, offset in offsets.items()
         }
-        self._transactional().send_offsets(positions, group, self._block_s(timeout))
+        self._transactional().send_offsets(positions, group, self._block_s(timeout_ms))
 
-    def commit_transaction(self, timeout: float | None = None) -> None:
+    @timeout_in_ms
+    def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again."""
-        self._transactional().commit(Deadline(self._block_s(timeout)))
+        self._transactional().commit(Deadline(self._block_s(timeout_ms)))
 
-    def abort_transaction(self, timeout: float | None = None) -> None:
+    @timeout_in_ms
+    def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
         """Nothing of the transaction becomes visible. After a timeout call it again."""
-        self._transactional().abort(Deadline(self._block_s(timeout)))
+        self._transactional().abort(Deadline(self._block_s(timeout_ms)))
 
     def transaction(self) -> ProducerTransaction:
         """`with producer.transaction() as txn:` commits at the end, and aborts if the block raises or the commit could
@@ -238,13 +246,14 @@ class Producer:
 
     # --- end ---
 
-    def close(self, timeout: float | None = None) -> None:
+    @timeout_in_ms
+    def close(self, *, timeout_ms: float | None = None) -> None:
         """Sends what is left (up to the timeout), aborts an open transaction, ends the thread. May be called twice."""
         if self._closed or os.getpid() != self._owner_pid:
             self._closed = True
             return
         self._closed = True
-        deadline = Deadline(self._longest_s() if timeout is None else timeout)
+        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
         try:
             self._finish_work(deadline)
         finally:
@@ -329,8 +338,8 @@ class Producer:
         count = self._partition_counts[topic][0]
         raise ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
 
-    def _block_s(self, timeout: float | None) -> float:
-        return self.settings.max_block_ms / 1000 if timeout is None else timeout
+    def _block_s(self, timeout_ms: float | None) -> float:
+        return (self.settings.max_block_ms if timeout_ms is None else timeout_ms) / 1000
 
     def _longest_s(self) -> float:
         """Nothing takes longer than its delivery timeout; a little more for the response to get here."""

@@ -43,10 +43,10 @@ def transactional(bootstrap: str, name: str, **options: Any) -> Iterator[Produce
     defaults = {"bootstrap_servers": bootstrap, "transactional_id": name, "linger_ms": 0, "retry_backoff_ms": 10}
     producer = Producer({**defaults, **options})
     try:
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
         yield producer
     finally:
-        producer.close(timeout=5)
+        producer.close(timeout_ms=5000)
 
 
 @contextmanager
@@ -87,11 +87,11 @@ def test_a_commit_that_waits_for_a_refused_batch_never_sends_its_end(
         kept = producer.send(narrow, b"kept", partition=0)
         producer.send(narrow, TOO_LARGE, partition=1)
         with pytest.raises(AbortableError, match="MESSAGE_TOO_LARGE"):
-            producer.commit_transaction(PATIENCE_S)
+            producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
         assert seen == [False]
-        assert kept.exception(PATIENCE_S) is None
+        assert kept.exception(timeout_ms=PATIENCE_S * 1000) is None
         assert END_TXN.key not in proxy.seen
-        producer.abort_transaction(PATIENCE_S)
+        producer.abort_transaction(timeout_ms=PATIENCE_S * 1000)
 
 
 def test_no_transaction_commits_without_its_refused_record_however_threads_take_turns(
@@ -103,8 +103,8 @@ def test_no_transaction_commits_without_its_refused_record_however_threads_take_
             producer.send(narrow, b"%d" % number, partition=0)
             producer.send(narrow, TOO_LARGE, partition=1)
             with pytest.raises(AbortableError):
-                producer.commit_transaction(PATIENCE_S)
-            producer.abort_transaction(PATIENCE_S)
+                producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
+            producer.abort_transaction(timeout_ms=PATIENCE_S * 1000)
     assert read_topic(shared_semel_broker.bootstrap, narrow) == []
 
 
@@ -142,7 +142,7 @@ def is_closed(producer: Producer, proxy: Proxy, topic: str, monkeypatch: pytest.
 
     def close() -> None:
         until(lambda: calls.state is ProducerTxnState.COMMITTING)
-        producer.close(timeout=0)
+        producer.close(timeout_ms=0)
 
     threading.Thread(target=close).start()
 
@@ -160,11 +160,11 @@ def test_a_batch_that_fails_fails_its_transaction_in_the_same_step(
         transactional(proxy.bootstrap, narrow, **options) as producer,
     ):
         producer.begin_transaction()
-        producer.send(narrow, b"kept", partition=0).result(PATIENCE_S)
+        producer.send(narrow, b"kept", partition=0).result(timeout_ms=PATIENCE_S * 1000)
         seen = seen_at_failure(producer, monkeypatch, lambda: None)
         way(producer, proxy, narrow, monkeypatch)
         with pytest.raises(AbortableError):
-            producer.commit_transaction(PATIENCE_S)
+            producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
         assert seen
         assert not any(seen)
         assert END_TXN.key not in proxy.seen
@@ -192,8 +192,8 @@ def test_records_of_the_next_transaction_do_not_fail_for_the_end_of_the_last_one
         producer.begin_transaction()
         delivery = producer.send(narrow, b"second")
         sent.set()
-        producer.commit_transaction(PATIENCE_S)
-        assert delivery.result(PATIENCE_S).offset >= 0
+        producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
+        assert delivery.result(timeout_ms=PATIENCE_S * 1000).offset >= 0
 
 
 def test_nothing_is_taken_for_sending_once_the_transaction_ends() -> None:
@@ -227,16 +227,16 @@ def test_no_transaction_commits_without_the_offsets_that_another_thread_adds(
 
         def add_offsets() -> None:
             with suppress(AbortableError):
-                producer.send_offsets_to_transaction({(narrow, 0): 1}, "group", PATIENCE_S)
+                producer.send_offsets_to_transaction({(narrow, 0): 1}, "group", timeout_ms=PATIENCE_S * 1000)
 
         monkeypatch.setattr(coordinator, "commit_offsets", commit_offsets)
         producer.begin_transaction()
-        producer.send(narrow, b"x").result(PATIENCE_S)
+        producer.send(narrow, b"x").result(timeout_ms=PATIENCE_S * 1000)
         other = threading.Thread(target=add_offsets)
         other.start()
         assert refused.wait(PATIENCE_S)
         with pytest.raises(AbortableError, match="made up"):
-            producer.commit_transaction(PATIENCE_S)
+            producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
         assert END_TXN.key not in proxy.seen
         other.join()
-        producer.abort_transaction(PATIENCE_S)
+        producer.abort_transaction(timeout_ms=PATIENCE_S * 1000)

@@ -37,7 +37,7 @@ def make(shared_semel_broker: SemelBroker, topic: str) -> Iterator[Make]:
 
     yield make
     for producer in made:
-        producer.close(timeout=5)
+        producer.close(timeout_ms=5000)
 
 
 def committed(broker: SemelBroker, topic: str, *values: bytes) -> None:
@@ -73,9 +73,9 @@ def test_init_transactions_can_be_called_again_after_an_interrupt(
     producer = make()
     fired = interrupt_once(monkeypatch, producer._transactional().coordinator, step, after_it)
     with pytest.raises(KeyboardInterrupt):
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
     assert fired
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
     with producer.transaction() as txn:
         txn.send(topic, b"x")
     committed(shared_semel_broker, topic, b"x")
@@ -86,7 +86,7 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         producer = make(proxy.bootstrap, max_block_ms=1000, request_timeout_ms=1500)
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE))
         with pytest.raises(TimedOutError), producer.transaction() as txn:
             txn.send(topic, b"not in time")
@@ -110,16 +110,16 @@ def test_an_interrupted_commit_is_aborted_unless_it_may_have_happened(
     shared_semel_broker: SemelBroker, topic: str, make: Make, monkeypatch: pytest.MonkeyPatch, commit_sent: bool
 ) -> None:
     producer = make()
-    producer.init_transactions(PATIENCE_S)
+    producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
     calls = producer._transactional()
     owner, step = (calls.coordinator, "end") if commit_sent else (calls, "_wait")
     fired = interrupt_once(monkeypatch, owner, step, after_it=True)
     with pytest.raises(KeyboardInterrupt), producer.transaction() as txn:
-        txn.send(topic, b"first").result(PATIENCE_S)
+        txn.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
     assert fired
     if commit_sent:
         assert calls.state is ProducerTxnState.COMMITTING
-        producer.commit_transaction(PATIENCE_S)  # settles it
+        producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)  # settles it
     assert calls.state is ProducerTxnState.READY
     with producer.transaction() as txn:
         txn.send(topic, b"second")
@@ -131,11 +131,11 @@ def test_the_with_block_leaves_a_commit_in_doubt_to_be_settled(
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         producer = make(proxy.bootstrap, max_block_ms=1000, request_timeout_ms=500)
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
         fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=1000))
         with pytest.raises(CommitUncertainError), producer.transaction() as txn:
-            txn.send(topic, b"in doubt").result(PATIENCE_S)
+            txn.send(topic, b"in doubt").result(timeout_ms=PATIENCE_S * 1000)
         fault.assert_fired()
         proxy.clear()
-        producer.commit_transaction(PATIENCE_S)
+        producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
     committed(shared_semel_broker, topic, b"in doubt")

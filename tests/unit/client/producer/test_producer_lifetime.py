@@ -40,7 +40,9 @@ def test_a_record_of_a_producer_without_a_variable_is_stored(
 ) -> None:
     before = set(sender_threads())
     options = {"bootstrap.servers": shared_semel_broker.bootstrap, "linger.ms": linger_ms, "delivery.timeout.ms": 2**31}
-    stored = Producer(options).send(topic, b"x").result(PATIENCE_S)  # not in an assert, which keeps what it looks at
+    stored = (
+        Producer(options).send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000)
+    )  # not in an assert, which keeps what it looks at
     assert stored.offset == 0
     gc.collect()
     until(lambda: set(sender_threads()) <= before, "the thread of a collected producer is still there")
@@ -55,7 +57,7 @@ def test_a_collected_producer_sends_what_is_left_and_calls_back(shared_semel_bro
     del producer
     gc.collect()
     assert gone() is None
-    assert [delivery.result(PATIENCE_S).offset for delivery in deliveries] == list(range(100))
+    assert [delivery.result(timeout_ms=PATIENCE_S * 1000).offset for delivery in deliveries] == list(range(100))
     assert called.wait(PATIENCE_S)
 
 
@@ -65,7 +67,11 @@ def test_records_of_a_collected_producer_fail_when_their_time_is_over(
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
         options = {"request_timeout_ms": 300, "delivery_timeout_ms": 1000, "linger_ms": 0}
-        error = Producer(bootstrap_servers=proxy.bootstrap, **options).send(topic, b"x").exception(PATIENCE_S)
+        error = (
+            Producer(bootstrap_servers=proxy.bootstrap, **options)
+            .send(topic, b"x")
+            .exception(timeout_ms=PATIENCE_S * 1000)
+        )
         assert "delivery.timeout.ms" in str(error)
         fault.assert_fired()
 
@@ -102,7 +108,7 @@ def test_a_record_that_comes_as_the_producer_ends_is_refused(
 ) -> None:
     """The caller is held between the producer's checks and the addition of its record."""
     producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
-    producer.send(topic, b"first").result(PATIENCE_S)
+    producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
     append = Sender.append
     ends: list[type[Exception]] = []
 
@@ -112,7 +118,7 @@ def test_a_record_that_comes_as_the_producer_ends_is_refused(
 
     monkeypatch.setattr(Sender, "append", late)
     with pytest.raises((ClosedError, FatalError)) as raised:
-        producer.send(topic, b"late").result(PATIENCE_S)
+        producer.send(topic, b"late").result(timeout_ms=PATIENCE_S * 1000)
     assert isinstance(raised.value, ends[0])
     producer.close()
 
@@ -128,14 +134,14 @@ def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
 
         def send() -> None:
             try:
-                producer.send(topic, b"y" * 800).result(PATIENCE_S)
+                producer.send(topic, b"y" * 800).result(timeout_ms=PATIENCE_S * 1000)
             except Exception as error:
                 errors.append(error)
 
         waiting = threading.Thread(target=send)
         waiting.start()
         until(lambda: producer._sender.changed._waiters)  # type: ignore[attr-defined]
-        producer.close(timeout=0)
+        producer.close(timeout_ms=0)
         waiting.join(PATIENCE_S)
         assert [type(error) for error in errors] == [ClosedError]
 
@@ -145,7 +151,7 @@ def test_a_wake_up_after_the_end_is_written_nowhere(
 ) -> None:
     """The number of the closed pipe may belong to a file of the program by then."""
     producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
-    producer.send(topic, b"x").result(PATIENCE_S)
+    producer.send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000)
     pipe = producer._sender._wake_in
     producer.close()
     path = tmp_path / "file"

@@ -77,7 +77,7 @@ def test_many_batches_need_no_event_from_the_broker(shared_semel_broker: SemelBr
     with Producer(bootstrap_servers=shared_semel_broker.bootstrap, acks=0, batch_size=1000, linger_ms=0) as producer:
         for _ in range(300):
             producer.send(topic, b"x" * 900)
-        producer.flush(PATIENCE_S)
+        producer.flush(timeout_ms=PATIENCE_S * 1000)
     eventually(lambda: len(read_topic(shared_semel_broker.bootstrap, topic)), lambda found: found == 300)
 
 
@@ -87,7 +87,7 @@ def test_memory_is_kept_and_nothing_is_lost_at_close_while_the_broker_does_not_r
         options = {"acks": 0, "buffer_memory": 2_000_000, "max_block_ms": 1000, "max_request_size": 1_000_000}
         producer = Producer(bootstrap_servers=broker.bootstrap, **options)
         table = pa.table({"value": [b"x" * 10_000] * 50})
-        producer.send_table(topic, table).result(PATIENCE_S)
+        producer.send_table(topic, table).result(timeout_ms=PATIENCE_S * 1000)
         broker.pause()
         sent = 1 + _fill(producer, topic, table)
         assert producer._sender.used_bytes <= 2_000_000
