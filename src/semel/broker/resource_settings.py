@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from semel.broker import settings
-from semel.broker.settings import HOUR_MS, MINUTE_MS, TABLE, Setting, SettingError, Settings, as_text
+from semel.broker.settings import Settings
+from semel.broker.settings_table import HOUR_MS, MINUTE_MS, TABLE, Setting, SettingError, as_text
 from semel.protocol.errors import ErrorCode
 from semel.storage import LogConfig
 
@@ -100,7 +100,7 @@ def validate(overrides: Mapping[str, str]) -> None:
 
 
 def base_config(settings: Settings) -> LogConfig:
-    """What the storage is told about a topic without settings of its own."""
+    """The LogConfig of a topic without settings of its own."""
     texts = {name: topic_default(settings, name) for name in NAMES if name not in BROKER_SIDE}
     config = with_overrides(LogConfig(), {name: text for name, text in texts.items() if text is not None})
     return replace(config, producer_id_expiration_ms=settings["producer.id.expiration.ms"])
@@ -306,11 +306,11 @@ def _is_listed(name: str, origin: Origin) -> bool:
         return True
     strongest = SYNONYMS[name][0][0]
     is_default = origin.source == SOURCE_DEFAULT
-    return not is_default or (origin.name == strongest and settings.TABLE[strongest].default is not None)
+    return not is_default or (origin.name == strongest and TABLE[strongest].default is not None)
 
 
 def describe_broker(broker: BrokerNode, names: Collection[str] | None = None) -> list[DescribedConfig]:
-    rows = [row for name, row in sorted(settings.TABLE.items()) if not names or name in names]
+    rows = [row for name, row in sorted(TABLE.items()) if not names or name in names]
     return [_entry(row.name, _broker_origins(broker, row), row, is_read_only=not row.dynamic) for row in rows]
 
 
@@ -318,7 +318,7 @@ def describe_cluster_settings(broker: BrokerNode, names: Collection[str] | None 
     """Only what was altered for all brokers, as Kafka shows it."""
     altered = broker.altered_settings(for_cluster=True)
     return [
-        _entry(name, [Origin(name, text, SOURCE_BROKER_DEFAULT, text)], settings.TABLE[name], is_read_only=False)
+        _entry(name, [Origin(name, text, SOURCE_BROKER_DEFAULT, text)], TABLE[name], is_read_only=False)
         for name, text in sorted(altered.items())
         if not names or name in names
     ]
@@ -342,7 +342,7 @@ def describe_named(
     return entries
 
 
-def _broker_origins(broker: BrokerNode, row: settings.Setting) -> list[Origin]:
+def _broker_origins(broker: BrokerNode, row: Setting) -> list[Origin]:
     own = broker.settings
     layers: tuple[tuple[Any, int], ...] = (
         (own.altered(row.name), SOURCE_BROKER_DYNAMIC),
@@ -356,7 +356,7 @@ def _broker_origins(broker: BrokerNode, row: settings.Setting) -> list[Origin]:
     return [Origin(row.name, text, source, text) for text, source in texts]
 
 
-def _entry(name: str, origins: list[Origin], row: settings.Setting, *, is_read_only: bool) -> DescribedConfig:
+def _entry(name: str, origins: list[Origin], row: Setting, *, is_read_only: bool) -> DescribedConfig:
     value, source = (origins[0].value, origins[0].source) if origins else (None, SOURCE_DEFAULT)
     if row.kind == "password":  # nobody is shown one
         origins = [origin._replace(value=None, shown=None) for origin in origins]

@@ -20,6 +20,7 @@ import msgspec
 from semel.broker.broker import BrokerNode
 from semel.broker.maintenance import Maintenance
 from semel.broker.server import Server
+from semel.broker.settings_table import SettingError
 
 if TYPE_CHECKING:
     from semel.broker.settings import Settings
@@ -168,8 +169,6 @@ def advertised_address(settings: Settings, host: str, port: int) -> tuple[str, i
 
 def parse_listener(settings: Settings, name: str) -> tuple[str, int]:
     """PLAINTEXT://host:port, or host:port, one of them. Those of a controller are left out: the broker is its own."""
-    from semel.broker.settings import SettingError
-
     controllers = settings["controller.listener.names"] or ()
     listeners = [each for each in settings[name] if each.rpartition("://")[0] not in controllers]
     if len(listeners) != 1:

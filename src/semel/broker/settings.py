@@ -6,30 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from semel.broker.settings_table import (
-    HOUR_MS,
-    MEANINGLESS,
-    MINUTE_MS,
-    TABLE,
-    Setting,
-    SettingError,
-    as_text,
-    reason_of,
-)
-
-__all__ = [
-    "HOUR_MS",
-    "MEANINGLESS",
-    "MINUTE_MS",
-    "TABLE",
-    "Setting",
-    "SettingError",
-    "Settings",
-    "as_text",
-    "parse_dynamic",
-    "read_properties",
-    "row_of",
-]
+from semel.broker.settings_table import TABLE, Setting, SettingError, reason_of
 
 log = logging.getLogger(__name__)
 

@@ -111,13 +111,22 @@ MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
+
+def _int(name: str, default: int | None, doc: str, minimum: int, **rest: Any) -> Setting:
+    return Setting(name, "int", default, doc, minimum, INT32_MAX, **rest)
+
+
+def _long(name: str, default: int | None, doc: str, minimum: int, **rest: Any) -> Setting:
+    return Setting(name, "long", default, doc, minimum, INT64_MAX, **rest)
+
+
 _COMPRESSIONS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _ONE_REPLICA = "There is one node: the only possible value is 1 (Kafka's default is 3)."
 
 
 _GENERAL = (
-    Setting("node.id", "int", 1, "The broker's id in metadata.", 0, INT32_MAX),
-    Setting("broker.id", "int", None, "Older name of node.id.", 0, INT32_MAX),
+    _int("node.id", 1, "The broker's id in metadata.", 0),
+    _int("broker.id", None, "Older name of node.id.", 0),
     Setting("broker.rack", "string", None, "The rack that metadata shows for the broker."),
     Setting("listeners", "list", ("PLAINTEXT://127.0.0.1:9092",), "Where the broker listens; PLAINTEXT only."),
     Setting("advertised.listeners", "list", None, "Host and port that clients are told; by default the listener."),
@@ -137,28 +146,16 @@ _GENERAL = (
         "commit: on disk before it is acknowledged; os: as a stock Kafka node.",
         choices=("commit", "os"),
     ),
-    Setting("num.partitions", "int", 1, "Partitions of a topic that is created without a number.", 1, INT32_MAX),
+    _int("num.partitions", 1, "Partitions of a topic that is created without a number.", 1),
     Setting("default.replication.factor", "int", 1, _ONE_REPLICA, 1, 1),
     Setting("auto.create.topics.enable", "boolean", True, "Create a topic when a client asks for its metadata."),
     Setting("delete.topic.enable", "boolean", True, "Allow topics to be deleted."),
-    Setting(
-        "message.max.bytes",
-        "int",
-        1_048_588,
-        "The largest record batch that a topic takes.",
-        0,
-        INT32_MAX,
-        dynamic=True,
-        topic="max.message.bytes",
-    ),
-    Setting(
+    _int("message.max.bytes", 1_048_588, "The largest record batch that a topic takes.", 0, topic="max.message.bytes"),
+    _int(
         "min.insync.replicas",
-        "int",
         1,
         "As in Kafka never more than a topic's replicas, so here 1.",
         1,
-        INT32_MAX,
-        dynamic=True,
         topic="min.insync.replicas",
     ),
     Setting(
@@ -166,132 +163,63 @@ _GENERAL = (
         "boolean",
         False,
         "One replica: no election ever happens.",
-        dynamic=True,
         topic="unclean.leader.election.enable",
     ),
-    Setting("fetch.max.bytes", "int", 57_671_680, "The most that one fetch answer holds.", 1024, INT32_MAX),
-    Setting(
-        "max.incremental.fetch.session.cache.slots", "int", 1000, "Fetch sessions that are remembered.", 0, INT32_MAX
-    ),
-    Setting(
-        "max.request.partition.size.limit",
-        "int",
-        2000,
-        "The most partitions in one DescribeTopicPartitions answer.",
-        1,
-        INT32_MAX,
-    ),
+    _int("fetch.max.bytes", 57_671_680, "The most that one fetch answer holds.", 1024),
+    _int("max.incremental.fetch.session.cache.slots", 1000, "Fetch sessions that are remembered.", 0),
+    _int("max.request.partition.size.limit", 2000, "The most partitions in one DescribeTopicPartitions answer.", 1),
 )
 
 _SOCKET = (
-    Setting("socket.request.max.bytes", "int", 104_857_600, "A larger request closes its connection.", 1, INT32_MAX),
-    Setting("socket.send.buffer.bytes", "int", -1, "SO_SNDBUF; -1: the system's (Kafka: 102400).", -1, INT32_MAX),
-    Setting("socket.receive.buffer.bytes", "int", -1, "SO_RCVBUF; -1: the system's (Kafka: 102400).", -1, INT32_MAX),
-    Setting("socket.listen.backlog.size", "int", 50, "Connections waiting to be accepted.", 1, INT32_MAX),
-    Setting(
-        "connections.max.idle.ms",
-        "long",
-        600_000,
-        "Idle connections are closed after this time; -1: never.",
-        -1,
-        INT64_MAX,
-    ),
-    Setting("max.connections", "int", INT32_MAX, "More connections are closed at once.", 0, INT32_MAX, dynamic=True),
-    Setting(
-        "max.connections.per.ip", "int", INT32_MAX, "The same, for each client address.", 0, INT32_MAX, dynamic=True
-    ),
+    _int("socket.request.max.bytes", 104_857_600, "A larger request closes its connection.", 1),
+    _int("socket.send.buffer.bytes", -1, "SO_SNDBUF; -1: the system's (Kafka: 102400).", -1),
+    _int("socket.receive.buffer.bytes", -1, "SO_RCVBUF; -1: the system's (Kafka: 102400).", -1),
+    _int("socket.listen.backlog.size", 50, "Connections waiting to be accepted.", 1),
+    _long("connections.max.idle.ms", 600_000, "Idle connections are closed after this time; -1: never.", -1),
+    _int("max.connections", INT32_MAX, "More connections are closed at once.", 0, dynamic=True),
+    _int("max.connections.per.ip", INT32_MAX, "The same, for each client address.", 0, dynamic=True),
 )
 
 _LOG = (
-    Setting(
-        "log.segment.bytes",
-        "int",
-        1_073_741_824,
-        "Size at which a new segment starts.",
-        1_048_576,
-        INT32_MAX,
-        dynamic=True,
-        topic="segment.bytes",
-    ),
-    Setting("log.roll.hours", "int", 168, "Age at which a new segment starts.", 1, INT32_MAX),
-    Setting("log.roll.ms", "long", None, "The same in milliseconds.", 1, INT64_MAX, dynamic=True, topic="segment.ms"),
-    Setting("log.roll.jitter.hours", "int", 0, "Random part of the rolling time.", 0, INT32_MAX),
-    Setting(
-        "log.roll.jitter.ms",
-        "long",
-        None,
-        "The same in milliseconds.",
-        0,
-        INT64_MAX,
-        dynamic=True,
-        topic="segment.jitter.ms",
-    ),
-    Setting("log.retention.hours", "int", 168, "How long records are kept; -1: for ever.", -1, INT32_MAX),
-    Setting("log.retention.minutes", "int", None, "The same in minutes.", -1, INT32_MAX),
-    Setting(
-        "log.retention.ms",
-        "long",
-        None,
-        "The same in milliseconds.",
-        -1,
-        INT64_MAX,
-        dynamic=True,
-        topic="retention.ms",
-    ),
-    Setting(
+    _int("log.segment.bytes", 1_073_741_824, "Size at which a new segment starts.", 1_048_576, topic="segment.bytes"),
+    _int("log.roll.hours", 168, "Age at which a new segment starts.", 1),
+    _long("log.roll.ms", None, "The same in milliseconds.", 1, topic="segment.ms"),
+    _int("log.roll.jitter.hours", 0, "Random part of the rolling time.", 0),
+    _long("log.roll.jitter.ms", None, "The same in milliseconds.", 0, topic="segment.jitter.ms"),
+    _int("log.retention.hours", 168, "How long records are kept; -1: for ever.", -1),
+    _int("log.retention.minutes", None, "The same in minutes.", -1),
+    _long("log.retention.ms", None, "The same in milliseconds.", -1, topic="retention.ms"),
+    _long(
         "log.retention.bytes",
-        "long",
         -1,
         "Size of a partition above which old segments go; -1: no limit.",
         -INT64_MAX - 1,
-        INT64_MAX,
-        dynamic=True,
         topic="retention.bytes",
     ),
-    Setting(
-        "log.retention.check.interval.ms", "long", 300_000, "How often retention and compaction look.", 1, INT64_MAX
-    ),
+    _long("log.retention.check.interval.ms", 300_000, "How often retention and compaction look.", 1),
     Setting(
         "log.cleanup.policy",
         "list",
         ("delete",),
         "What happens to old segments.",
         choices=("compact", "delete"),
-        dynamic=True,
         topic="cleanup.policy",
     ),
     Setting("log.cleaner.enable", "boolean", True, "Compact topics whose policy says so."),
-    Setting(
-        "log.cleaner.backoff.ms", "long", 15_000, "Pause between looks for logs to compact.", 0, INT64_MAX, dynamic=True
-    ),
-    Setting(
-        "log.cleaner.delete.retention.ms",
-        "long",
-        DAY_MS,
-        "How long tombstones are kept.",
-        0,
-        INT64_MAX,
-        dynamic=True,
-        topic="delete.retention.ms",
-    ),
-    Setting(
+    _long("log.cleaner.backoff.ms", 15_000, "Pause between looks for logs to compact.", 0, dynamic=True),
+    _long("log.cleaner.delete.retention.ms", DAY_MS, "How long tombstones are kept.", 0, topic="delete.retention.ms"),
+    _long(
         "log.cleaner.min.compaction.lag.ms",
-        "long",
         0,
         "Age before which a record is not compacted.",
         0,
-        INT64_MAX,
-        dynamic=True,
         topic="min.compaction.lag.ms",
     ),
-    Setting(
+    _long(
         "log.cleaner.max.compaction.lag.ms",
-        "long",
         INT64_MAX,
         "Age at which a record must be compacted.",
         1,
-        INT64_MAX,
-        dynamic=True,
         topic="max.compaction.lag.ms",
     ),
     Setting(
@@ -301,145 +229,77 @@ _LOG = (
         "Part of a log that must be dirty to compact it.",
         0,
         1,
-        dynamic=True,
         topic="min.cleanable.dirty.ratio",
     ),
-    Setting(
-        "log.index.interval.bytes",
-        "int",
-        4096,
-        "Bytes between two index entries.",
-        0,
-        INT32_MAX,
-        dynamic=True,
-        topic="index.interval.bytes",
-    ),
-    Setting(
-        "log.index.size.max.bytes",
-        "int",
-        10_485_760,
-        "The largest index.",
-        4,
-        INT32_MAX,
-        dynamic=True,
-        topic="segment.index.bytes",
-    ),
+    _int("log.index.interval.bytes", 4096, "Bytes between two index entries.", 0, topic="index.interval.bytes"),
+    _int("log.index.size.max.bytes", 10_485_760, "The largest index.", 4, topic="segment.index.bytes"),
     Setting(
         "log.message.timestamp.type",
         "string",
         "CreateTime",
         "Whose time records carry.",
         choices=("CreateTime", "LogAppendTime"),
-        dynamic=True,
         topic="message.timestamp.type",
     ),
-    Setting(
+    _long(
         "log.message.timestamp.before.max.ms",
-        "long",
         INT64_MAX,
         "How far a timestamp may lie in the past.",
         0,
-        INT64_MAX,
-        dynamic=True,
         topic="message.timestamp.before.max.ms",
     ),
-    Setting(
+    _long(
         "log.message.timestamp.after.max.ms",
-        "long",
         HOUR_MS,
         "How far a timestamp may lie in the future.",
         0,
-        INT64_MAX,
-        dynamic=True,
         topic="message.timestamp.after.max.ms",
     ),
-    Setting(
+    _long(
         "log.segment.delete.delay.ms",
-        "long",
         60_000,
         "How long files of deleted segments stay.",
         0,
-        INT64_MAX,
-        dynamic=True,
         topic="file.delete.delay.ms",
     ),
-    Setting(
+    _long(
         "log.flush.interval.messages",
-        "long",
         INT64_MAX,
         "With fsync=os: records after which a log is flushed.",
         1,
-        INT64_MAX,
-        dynamic=True,
         topic="flush.messages",
     ),
-    Setting(
-        "log.flush.interval.ms",
-        "long",
-        None,
-        "With fsync=os: time after which a log is flushed.",
-        0,
-        INT64_MAX,
-        dynamic=True,
-        topic="flush.ms",
-    ),
+    _long("log.flush.interval.ms", None, "With fsync=os: time after which a log is flushed.", 0, topic="flush.ms"),
     Setting(
         "compression.type",
         "string",
         "producer",
         "How batches are stored: as the producer compressed them, or all in one way.",
         choices=_COMPRESSIONS,
-        dynamic=True,
         topic="compression.type",
     ),
     *(
-        Setting(
-            f"compression.{codec}.level",
-            "int",
-            default,
-            doc,
-            low,
-            high,
-            dynamic=True,
-            topic=f"compression.{codec}.level",
-        )
+        Setting(f"compression.{codec}.level", "int", default, doc, low, high, topic=f"compression.{codec}.level")
         for codec, default, low, high, doc in (
             ("gzip", -1, -1, 9, "Level for batches that are compressed anew with gzip."),
             ("lz4", 9, 1, 17, "Shown only: lz4 is used without levels."),
             ("zstd", 3, -131_072, 22, "Level for batches that are compressed anew with zstd."),
         )
     ),
-    Setting(
-        "producer.id.expiration.ms",
-        "int",
-        DAY_MS,
-        "Idle producers are forgotten after this time.",
-        1,
-        INT32_MAX,
-        dynamic=True,
-    ),
-    Setting(
-        "producer.id.expiration.check.interval.ms",
-        "int",
-        600_000,
-        "How often idle producers are looked for.",
-        1,
-        INT32_MAX,
-    ),
+    _int("producer.id.expiration.ms", DAY_MS, "Idle producers are forgotten after this time.", 1, dynamic=True),
+    _int("producer.id.expiration.check.interval.ms", 600_000, "How often idle producers are looked for.", 1),
 )
 
 _GROUP = (
-    Setting(
+    _int(
         "group.initial.rebalance.delay.ms",
-        "int",
         0,
         "Wait for more members before the first rebalance (Kafka's default is 3000).",
         0,
-        INT32_MAX,
     ),
-    Setting("group.min.session.timeout.ms", "int", 6000, "The shortest session timeout.", 0, INT32_MAX),
-    Setting("group.max.session.timeout.ms", "int", 1_800_000, "The longest session timeout.", 0, INT32_MAX),
-    Setting("group.max.size", "int", INT32_MAX, "The most members of a group.", 1, INT32_MAX),
+    _int("group.min.session.timeout.ms", 6000, "The shortest session timeout.", 0),
+    _int("group.max.session.timeout.ms", 1_800_000, "The longest session timeout.", 0),
+    _int("group.max.size", INT32_MAX, "The most members of a group.", 1),
     Setting(
         "group.coordinator.rebalance.protocols",
         "list",
@@ -448,13 +308,13 @@ _GROUP = (
         choices=("classic", "consumer"),
     ),
     Setting("group.version", "short", 1, "Feature level: 1 offers the consumer protocol (KIP-848).", 0, 1),
-    Setting("group.consumer.session.timeout.ms", "int", 45_000, "KIP-848: session timeout.", 1, INT32_MAX),
-    Setting("group.consumer.min.session.timeout.ms", "int", 45_000, "KIP-848: its lower limit.", 1, INT32_MAX),
-    Setting("group.consumer.max.session.timeout.ms", "int", 60_000, "KIP-848: its upper limit.", 1, INT32_MAX),
-    Setting("group.consumer.heartbeat.interval.ms", "int", 5000, "KIP-848: heartbeat interval.", 1, INT32_MAX),
-    Setting("group.consumer.min.heartbeat.interval.ms", "int", 5000, "KIP-848: its lower limit.", 1, INT32_MAX),
-    Setting("group.consumer.max.heartbeat.interval.ms", "int", 15_000, "KIP-848: its upper limit.", 1, INT32_MAX),
-    Setting("group.consumer.max.size", "int", INT32_MAX, "KIP-848: the most members of a group.", 1, INT32_MAX),
+    _int("group.consumer.session.timeout.ms", 45_000, "KIP-848: session timeout.", 1),
+    _int("group.consumer.min.session.timeout.ms", 45_000, "KIP-848: its lower limit.", 1),
+    _int("group.consumer.max.session.timeout.ms", 60_000, "KIP-848: its upper limit.", 1),
+    _int("group.consumer.heartbeat.interval.ms", 5000, "KIP-848: heartbeat interval.", 1),
+    _int("group.consumer.min.heartbeat.interval.ms", 5000, "KIP-848: its lower limit.", 1),
+    _int("group.consumer.max.heartbeat.interval.ms", 15_000, "KIP-848: its upper limit.", 1),
+    _int("group.consumer.max.size", INT32_MAX, "KIP-848: the most members of a group.", 1),
     Setting(
         "group.consumer.assignors",
         "list",
@@ -462,54 +322,32 @@ _GROUP = (
         "KIP-848: assignors, the first by default.",
         choices=("uniform", "range"),
     ),
-    Setting("offset.metadata.max.bytes", "int", 4096, "The largest note with a committed position.", 0, INT32_MAX),
+    _int("offset.metadata.max.bytes", 4096, "The largest note with a committed position.", 0),
     Setting("offsets.retention.minutes", "int", 10_080, "How long positions of an empty group are kept.", 1),
-    Setting(
-        "offsets.retention.check.interval.ms", "long", 600_000, "How often old positions are looked for.", 1, INT64_MAX
-    ),
-    Setting("offsets.topic.num.partitions", "int", 50, "Partitions of __consumer_offsets.", 1, INT32_MAX),
-    Setting(
-        "offsets.topic.segment.bytes", "int", 104_857_600, "Segment size of __consumer_offsets.", 1_048_576, INT32_MAX
-    ),
+    _long("offsets.retention.check.interval.ms", 600_000, "How often old positions are looked for.", 1),
+    _int("offsets.topic.num.partitions", 50, "Partitions of __consumer_offsets.", 1),
+    _int("offsets.topic.segment.bytes", 104_857_600, "Segment size of __consumer_offsets.", 1_048_576),
     Setting("offsets.topic.replication.factor", "short", 1, _ONE_REPLICA, 1, 1),
 )
 
 _TRANSACTION = (
-    Setting("transaction.max.timeout.ms", "int", 900_000, "The longest timeout of a transaction.", 1, INT32_MAX),
-    Setting(
-        "transactional.id.expiration.ms",
-        "int",
-        7 * DAY_MS,
-        "Idle transactional ids are forgotten after this time.",
-        1,
-        INT32_MAX,
-    ),
-    Setting("transaction.state.log.num.partitions", "int", 50, "Partitions of __transaction_state.", 1, INT32_MAX),
-    Setting(
-        "transaction.state.log.segment.bytes",
-        "int",
-        104_857_600,
-        "Segment size of __transaction_state.",
-        1_048_576,
-        INT32_MAX,
-    ),
+    _int("transaction.max.timeout.ms", 900_000, "The longest timeout of a transaction.", 1),
+    _int("transactional.id.expiration.ms", 7 * DAY_MS, "Idle transactional ids are forgotten after this time.", 1),
+    _int("transaction.state.log.num.partitions", 50, "Partitions of __transaction_state.", 1),
+    _int("transaction.state.log.segment.bytes", 104_857_600, "Segment size of __transaction_state.", 1_048_576),
     Setting("transaction.state.log.replication.factor", "short", 1, _ONE_REPLICA, 1, 1),
     Setting("transaction.state.log.min.isr", "int", 1, _ONE_REPLICA.replace("3", "2"), 1, 1),
-    Setting(
+    _int(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "int",
         10_000,
         "How often transactions beyond their timeout are looked for.",
         1,
-        INT32_MAX,
     ),
-    Setting(
+    _int(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
-        "int",
         3_600_000,
         "How often expired transactional ids are looked for.",
         1,
-        INT32_MAX,
     ),
     Setting(
         "transaction.partition.verification.enable",
@@ -620,5 +458,6 @@ def _without_effect() -> Iterator[Setting]:
 
 
 TABLE: dict[str, Setting] = {
-    row.name: row for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION, *_without_effect())
+    row.name: row._replace(dynamic=row.dynamic or row.topic is not None)  # a default of topics can be altered
+    for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION, *_without_effect())
 }

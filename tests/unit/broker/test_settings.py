@@ -8,7 +8,8 @@ import pytest
 
 from semel.broker import resource_settings
 from semel.broker.runner import advertised_address, listen_address
-from semel.broker.settings import MEANINGLESS, TABLE, SettingError, Settings, as_text, read_properties, row_of
+from semel.broker.settings import Settings, read_properties, row_of
+from semel.broker.settings_table import MEANINGLESS, TABLE, SettingError, as_text
 from semel.storage.config import LogConfig
 
 

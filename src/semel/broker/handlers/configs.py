@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from semel.broker import resource_settings
 from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
-from semel.broker.settings import TABLE, Setting, SettingError, as_text, parse_dynamic, row_of
+from semel.broker.settings import parse_dynamic, row_of
+from semel.broker.settings_table import TABLE, Setting, SettingError, as_text
 from semel.broker.topics import TopicError, check_configs, check_name
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
