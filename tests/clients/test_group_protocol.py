@@ -46,7 +46,6 @@ from semel.protocol.messages.offsets import (
     OffsetDeleteRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopic, CreateTopicsRequest
@@ -357,7 +356,9 @@ def test_simple_consumer_commits_to_an_empty_group_even_with_a_member_id(groups:
 def test_positions_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
     groups.commit(5)
     old = groups.client.call(
-        OFFSET_FETCH, OffsetFetchRequest(groups.group, [OffsetFetchRequestTopic(groups.topic, [0, 1, 7])]), 5
+        OFFSET_FETCH,
+        OffsetFetchRequest(groups.group, [OffsetFetchRequestTopics(groups.topic, partition_indexes=[0, 1, 7])]),
+        5,
     )
     parts = [(p.partition_index, p.committed_offset, p.metadata, p.error_code) for p in old.topics[0].partitions]
     assert (parts, old.error_code) == ([(0, 5, "note", 0), (1, -1, "", 0), (7, -1, "", 0)], 0)

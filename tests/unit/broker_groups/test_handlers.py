@@ -35,7 +35,6 @@ from semel.protocol.messages.offsets import (
     OffsetDeleteRequestTopic,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
 from semel.protocol.schema import NO_UUID
@@ -219,7 +218,7 @@ async def test_fetch_in_every_version(world: World, version: int, everything: bo
         return  # null came with version 2
     await ask(world, 8, commit_request(9), 9)
     if version < 8:
-        topics = None if everything else [OffsetFetchRequestTopic("t", [0, 1])]
+        topics = None if everything else [OffsetFetchRequestTopics("t", partition_indexes=[0, 1])]
         answer = await ask(world, 9, OffsetFetchRequest("g", topics), version)
         found = answer.topics
     else:
@@ -258,7 +257,7 @@ async def test_stable_offsets_are_refused_while_a_transaction_may_change_them(wo
 
     async def fetch(require_stable: bool) -> list[tuple[int, int]]:
         if version < 8:
-            topics = [OffsetFetchRequestTopic("t", [0, 1])]
+            topics = [OffsetFetchRequestTopics("t", partition_indexes=[0, 1])]
             answer = await ask(world, 9, OffsetFetchRequest("g", topics, require_stable=require_stable), version)
             parts = answer.topics[0].partitions
         else:

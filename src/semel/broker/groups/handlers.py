@@ -14,52 +14,8 @@ from semel.broker.groups.records import CommittedOffset, by_topic
 from semel.broker.handlers.metadata import GROUP_OPERATIONS, NOT_ASKED
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages import groups as described
-from semel.protocol.messages.groups import (
-    Assignment,
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-    DeletableGroupResult,
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroup,
-    DescribedGroupMember,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupRequest,
-    JoinGroupResponse,
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-    ListedGroup,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    MemberResponse,
-    SyncGroupRequest,
-    SyncGroupResponse,
-    TopicPartitionsResult,
-)
-from semel.protocol.messages.offsets import (
-    OffsetCommitRequest,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic,
-    OffsetFetchResponseTopics,
-)
+from semel.protocol.messages import groups as messages
+from semel.protocol.messages import offsets
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
@@ -72,7 +28,9 @@ PROTOCOL_REQUIRED_FROM = 5  # SyncGroup
 MANY_MEMBERS_FROM = 3  # LeaveGroup
 
 
-async def join_group(broker: BrokerNode, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+async def join_group(
+    broker: BrokerNode, context: RequestContext, request: messages.JoinGroupRequest
+) -> messages.JoinGroupResponse:
     joiner = Joiner(request, context.version, context.client_id or "", context.client_host)
     response = await broker.groups.membership.join(joiner)
     if context.version < NULL_PROTOCOL_FROM and response.protocol_name is None:
@@ -80,20 +38,26 @@ async def join_group(broker: BrokerNode, context: RequestContext, request: JoinG
     return response
 
 
-async def sync_group(broker: BrokerNode, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+async def sync_group(
+    broker: BrokerNode, context: RequestContext, request: messages.SyncGroupRequest
+) -> messages.SyncGroupResponse:
     if context.version >= PROTOCOL_REQUIRED_FROM and None in (request.protocol_type, request.protocol_name):
-        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        return messages.SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     return await broker.groups.membership.sync(request)
 
 
-def heartbeat(broker: BrokerNode, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+def heartbeat(
+    broker: BrokerNode, context: RequestContext, request: messages.HeartbeatRequest
+) -> messages.HeartbeatResponse:
     code = broker.groups.membership.heartbeat(
         request.group_id, request.generation_id, request.member_id, request.group_instance_id
     )
-    return HeartbeatResponse(error_code=code)
+    return messages.HeartbeatResponse(error_code=code)
 
 
-async def leave_group(broker: BrokerNode, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+async def leave_group(
+    broker: BrokerNode, context: RequestContext, request: messages.LeaveGroupRequest
+) -> messages.LeaveGroupResponse:
     """Before version 3 one member leaves, and its error is the error of the answer."""
     is_single = context.version < MANY_MEMBERS_FROM
     if is_single:
@@ -103,12 +67,13 @@ async def leave_group(broker: BrokerNode, context: RequestContext, request: Leav
     try:
         codes = await broker.groups.membership.leave(request.group_id, leaving)
     except GroupError as error:
-        return LeaveGroupResponse(error_code=error.code)
+        return messages.LeaveGroupResponse(error_code=error.code)
     if is_single:
-        return LeaveGroupResponse(error_code=codes[0])
-    return LeaveGroupResponse(
+        return messages.LeaveGroupResponse(error_code=codes[0])
+    return messages.LeaveGroupResponse(
         members=[
-            MemberResponse(who.member_id, who.group_instance_id, code) for who, code in zip(leaving, codes, strict=True)
+            messages.MemberResponse(who.member_id, who.group_instance_id, code)
+            for who, code in zip(leaving, codes, strict=True)
         ]
     )
 
@@ -120,13 +85,13 @@ NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 # -- OffsetCommit ------------------------------------------------------------------------------------------------------
 async def offset_commit(
-    broker: BrokerNode, context: RequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse:
+    broker: BrokerNode, context: RequestContext, request: offsets.OffsetCommitRequest
+) -> offsets.OffsetCommitResponse:
     """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
     for one partition the last one counts, and only that one is written."""
     groups = broker.groups
     limit = groups.config.metadata_max_size
-    response = OffsetCommitResponse()
+    response = offsets.OffsetCommitResponse()
     commits: dict[tuple[str, int], OffsetToCommit] = {}
     turns = Turns()
     is_any_known = False
@@ -135,11 +100,11 @@ async def offset_commit(
         topic = _topic_of(broker, context, asked)
         names.append("" if topic is None else topic.name)
         missing = ErrorCode.UNKNOWN_TOPIC_ID if _by_id(context) and topic is None else _NO_PARTITION
-        answer = OffsetCommitResponseTopic(asked.name, asked.topic_id)
+        answer = offsets.OffsetCommitResponseTopic(asked.name, asked.topic_id)
         response.topics.append(answer)
         for part in asked.partitions:
             exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
-            answer.partitions.append(OffsetCommitResponsePartition(part.partition_index, _OPEN if exists else missing))
+            answer.partitions.append(offsets.PartitionError(part.partition_index, _OPEN if exists else missing))
             if topic is not None and exists:
                 is_any_known = True
                 if not _too_long(part.committed_metadata, limit):
@@ -172,114 +137,104 @@ def _too_long(metadata: str | None, limit: int) -> bool:
 
 
 # -- OffsetFetch -------------------------------------------------------------------------------------------------------
-async def offset_fetch(broker: BrokerNode, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Up to version 7 about one group; the answer is made in the new form and turned into the old one."""
-    if context.version >= MANY_GROUPS_FROM:
-        asked = request.groups
-    else:
-        asked = [OffsetFetchRequestGroup(request.group_id, topics=_new_form(request))]
+async def offset_fetch(
+    broker: BrokerNode, context: RequestContext, request: offsets.OffsetFetchRequest
+) -> offsets.OffsetFetchResponse:
+    """Up to version 7 about one group."""
     turns = Turns()
-    answers = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in asked]
     if context.version >= MANY_GROUPS_FROM:
-        return OffsetFetchResponse(groups=answers)
-    return OffsetFetchResponse(topics=await turns.map(_old_form, answers[0].topics))
+        groups = [await _fetch_group(broker, context, group, request.require_stable, turns) for group in request.groups]
+        return offsets.OffsetFetchResponse(groups=groups)
+    asked = offsets.OffsetFetchRequestGroup(request.group_id, topics=request.topics)
+    group = await _fetch_group(broker, context, asked, request.require_stable, turns)
+    return offsets.OffsetFetchResponse(topics=group.topics)
 
 
 async def _fetch_group(
-    broker: BrokerNode, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool, turns: Turns
-) -> OffsetFetchResponseGroup:
+    broker: BrokerNode,
+    context: RequestContext,
+    group: offsets.OffsetFetchRequestGroup,
+    require_stable: bool,
+    turns: Turns,
+) -> offsets.OffsetFetchResponseGroup:
     commits = broker.groups.commits
     if require_stable:
         await commits.settled(group.group_id)
     try:
         commits.check_reader(group.group_id, group.member_id, group.member_epoch)
     except GroupError as error:
-        return OffsetFetchResponseGroup(group.group_id, error_code=error.code)
+        return offsets.OffsetFetchResponseGroup(group.group_id, error_code=error.code)
     topics = group.topics if group.topics is not None else _all_topics(broker, context, group.group_id)
     found = []
     for topic in topics:
         found.append(await _fetch_topic(broker, context, group.group_id, topic, require_stable, turns))
         await turns.next()
-    return OffsetFetchResponseGroup(group.group_id, found)
+    return offsets.OffsetFetchResponseGroup(group.group_id, found)
 
 
-def _all_topics(broker: BrokerNode, context: RequestContext, group_id: str) -> Iterator[OffsetFetchRequestTopics]:
+def _all_topics(
+    broker: BrokerNode, context: RequestContext, group_id: str
+) -> Iterator[offsets.OffsetFetchRequestTopics]:
     """Everything that a group has offsets for. Clients that speak of ids cannot be told of topics that are gone."""
     for name, partitions in broker.groups.commits.all_of(group_id).items():
         topic = broker.topics.get(name)
         if not _by_id(context):
-            yield OffsetFetchRequestTopics(name=name, partition_indexes=list(partitions))
+            yield offsets.OffsetFetchRequestTopics(name=name, partition_indexes=list(partitions))
         elif topic is not None:
-            yield OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=list(partitions))
+            yield offsets.OffsetFetchRequestTopics(topic_id=topic.id, partition_indexes=list(partitions))
 
 
 async def _fetch_topic(
     broker: BrokerNode,
     context: RequestContext,
     group_id: str,
-    asked: OffsetFetchRequestTopics,
+    asked: offsets.OffsetFetchRequestTopics,
     require_stable: bool,
     turns: Turns,
-) -> OffsetFetchResponseTopics:
+) -> offsets.OffsetFetchResponseTopics:
     topic = _topic_of(broker, context, asked)
     if _by_id(context) and topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_ID
-        return OffsetFetchResponseTopics(
+        return offsets.OffsetFetchResponseTopics(
             topic_id=asked.topic_id,
             partitions=[_partition(index, NO_OFFSET, code) for index in asked.partition_indexes],
         )
     name, topic_id = (topic.name, topic.id) if topic is not None else (asked.name, NO_UUID)
     commits = broker.groups.commits
 
-    def fetch(index: int) -> OffsetFetchResponsePartitions:
+    def fetch(index: int) -> offsets.OffsetFetchResponsePartitions:
         if require_stable and commits.is_pending(group_id, name, index):
             return _partition(index, NO_OFFSET, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         return _partition(index, commits.committed(group_id, name, index, topic_id) or NO_OFFSET)
 
     found = await turns.map(fetch, asked.partition_indexes)
-    return OffsetFetchResponseTopics(asked.name, asked.topic_id, found)
+    return offsets.OffsetFetchResponseTopics(asked.name, asked.topic_id, found)
 
 
 def _partition(
     index: int, committed: CommittedOffset, code: ErrorCode = ErrorCode.NONE
-) -> OffsetFetchResponsePartitions:
-    return OffsetFetchResponsePartitions(index, committed.offset, committed.leader_epoch, committed.metadata, code)
-
-
-def _new_form(request: OffsetFetchRequest) -> list[OffsetFetchRequestTopics] | None:
-    if request.topics is None:
-        return None
-    return [OffsetFetchRequestTopics(name=t.name, partition_indexes=t.partition_indexes) for t in request.topics]
-
-
-def _old_form(topic: OffsetFetchResponseTopics) -> OffsetFetchResponseTopic:
-    return OffsetFetchResponseTopic(
-        topic.name,
-        [
-            OffsetFetchResponsePartition(
-                part.partition_index, part.committed_offset, part.committed_leader_epoch, part.metadata, part.error_code
-            )
-            for part in topic.partitions
-        ],
+) -> offsets.OffsetFetchResponsePartitions:
+    return offsets.OffsetFetchResponsePartitions(
+        index, committed.offset, committed.leader_epoch, committed.metadata, code
     )
 
 
 # -- OffsetDelete ------------------------------------------------------------------------------------------------------
 async def offset_delete(
-    broker: BrokerNode, context: RequestContext, request: OffsetDeleteRequest
-) -> OffsetDeleteResponse:
+    broker: BrokerNode, context: RequestContext, request: offsets.OffsetDeleteRequest
+) -> offsets.OffsetDeleteResponse:
     asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
     existing = [where for where in asked if broker.topics.partition(*where) is not None]
     try:
         codes = await broker.groups.commits.delete(request.group_id, existing)
     except GroupError as error:
-        return OffsetDeleteResponse(error_code=error.code)
-    return OffsetDeleteResponse(
+        return offsets.OffsetDeleteResponse(error_code=error.code)
+    return offsets.OffsetDeleteResponse(
         topics=[
-            OffsetDeleteResponseTopic(
+            offsets.TopicErrors(
                 topic.name,
                 [
-                    OffsetDeleteResponsePartition(
+                    offsets.PartitionError(
                         part.partition_index, codes.get((topic.name, part.partition_index), _NO_PARTITION)
                     )
                     for part in topic.partitions
@@ -296,7 +251,9 @@ def _by_id(context: RequestContext) -> bool:
 
 
 def _topic_of(
-    broker: BrokerNode, context: RequestContext, asked: OffsetCommitRequestTopic | OffsetFetchRequestTopics
+    broker: BrokerNode,
+    context: RequestContext,
+    asked: offsets.OffsetCommitRequestTopic | offsets.OffsetFetchRequestTopics,
 ) -> Topic | None:
     return broker.topics.by_id(asked.topic_id) if _by_id(context) else broker.topics.get(asked.name)
 
@@ -306,26 +263,26 @@ CLASSIC = "classic"
 
 
 async def describe_groups(
-    broker: BrokerNode, context: RequestContext, request: DescribeGroupsRequest
-) -> DescribeGroupsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeGroupsRequest
+) -> messages.DescribeGroupsResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
-    return DescribeGroupsResponse(
+    return messages.DescribeGroupsResponse(
         groups=await Turns().map(lambda group_id: _describe(broker, context, group_id, operations), request.groups)
     )
 
 
-def _describe(broker: BrokerNode, context: RequestContext, group_id: str, operations: int) -> DescribedGroup:
+def _describe(broker: BrokerNode, context: RequestContext, group_id: str, operations: int) -> messages.DescribedGroup:
     group = broker.groups.find(group_id)
     if group is None:
         other_kind = broker.groups.find_consumer_group(group_id) is not None
-        missing = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+        missing = messages.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
         if context.version >= NOT_FOUND_FROM:
             missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
             missing.error_message = f"Group {group_id} {'is not a classic group' if other_kind else 'not found'}."
         else:
             missing.authorized_operations = operations
         return missing
-    return DescribedGroup(
+    return messages.DescribedGroup(
         group_id=group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type or "",
@@ -335,11 +292,11 @@ def _describe(broker: BrokerNode, context: RequestContext, group_id: str, operat
     )
 
 
-def _members(group: Group) -> list[DescribedGroupMember]:
+def _members(group: Group) -> list[messages.DescribedGroupMember]:
     """Subscriptions are shown for a stable group only: in others no protocol is agreed on."""
     protocol = group.protocol if group.state is GroupState.STABLE else None
     return [
-        DescribedGroupMember(
+        messages.DescribedGroupMember(
             member.member_id,
             member.group_instance_id,
             member.client_id,
@@ -351,15 +308,20 @@ def _members(group: Group) -> list[DescribedGroupMember]:
     ]
 
 
-def list_groups(broker: BrokerNode, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+def list_groups(
+    broker: BrokerNode, context: RequestContext, request: messages.ListGroupsRequest
+) -> messages.ListGroupsResponse:
     states = {state.strip().lower() for state in request.states_filter}
     types = {kind.strip().lower() for kind in request.types_filter}
     groups = broker.groups
     listed = [
-        ListedGroup(each.group_id, each.protocol_type or "", each.state.value, CLASSIC) for each in groups.groups()
+        messages.ListedGroup(each.group_id, each.protocol_type or "", each.state.value, CLASSIC)
+        for each in groups.groups()
     ]
-    listed += [ListedGroup(each.group_id, CONSUMER, each.state.value, CONSUMER) for each in groups.consumer_groups()]
-    return ListGroupsResponse(
+    listed += [
+        messages.ListedGroup(each.group_id, CONSUMER, each.state.value, CONSUMER) for each in groups.consumer_groups()
+    ]
+    return messages.ListGroupsResponse(
         groups=[
             group
             for group in listed
@@ -369,51 +331,51 @@ def list_groups(broker: BrokerNode, context: RequestContext, request: ListGroups
 
 
 async def delete_groups(
-    broker: BrokerNode, context: RequestContext, request: DeleteGroupsRequest
-) -> DeleteGroupsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DeleteGroupsRequest
+) -> messages.DeleteGroupsResponse:
     turns = Turns()
     results = []
     for group_id in dict.fromkeys(request.groups_names):
-        results.append(DeletableGroupResult(group_id, await broker.groups.delete(group_id)))
+        results.append(messages.DeletableGroupResult(group_id, await broker.groups.delete(group_id)))
         await turns.next()
-    return DeleteGroupsResponse(results=results)
+    return messages.DeleteGroupsResponse(results=results)
 
 
 CONSUMER_MEMBER = 1  # member type: follows the consumer protocol
 
 
 async def consumer_group_heartbeat(
-    broker: BrokerNode, context: RequestContext, request: ConsumerGroupHeartbeatRequest
-) -> ConsumerGroupHeartbeatResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.ConsumerGroupHeartbeatRequest
+) -> messages.ConsumerGroupHeartbeatResponse:
     consumers = broker.groups.consumers
     if not _is_served(broker):
-        return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        return messages.ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     try:
         check_request(request, context.version, consumers.config.assignors)
         answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
     except GroupError as error:
-        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
+        return messages.ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))
     timing = consumers.timing_of(request.group_id)
-    response = ConsumerGroupHeartbeatResponse(
+    response = messages.ConsumerGroupHeartbeatResponse(
         member_id=answer.member_id,
         member_epoch=answer.epoch,
         heartbeat_interval_ms=timing.heartbeat_interval_ms if request.member_epoch >= 0 else 0,
     )
     if answer.assigned is not None:
-        topics = [TopicPartitionsResult(*entry) for entry in by_topic(answer.assigned).items()]
-        response.assignment = Assignment(topics)
+        topics = [messages.TopicPartitions(*entry) for entry in by_topic(answer.assigned).items()]
+        response.assignment = messages.Assignment(topics)
     return response
 
 
 def consumer_group_describe(
-    broker: BrokerNode, context: RequestContext, request: described.ConsumerGroupDescribeRequest
-) -> described.ConsumerGroupDescribeResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.ConsumerGroupDescribeRequest
+) -> messages.ConsumerGroupDescribeResponse:
     if not _is_served(broker):
         code = ErrorCode.UNSUPPORTED_VERSION
-        refused = [described.DescribedConsumerGroup(code, group_id=each) for each in request.group_ids]
-        return described.ConsumerGroupDescribeResponse(groups=refused)
+        refused = [messages.DescribedConsumerGroup(code, group_id=each) for each in request.group_ids]
+        return messages.ConsumerGroupDescribeResponse(groups=refused)
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
-    return described.ConsumerGroupDescribeResponse(
+    return messages.ConsumerGroupDescribeResponse(
         groups=[_describe_consumer_group(broker, group_id, operations) for group_id in request.group_ids]
     )
 
@@ -425,15 +387,15 @@ def _is_served(broker: BrokerNode) -> bool:
     )
 
 
-def _describe_consumer_group(broker: BrokerNode, group_id: str, operations: int) -> described.DescribedConsumerGroup:
+def _describe_consumer_group(broker: BrokerNode, group_id: str, operations: int) -> messages.DescribedConsumerGroup:
     groups = broker.groups
     group = groups.find_consumer_group(group_id)
     if not group_id:
-        return described.DescribedConsumerGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)
+        return messages.DescribedConsumerGroup(ErrorCode.INVALID_GROUP_ID, group_id=group_id)
     if group is None:
         what = "not found" if groups.find(group_id) is None else "is not a consumer group"
-        return described.DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.", group_id)
-    return described.DescribedConsumerGroup(
+        return messages.DescribedConsumerGroup(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {what}.", group_id)
+    return messages.DescribedConsumerGroup(
         group_id=group_id,
         group_state=group.state.value,
         group_epoch=group.epoch,
@@ -444,9 +406,9 @@ def _describe_consumer_group(broker: BrokerNode, group_id: str, operations: int)
     )
 
 
-def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_id: str) -> described.Member:
+def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_id: str) -> messages.Member:
     subscription, current = group.subscriptions[member_id], group.current.get(member_id, Current())
-    return described.Member(
+    return messages.Member(
         member_id=member_id,
         instance_id=subscription.instance_id,
         rack_id=subscription.rack_id,
@@ -461,12 +423,12 @@ def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_i
     )
 
 
-def _assignment(broker: BrokerNode, partitions: Partitions) -> described.ConsumerAssignment:
+def _assignment(broker: BrokerNode, partitions: Partitions) -> messages.ConsumerAssignment:
     """Topics that were deleted meanwhile have no name any more and are left out."""
     found = [(broker.topics.by_id(topic_id), topic_id, indexes) for topic_id, indexes in by_topic(partitions).items()]
-    return described.ConsumerAssignment(
+    return messages.ConsumerAssignment(
         [
-            described.ConsumerTopicPartitions(topic_id, topic.name, indexes)
+            messages.ConsumerTopicPartitions(topic_id, topic.name, indexes)
             for topic, topic_id, indexes in found
             if topic is not None
         ]

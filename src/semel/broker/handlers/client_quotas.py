@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages import configs as alter
-from semel.protocol.messages import configs as described
+from semel.protocol.messages import configs as messages
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
@@ -28,24 +27,24 @@ class _Refused(Exception):
 
 
 def describe_client_quotas(
-    broker: BrokerNode, context: RequestContext, request: described.DescribeClientQuotasRequest
-) -> described.DescribeClientQuotasResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeClientQuotasRequest
+) -> messages.DescribeClientQuotasResponse:
     try:
         _check_filter(request.components)
     except _Refused as error:
-        return described.DescribeClientQuotasResponse(error_code=error.code, error_message=str(error), entries=None)
+        return messages.DescribeClientQuotasResponse(error_code=error.code, error_message=str(error), entries=None)
     entries = [
-        described.EntryData(
-            [described.EntityData(*part) for part in entity],
-            [described.ValueData(key, value) for key, value in values.items()],
+        messages.EntryData(
+            [messages.EntityData(*part) for part in entity],
+            [messages.ValueData(key, value) for key, value in values.items()],
         )
         for entity, values in broker.quotas
         if _matches(dict(entity), request)
     ]
-    return described.DescribeClientQuotasResponse(entries=entries)
+    return messages.DescribeClientQuotasResponse(entries=entries)
 
 
-def _check_filter(components: Sequence[described.ComponentData]) -> None:
+def _check_filter(components: Sequence[messages.ComponentData]) -> None:
     seen: set[str] = set()
     for component in components:
         kind = component.entity_type
@@ -65,7 +64,7 @@ def _check_filter(components: Sequence[described.ComponentData]) -> None:
         )
 
 
-def _matches(entity: dict[str, str | None], request: described.DescribeClientQuotasRequest) -> bool:
+def _matches(entity: dict[str, str | None], request: messages.DescribeClientQuotasRequest) -> bool:
     for component in request.components:
         if component.entity_type not in entity:
             return False
@@ -78,13 +77,13 @@ def _matches(entity: dict[str, str | None], request: described.DescribeClientQuo
 
 
 async def alter_client_quotas(
-    broker: BrokerNode, context: RequestContext, request: alter.AlterClientQuotasRequest
-) -> alter.AlterClientQuotasResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.AlterClientQuotasRequest
+) -> messages.AlterClientQuotasResponse:
     results = []
     turns = Turns()
     for entry in request.entries:
-        result = alter.EntryDataResult(
-            0, None, [alter.EntityDataResult(part.entity_type, part.entity_name) for part in entry.entity]
+        result = messages.EntryDataResult(
+            0, None, [messages.EntityData(part.entity_type, part.entity_name) for part in entry.entity]
         )
         try:
             _alter(broker, entry, validate_only=request.validate_only)
@@ -92,10 +91,10 @@ async def alter_client_quotas(
             result.error_code, result.error_message = error.code, str(error)
         results.append(result)
         await turns.next()
-    return alter.AlterClientQuotasResponse(entries=results)
+    return messages.AlterClientQuotasResponse(entries=results)
 
 
-def _alter(broker: BrokerNode, entry: alter.AlterEntryData, *, validate_only: bool) -> None:
+def _alter(broker: BrokerNode, entry: messages.AlterEntryData, *, validate_only: bool) -> None:
     entity = _entity(entry.entity)
     for op in entry.ops:
         _check_key(dict(entity), op)
@@ -108,7 +107,7 @@ def _alter(broker: BrokerNode, entry: alter.AlterEntryData, *, validate_only: bo
         raise _Refused(message, ErrorCode.KAFKA_STORAGE_ERROR) from error
 
 
-def _entity(parts: Sequence[alter.EntityData]) -> Entity:
+def _entity(parts: Sequence[messages.EntityData]) -> Entity:
     if not parts:
         raise _Refused("Invalid empty client quota entity")
     for part in parts:
@@ -124,7 +123,7 @@ def _entity(parts: Sequence[alter.EntityData]) -> Entity:
     return tuple(sorted(names.items()))
 
 
-def _check_key(entity: dict[str, str | None], op: alter.OpData) -> None:
+def _check_key(entity: dict[str, str | None], op: messages.OpData) -> None:
     own = _NOT_ENFORCED[IP if IP in entity else USER]
     if op.key in own:
         raise _Refused(f"{op.key} is not enforced by this broker; limits that are: {', '.join(_ENFORCED)}")

@@ -12,28 +12,7 @@ from semel.broker.features import FEATURES
 from semel.broker.table import TABLE
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.cluster import (
-    API_VERSIONS,
-    ApiVersion,
-    ApiVersionsRequest,
-    ApiVersionsResponse,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    FeatureUpdateKey,
-    FinalizedFeatureKey,
-    Listener,
-    Node,
-    PartitionDataResult,
-    QuorumPartition,
-    QuorumReplicaState,
-    SupportedFeatureKey,
-    TopicDataResult,
-    UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
-    UpdatableFeatureResult,
-    UpdateFeaturesRequest,
-    UpdateFeaturesResponse,
-)
+from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
@@ -47,38 +26,41 @@ _NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is onl
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def api_versions(broker: BrokerNode, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+def api_versions(
+    broker: BrokerNode, context: RequestContext, request: messages.ApiVersionsRequest
+) -> messages.ApiVersionsResponse:
     if context.version >= 3 and not _is_valid(request):
-        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    return ApiVersionsResponse(
+        return messages.ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    return messages.ApiVersionsResponse(
         api_keys=_api_keys(),
         supported_features=[
-            SupportedFeatureKey(name, max(lowest, 0 if context.version >= 4 else 1), highest)
+            messages.SupportedFeatureKey(name, max(lowest, 0 if context.version >= 4 else 1), highest)
             for name, (lowest, highest) in FEATURES.items()
         ],
         finalized_features_epoch=features.epoch(broker),
         finalized_features=[
-            FinalizedFeatureKey(name, broker.settings[name], broker.settings[name])
+            messages.FinalizedFeatureKey(name, broker.settings[name], broker.settings[name])
             for name in FEATURES
             if broker.settings[name] > 0 and _NEEDED_FOR[name] in TABLE
         ],
     )
 
 
-def refuse_version(version: int) -> ApiVersionsResponse:
+def refuse_version(version: int) -> messages.ApiVersionsResponse:
     """To a client that asked in a version from the future, in the format of version 0: which one it may use."""
-    row = TABLE[API_VERSIONS.key]
-    return ApiVersionsResponse(
-        error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[ApiVersion(row.key, row.min_version, row.max_version)]
+    row = TABLE[messages.API_VERSIONS.key]
+    return messages.ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[messages.ApiVersion(row.key, row.min_version, row.max_version)],
     )
 
 
 @cache
-def _api_keys() -> list[ApiVersion]:
-    return [ApiVersion(row.key, row.min_version, row.max_version) for row in TABLE.values()]
+def _api_keys() -> list[messages.ApiVersion]:
+    return [messages.ApiVersion(row.key, row.min_version, row.max_version) for row in TABLE.values()]
 
 
-def _is_valid(request: ApiVersionsRequest) -> bool:
+def _is_valid(request: messages.ApiVersionsRequest) -> bool:
     return bool(_SOFTWARE.match(request.client_software_name) and _SOFTWARE.match(request.client_software_version))
 
 
@@ -89,8 +71,8 @@ _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 def update_features(
-    broker: BrokerNode, context: RequestContext, request: UpdateFeaturesRequest
-) -> UpdateFeaturesResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.UpdateFeaturesRequest
+) -> messages.UpdateFeaturesResponse:
     for update in request.feature_updates:
         reason = _refusal(broker, update, _kind(update, context.version))
         if reason is not None:
@@ -98,7 +80,7 @@ def update_features(
                 "The update failed for all features since the following feature had an error: Invalid update version "
                 f"{update.max_version_level} for feature {update.feature}. {reason}"
             )
-            return UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message)
+            return messages.UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message)
     levels = {update.feature: update.max_version_level for update in request.feature_updates}
     changed = {name: level for name, level in levels.items() if level != broker.settings[name]}
     if changed and not request.validate_only:
@@ -106,19 +88,19 @@ def update_features(
             features.finalize(broker, changed)
         except OSError as error:
             message = f"the data folder cannot be written: {error}"
-            return UpdateFeaturesResponse(error_code=ErrorCode.KAFKA_STORAGE_ERROR, error_message=message)
-    return UpdateFeaturesResponse(
-        error_message=None, results=[UpdatableFeatureResult(name, 0, None) for name in levels]
+            return messages.UpdateFeaturesResponse(error_code=ErrorCode.KAFKA_STORAGE_ERROR, error_message=message)
+    return messages.UpdateFeaturesResponse(
+        error_message=None, results=[messages.UpdatableFeatureResult(name, 0, None) for name in levels]
     )
 
 
-def _kind(update: FeatureUpdateKey, version: int) -> int:
+def _kind(update: messages.FeatureUpdateKey, version: int) -> int:
     if version >= 1:
         return update.upgrade_type
     return _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
 
 
-def _refusal(broker: BrokerNode, update: FeatureUpdateKey, kind: int) -> str | None:
+def _refusal(broker: BrokerNode, update: messages.FeatureUpdateKey, kind: int) -> str | None:
     """Why a level can't become final, in Kafka's words; None if it can."""
     if kind not in (_UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE):
         return "The controller does not support the given upgrade type."
@@ -149,31 +131,34 @@ _FIRST_WITH_FOLDERS = 2
 
 
 async def describe_quorum(
-    broker: BrokerNode, context: RequestContext, request: DescribeQuorumRequest
-) -> DescribeQuorumResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeQuorumRequest
+) -> messages.DescribeQuorumResponse:
     asked = [(topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions]
     if asked != [(_METADATA_TOPIC, 0)]:
         turns = Turns()
         topics = [
-            TopicDataResult(topic.topic_name, await turns.map(_unknown, topic.partitions)) for topic in request.topics
+            messages.TopicDataResult(topic.topic_name, await turns.map(_unknown, topic.partitions))
+            for topic in request.topics
         ]
-        return DescribeQuorumResponse(topics=topics)
+        return messages.DescribeQuorumResponse(topics=topics)
     end, now_ms = broker.store.size_bytes, broker.clock.now_ms()
     names_folders = context.version >= _FIRST_WITH_FOLDERS
-    voter = QuorumReplicaState(broker.node_id, _directory_id(broker) if names_folders else NO_UUID, end, now_ms, now_ms)
-    partition = PartitionDataResult(
+    voter = messages.QuorumReplicaState(
+        broker.node_id, _directory_id(broker) if names_folders else NO_UUID, end, now_ms, now_ms
+    )
+    partition = messages.PartitionDataResult(
         0, 0, None, leader_id=broker.node_id, leader_epoch=broker.store.starts, high_watermark=end
     )
     partition.current_voters = [voter]
     host, port = broker.address_for(context)
-    return DescribeQuorumResponse(
-        topics=[TopicDataResult(_METADATA_TOPIC, [partition])],
-        nodes=[Node(broker.node_id, [Listener("PLAINTEXT", host, port)])] if names_folders else [],
+    return messages.DescribeQuorumResponse(
+        topics=[messages.TopicDataResult(_METADATA_TOPIC, [partition])],
+        nodes=[messages.Node(broker.node_id, [messages.Listener("PLAINTEXT", host, port)])] if names_folders else [],
     )
 
 
-def _unknown(asked: QuorumPartition) -> PartitionDataResult:
-    return PartitionDataResult(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
+def _unknown(asked: messages.QuorumPartition) -> messages.PartitionDataResult:
+    return messages.PartitionDataResult(asked.partition_index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 
 
 def _directory_id(broker: BrokerNode) -> bytes:
@@ -182,10 +167,10 @@ def _directory_id(broker: BrokerNode) -> bytes:
 
 
 def unregister_broker(
-    broker: BrokerNode, context: RequestContext, request: UnregisterBrokerRequest
-) -> UnregisterBrokerResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.UnregisterBrokerRequest
+) -> messages.UnregisterBrokerResponse:
     if request.broker_id == broker.node_id:
         message = f"Broker {broker.node_id} is the only one there is."
-        return UnregisterBrokerResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
+        return messages.UnregisterBrokerResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
     message = f"Broker ID {request.broker_id} is not currently registered"
-    return UnregisterBrokerResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=message)
+    return messages.UnregisterBrokerResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=message)

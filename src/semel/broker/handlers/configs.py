@@ -15,17 +15,6 @@ from semel.broker.topics import TopicError, check_configs, check_name
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as messages
-from semel.protocol.messages.configs import (
-    ConfigResource,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeConfigsResult,
-    DescribeConfigsSynonym,
-    ListConfigResourcesRequest,
-    ListConfigResourcesResponse,
-)
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
@@ -137,16 +126,16 @@ def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, va
 
 
 async def describe_configs(
-    broker: BrokerNode, context: RequestContext, request: DescribeConfigsRequest
-) -> DescribeConfigsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeConfigsRequest
+) -> messages.DescribeConfigsResponse:
     results = await Turns().map(lambda resource: _describe(broker, resource, request), request.resources)
-    return DescribeConfigsResponse(results=results)
+    return messages.DescribeConfigsResponse(results=results)
 
 
 def _describe(
-    broker: BrokerNode, resource: DescribeConfigsResource, request: DescribeConfigsRequest
-) -> DescribeConfigsResult:
-    result = DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
+    broker: BrokerNode, resource: messages.DescribeConfigsResource, request: messages.DescribeConfigsRequest
+) -> messages.DescribeConfigsResult:
+    result = messages.DescribeConfigsResult(resource_type=resource.resource_type, resource_name=resource.resource_name)
     try:
         result.configs = [_result(entry, request) for entry in _entries(broker, resource)]
     except TopicError as error:
@@ -154,7 +143,7 @@ def _describe(
     return result
 
 
-def _entries(broker: BrokerNode, resource: DescribeConfigsResource) -> list[DescribedConfig]:
+def _entries(broker: BrokerNode, resource: messages.DescribeConfigsResource) -> list[DescribedConfig]:
     names = resource.configuration_keys
     if resource.resource_type == TOPIC:
         return resource_settings.describe_topic(broker, find_topic(broker, resource.resource_name), names)
@@ -167,11 +156,11 @@ def _entries(broker: BrokerNode, resource: DescribeConfigsResource) -> list[Desc
     return resource_settings.describe_named(broker, resource.resource_type, resource.resource_name, names)
 
 
-def _result(entry: DescribedConfig, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+def _result(entry: DescribedConfig, request: messages.DescribeConfigsRequest) -> messages.DescribeConfigsResourceResult:
     synonyms = []
     if request.include_synonyms:
-        synonyms = [DescribeConfigsSynonym(o.name, o.shown, o.source) for o in entry.origins]
-    return DescribeConfigsResourceResult(
+        synonyms = [messages.DescribeConfigsSynonym(o.name, o.shown, o.source) for o in entry.origins]
+    return messages.DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
         read_only=entry.is_read_only,
@@ -308,16 +297,16 @@ _KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
 
 
 def list_config_resources(
-    broker: BrokerNode, context: RequestContext, request: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.ListConfigResourcesRequest
+) -> messages.ListConfigResourcesResponse:
     asked = {CLIENT_METRICS} if context.version == 0 else set(request.resource_types) or _KNOWN
     if asked - _KNOWN:
-        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        return messages.ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     found = []
     if TOPIC in asked:
-        found += [ConfigResource(topic.name, TOPIC) for topic in broker.topics]
+        found += [messages.ConfigResource(topic.name, TOPIC) for topic in broker.topics]
     if BROKER in asked:
-        found.append(ConfigResource(str(broker.node_id), BROKER))
+        found.append(messages.ConfigResource(str(broker.node_id), BROKER))
     for kind in resource_settings.KINDS.keys() & asked:
-        found += [ConfigResource(name, kind) for name in resource_settings.names_of_kind(broker.store, kind)]
-    return ListConfigResourcesResponse(config_resources=found)
+        found += [messages.ConfigResource(name, kind) for name in resource_settings.names_of_kind(broker.store, kind)]
+    return messages.ListConfigResourcesResponse(config_resources=found)

@@ -10,30 +10,8 @@ from typing import TYPE_CHECKING
 from semel.broker.topics import name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.records import (
-    DeleteRecordsPartition,
-    DeleteRecordsPartitionResult,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopicResult,
-    LeaderEpochEndOffset,
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-    OffsetForLeaderPartition,
-    OffsetForLeaderTopicResult,
-)
-from semel.protocol.messages.transactions import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
-)
+from semel.protocol.messages import records as messages
+from semel.protocol.messages import transactions
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
@@ -64,8 +42,10 @@ Found = tuple[int, int, int]  # timestamp, offset, leader epoch
 _NOTHING: Found = (-1, -1, -1)
 
 
-async def list_offsets(broker: BrokerNode, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    response = ListOffsetsResponse()
+async def list_offsets(
+    broker: BrokerNode, context: RequestContext, request: messages.ListOffsetsRequest
+) -> messages.ListOffsetsResponse:
+    response = messages.ListOffsetsResponse()
     turns = Turns()
     for topic in request.topics:
         counts = Counter(ask.partition_index for ask in topic.partitions)
@@ -73,7 +53,7 @@ async def list_offsets(broker: BrokerNode, context: RequestContext, request: Lis
         for ask in topic.partitions:
             found.append(await _answer(broker, context, request.isolation_level, topic.name, counts, ask))
             await turns.next()
-        response.topics.append(ListOffsetsTopicResponse(topic.name, found))
+        response.topics.append(messages.ListOffsetsTopicResponse(topic.name, found))
         await turns.next()
     return response
 
@@ -84,8 +64,8 @@ async def _answer(
     isolation: int,
     topic: str,
     counts: Counter[int],
-    ask: ListOffsetsPartition,
-) -> ListOffsetsPartitionResponse:
+    ask: messages.ListOffsetsPartition,
+) -> messages.ListOffsetsPartitionResponse:
     log = broker.topics.find_log(topic, ask.partition_index)
     if counts[ask.partition_index] > 1:
         code, found = ErrorCode.INVALID_REQUEST, _NOTHING
@@ -95,11 +75,11 @@ async def _answer(
         code, found = await _find(broker, log, ask, context.version, isolation)
     timestamp, offset, epoch = found
     epoch = epoch if context.version >= 4 else -1
-    return ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch)
+    return messages.ListOffsetsPartitionResponse(ask.partition_index, code, timestamp, offset, epoch)
 
 
 async def _find(
-    broker: BrokerNode, log: PartitionLog, ask: ListOffsetsPartition, version: int, isolation: int
+    broker: BrokerNode, log: PartitionLog, ask: messages.ListOffsetsPartition, version: int, isolation: int
 ) -> tuple[ErrorCode, Found]:
     code = epoch_error(log, ask.current_leader_epoch)
     if code is not ErrorCode.NONE:
@@ -148,12 +128,12 @@ async def _look_by_time(broker: BrokerNode, log: PartitionLog, timestamp_ms: int
 
 
 async def offset_for_leader_epoch(
-    broker: BrokerNode, context: RequestContext, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.OffsetForLeaderEpochRequest
+) -> messages.OffsetForLeaderEpochResponse:
     turns = Turns()
-    return OffsetForLeaderEpochResponse(
+    return messages.OffsetForLeaderEpochResponse(
         topics=[
-            OffsetForLeaderTopicResult(
+            messages.OffsetForLeaderTopicResult(
                 topic.topic, await turns.map(partial(_epoch_end, broker, topic.topic), topic.partitions)
             )
             for topic in request.topics
@@ -161,27 +141,27 @@ async def offset_for_leader_epoch(
     )
 
 
-def _epoch_end(broker: BrokerNode, topic: str, ask: OffsetForLeaderPartition) -> LeaderEpochEndOffset:
+def _epoch_end(broker: BrokerNode, topic: str, ask: messages.OffsetForLeaderPartition) -> messages.LeaderEpochEndOffset:
     log = broker.topics.find_log(topic, ask.partition)
     if log is None:
-        return LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
+        return messages.LeaderEpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ask.partition)
     code = epoch_error(log, ask.current_leader_epoch)
     if code is not ErrorCode.NONE:
-        return LeaderEpochEndOffset(code, ask.partition)
+        return messages.LeaderEpochEndOffset(code, ask.partition)
     epoch, end_offset = log.epoch_end_offset(ask.leader_epoch)
-    return LeaderEpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)
+    return messages.LeaderEpochEndOffset(ErrorCode.NONE, ask.partition, epoch, end_offset)
 
 
 # --- DeleteRecords (21): raise the start of logs ---
 
 
 async def delete_records(
-    broker: BrokerNode, context: RequestContext, request: DeleteRecordsRequest
-) -> DeleteRecordsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DeleteRecordsRequest
+) -> messages.DeleteRecordsResponse:
     turns = Turns()
-    return DeleteRecordsResponse(
+    return messages.DeleteRecordsResponse(
         topics=[
-            DeleteRecordsTopicResult(
+            messages.DeleteRecordsTopicResult(
                 topic.name, await turns.map(partial(_delete, broker, topic.name), topic.partitions)
             )
             for topic in request.topics
@@ -189,46 +169,50 @@ async def delete_records(
     )
 
 
-def _delete(broker: BrokerNode, topic: str, ask: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+def _delete(
+    broker: BrokerNode, topic: str, ask: messages.DeleteRecordsPartition
+) -> messages.DeleteRecordsPartitionResult:
     partition = broker.topics.partition(topic, ask.partition_index)
     if partition is None:
-        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if partition.topic.is_internal:
-        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.INVALID_TOPIC_EXCEPTION)
     if not partition.log.config.delete:
-        return DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.POLICY_VIOLATION)
+        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.POLICY_VIOLATION)
     try:
         start_offset = partition.log.delete_records(ask.offset)
     except StorageError as error:
-        return DeleteRecordsPartitionResult(ask.partition_index, -1, error.code)
+        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, error.code)
     partition.wake_all()
-    return DeleteRecordsPartitionResult(ask.partition_index, start_offset)
+    return messages.DeleteRecordsPartitionResult(ask.partition_index, start_offset)
 
 
 # --- DescribeProducers (61): which producers a partition remembers, and whether they have a transaction open ---
 
 
 async def describe_producers(
-    broker: BrokerNode, context: RequestContext, request: DescribeProducersRequest
-) -> DescribeProducersResponse:
+    broker: BrokerNode, context: RequestContext, request: transactions.DescribeProducersRequest
+) -> transactions.DescribeProducersResponse:
     turns = Turns()
-    return DescribeProducersResponse(
+    return transactions.DescribeProducersResponse(
         topics=[
-            TopicResponse(topic.name, await turns.map(partial(_describe, broker, topic.name), topic.partition_indexes))
+            transactions.TopicResponse(
+                topic.name, await turns.map(partial(_describe, broker, topic.name), topic.partition_indexes)
+            )
             for topic in request.topics
         ]
     )
 
 
-def _describe(broker: BrokerNode, topic: str, index: int) -> PartitionResponse:
+def _describe(broker: BrokerNode, topic: str, index: int) -> transactions.PartitionResponse:
     if name_problem(topic):
-        return PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
+        return transactions.PartitionResponse(index, ErrorCode.INVALID_TOPIC_EXCEPTION, name_problem(topic))
     log = broker.topics.find_log(topic, index)
     if log is None:
         message = None if broker.topics.get(topic) else "This server does not host this topic-partition."
-        return PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+        return transactions.PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
     states = [
-        ProducerState(
+        transactions.ProducerState(
             producer_id=info.producer_id,
             producer_epoch=info.epoch,
             last_sequence=info.last_sequence,
@@ -238,4 +222,4 @@ def _describe(broker: BrokerNode, topic: str, index: int) -> PartitionResponse:
         )
         for info in log.active_producers()
     ]
-    return PartitionResponse(index, active_producers=states)
+    return transactions.PartitionResponse(index, active_producers=states)

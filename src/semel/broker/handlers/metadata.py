@@ -8,25 +8,7 @@ from typing import TYPE_CHECKING
 from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, TopicError, name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.cluster import (
-    Coordinator,
-    CursorResult,
-    DescribeClusterBroker,
-    DescribeClusterRequest,
-    DescribeClusterResponse,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-    DescribeTopicPartitionsResponsePartition,
-    DescribeTopicPartitionsResponseTopic,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
+from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
@@ -61,17 +43,19 @@ NOT_ASKED = -(2**31)
 _FIRST_BY_ID = 12
 
 
-async def metadata(broker: BrokerNode, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+async def metadata(
+    broker: BrokerNode, context: RequestContext, request: messages.MetadataRequest
+) -> messages.MetadataResponse:
     if context.version < _FIRST_BY_ID and any(asked.name is None for asked in request.topics or ()):
         refused = [
-            MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
+            messages.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
             for asked in request.topics or ()
         ]
-        return MetadataResponse(topics=refused)
+        return messages.MetadataResponse(topics=refused)
     host, port = broker.address_for(context)
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
-    response = MetadataResponse(
-        brokers=[MetadataResponseBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
+    response = messages.MetadataResponse(
+        brokers=[messages.MetadataResponseBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
     )
@@ -86,11 +70,13 @@ async def metadata(broker: BrokerNode, context: RequestContext, request: Metadat
     return response
 
 
-def _find(broker: BrokerNode, asked: MetadataRequestTopic, may_create: bool, operations: int) -> MetadataResponseTopic:
+def _find(
+    broker: BrokerNode, asked: messages.MetadataRequestTopic, may_create: bool, operations: int
+) -> messages.MetadataResponseTopic:
     if asked.name is None or asked.topic_id != NO_UUID:
         by_id = broker.topics.by_id(asked.topic_id)
         if by_id is None:
-            return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, asked.topic_id)
+            return messages.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, asked.topic_id)
         return _describe(broker, by_id, operations)
     topic = broker.topics.get(asked.name)
     if topic is None:
@@ -98,7 +84,7 @@ def _find(broker: BrokerNode, asked: MetadataRequestTopic, may_create: bool, ope
             topic = _create(broker, asked.name, may_create)
         except TopicError as error:
             is_internal = asked.name in INTERNAL_TOPICS
-            return MetadataResponseTopic(error.code, asked.name, is_internal=is_internal)
+            return messages.MetadataResponseTopic(error.code, asked.name, is_internal=is_internal)
     return _describe(broker, topic, operations)
 
 
@@ -112,14 +98,14 @@ def _create(broker: BrokerNode, name: str, may_create: bool) -> Topic:
     return broker.topics.create(name, broker.settings["num.partitions"])
 
 
-def _describe(broker: BrokerNode, topic: Topic, operations: int) -> MetadataResponseTopic:
+def _describe(broker: BrokerNode, topic: Topic, operations: int) -> messages.MetadataResponseTopic:
     node = [broker.node_id]
-    return MetadataResponseTopic(
+    return messages.MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.is_internal,
         partitions=[
-            MetadataResponsePartition(0, part.index, broker.node_id, part.log.leader_epoch, node, node)
+            messages.MetadataResponsePartition(0, part.index, broker.node_id, part.log.leader_epoch, node, node)
             for part in topic.partitions
         ],
         topic_authorized_operations=operations,
@@ -130,24 +116,24 @@ def _describe(broker: BrokerNode, topic: Topic, operations: int) -> MetadataResp
 
 
 async def describe_topic_partitions(
-    broker: BrokerNode, context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
+) -> messages.DescribeTopicPartitionsResponse:
     names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
     first = 0
     if request.cursor is not None and request.cursor.partition_index < 0:
-        refused = [DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
-        return DescribeTopicPartitionsResponse(topics=refused)
+        refused = [messages.DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
+        return messages.DescribeTopicPartitionsResponse(topics=refused)
     if request.cursor is not None:
         names = [name for name in names if name >= request.cursor.topic_name]
         if names and names[0] == request.cursor.topic_name:
             first = request.cursor.partition_index
     room = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
-    response = DescribeTopicPartitionsResponse()
+    response = messages.DescribeTopicPartitionsResponse()
     turns = Turns()
     for name in names:
         await turns.next()
         if room == 0:
-            response.next_cursor = CursorResult(name, 0)
+            response.next_cursor = messages.Cursor(name, 0)
             break
         topic = broker.topics.get(name)
         if topic is None:
@@ -156,28 +142,30 @@ async def describe_topic_partitions(
         shown = _describe_page(broker, topic, first, room)
         response.topics.append(shown)
         if first + len(shown.partitions) < len(topic.partitions):
-            response.next_cursor = CursorResult(name, first + len(shown.partitions))
+            response.next_cursor = messages.Cursor(name, first + len(shown.partitions))
             break
         room -= len(shown.partitions)
         first = 0
     return response
 
 
-def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
+def _unknown_topic(name: str) -> messages.DescribeTopicPartitionsResponseTopic:
     code = ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return DescribeTopicPartitionsResponseTopic(
+    return messages.DescribeTopicPartitionsResponseTopic(
         code, name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
     )
 
 
-def _describe_page(broker: BrokerNode, topic: Topic, first: int, room: int) -> DescribeTopicPartitionsResponseTopic:
+def _describe_page(
+    broker: BrokerNode, topic: Topic, first: int, room: int
+) -> messages.DescribeTopicPartitionsResponseTopic:
     node = [broker.node_id]
-    return DescribeTopicPartitionsResponseTopic(
+    return messages.DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.id,
         is_internal=topic.is_internal,
         partitions=[
-            DescribeTopicPartitionsResponsePartition(
+            messages.DescribeTopicPartitionsResponsePartition(
                 0, part.index, broker.node_id, part.log.leader_epoch, node, node, [], []
             )
             for part in topic.partitions[first : first + room]
@@ -193,17 +181,17 @@ _BROKERS, _CONTROLLERS = 1, 2
 
 
 def describe_cluster(
-    broker: BrokerNode, context: RequestContext, request: DescribeClusterRequest
-) -> DescribeClusterResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeClusterRequest
+) -> messages.DescribeClusterResponse:
     if request.endpoint_type != _BROKERS:
         is_known = request.endpoint_type == _CONTROLLERS
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
-        return DescribeClusterResponse(error_code=code, error_message="This is a broker's endpoint (type 1).")
+        return messages.DescribeClusterResponse(error_code=code, error_message="This is a broker's endpoint (type 1).")
     host, port = broker.address_for(context)
-    return DescribeClusterResponse(
+    return messages.DescribeClusterResponse(
         cluster_id=broker.cluster_id,
         controller_id=broker.node_id,
-        brokers=[DescribeClusterBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
+        brokers=[messages.DescribeClusterBroker(broker.node_id, host, port, broker.settings["broker.rack"])],
         cluster_authorized_operations=CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
         else NOT_ASKED,
@@ -218,15 +206,15 @@ _FIRST_WITH_LIST = 4
 
 
 async def find_coordinator(
-    broker: BrokerNode, context: RequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.FindCoordinatorRequest
+) -> messages.FindCoordinatorResponse:
     if context.version >= _FIRST_WITH_LIST:
         keys = await Turns().map(
             lambda key: _coordinator(broker, context, key, request.key_type), request.coordinator_keys
         )
-        return FindCoordinatorResponse(coordinators=keys)
+        return messages.FindCoordinatorResponse(coordinators=keys)
     found = _coordinator(broker, context, request.key, request.key_type)
-    return FindCoordinatorResponse(
+    return messages.FindCoordinatorResponse(
         error_code=found.error_code,
         error_message=found.error_message or ErrorCode.NONE.name,  # Kafka's word for "no error"
         node_id=found.node_id,
@@ -235,13 +223,13 @@ async def find_coordinator(
     )
 
 
-def _coordinator(broker: BrokerNode, context: RequestContext, key: str, key_type: int) -> Coordinator:
+def _coordinator(broker: BrokerNode, context: RequestContext, key: str, key_type: int) -> messages.Coordinator:
     journal = _TOPIC_OF_TYPE.get(key_type)
     if journal is None:
-        return Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")
+        return messages.Coordinator(key, -1, "", -1, ErrorCode.INVALID_REQUEST, f"Key type {key_type} is not served.")
     try:
         broker.topics.internal(journal)
     except TopicError as error:
-        return Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
+        return messages.Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
     host, port = broker.address_for(context)
-    return Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")
+    return messages.Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")

@@ -9,28 +9,7 @@ from typing import TYPE_CHECKING
 from semel.broker.topics import TopicError
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.topics import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    AlterReplicaLogDirPartitionResult,
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-    AlterReplicaLogDirTopicResult,
-    DescribeLogDirsPartition,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    PartitionResult,
-    ReassignablePartition,
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-    ReplicaElectionResult,
-)
+from semel.protocol.messages import topics as messages
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
@@ -62,41 +41,47 @@ def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
 
 
 async def elect_leaders(
-    broker: BrokerNode, context: RequestContext, request: ElectLeadersRequest
-) -> ElectLeadersResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.ElectLeadersRequest
+) -> messages.ElectLeadersResponse:
     """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
     turns = Turns()
-    return ElectLeadersResponse(
+    return messages.ElectLeadersResponse(
         replica_election_results=[
-            ReplicaElectionResult(topic.topic, await turns.map(partial(_elect, broker, topic.topic), topic.partitions))
+            messages.ReplicaElectionResult(
+                topic.topic, await turns.map(partial(_elect, broker, topic.topic), topic.partitions)
+            )
             for topic in request.topic_partitions or []
         ]
     )
 
 
-def _elect(broker: BrokerNode, topic: str, index: int) -> PartitionResult:
+def _elect(broker: BrokerNode, topic: str, index: int) -> messages.PartitionResult:
     if broker.topics.get(topic) is None:
-        return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
+        return messages.PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
     if broker.topics.partition(topic, index) is None:
-        return PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}")
-    return PartitionResult(index, ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition.")
+        return messages.PartitionResult(
+            index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
+        )
+    return messages.PartitionResult(
+        index, ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
+    )
 
 
 def list_partition_reassignments(
-    broker: BrokerNode, context: RequestContext, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
-    return ListPartitionReassignmentsResponse(error_message=None)
+    broker: BrokerNode, context: RequestContext, request: messages.ListPartitionReassignmentsRequest
+) -> messages.ListPartitionReassignmentsResponse:
+    return messages.ListPartitionReassignmentsResponse(error_message=None)
 
 
 async def alter_partition_reassignments(
-    broker: BrokerNode, context: RequestContext, request: AlterPartitionReassignmentsRequest
-) -> AlterPartitionReassignmentsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.AlterPartitionReassignmentsRequest
+) -> messages.AlterPartitionReassignmentsResponse:
     turns = Turns()
-    return AlterPartitionReassignmentsResponse(
+    return messages.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
         responses=[
-            ReassignableTopicResponse(
+            messages.ReassignableTopicResponse(
                 topic.name, await turns.map(partial(_reassign, broker, topic.name), topic.partitions)
             )
             for topic in request.topics
@@ -104,7 +89,9 @@ async def alter_partition_reassignments(
     )
 
 
-def _reassign(broker: BrokerNode, topic: str, ask: ReassignablePartition) -> ReassignablePartitionResponse:
+def _reassign(
+    broker: BrokerNode, topic: str, ask: messages.ReassignablePartition
+) -> messages.ReassignablePartitionResponse:
     try:
         if broker.topics.partition(topic, ask.partition_index) is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
@@ -112,36 +99,36 @@ def _reassign(broker: BrokerNode, topic: str, ask: ReassignablePartition) -> Rea
             raise TopicError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None)
         check_assignment(broker, ask.replicas)
     except TopicError as error:
-        return ReassignablePartitionResponse(ask.partition_index, error.code, error.message)
-    return ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)
+        return messages.ReassignablePartitionResponse(ask.partition_index, error.code, error.message)
+    return messages.ReassignablePartitionResponse(ask.partition_index, ErrorCode.NONE, None)
 
 
 async def alter_replica_log_dirs(
-    broker: BrokerNode, context: RequestContext, request: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.AlterReplicaLogDirsRequest
+) -> messages.AlterReplicaLogDirsResponse:
     """A replica may be moved to where it is."""
-    results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    results: dict[str, messages.AlterReplicaLogDirTopicResult] = {}
     turns = Turns()
     for folder in request.dirs:
         is_ours = folder.path == str(broker.data_dir.path)
         for topic in folder.topics:
-            result = results.setdefault(topic.name, AlterReplicaLogDirTopicResult(topic.name, []))
+            result = results.setdefault(topic.name, messages.AlterReplicaLogDirTopicResult(topic.name, []))
             for index in topic.partitions:
                 exists = broker.topics.partition(topic.name, index) is not None
                 code = ErrorCode.NONE if exists else ErrorCode.REPLICA_NOT_AVAILABLE
                 result.partitions.append(
-                    AlterReplicaLogDirPartitionResult(index, code if is_ours else ErrorCode.LOG_DIR_NOT_FOUND)
+                    messages.AlterReplicaLogDirPartitionResult(index, code if is_ours else ErrorCode.LOG_DIR_NOT_FOUND)
                 )
                 await turns.next()
-    return AlterReplicaLogDirsResponse(results=list(results.values()))
+    return messages.AlterReplicaLogDirsResponse(results=list(results.values()))
 
 
 # --- DescribeLogDirs (35): how large the partitions are, and how much room the data folder has ---
 
 
 async def describe_log_dirs(
-    broker: BrokerNode, context: RequestContext, request: DescribeLogDirsRequest
-) -> DescribeLogDirsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeLogDirsRequest
+) -> messages.DescribeLogDirsResponse:
     if request.topics is None:
         asked = {topic.name: [part.index for part in topic.partitions] for topic in broker.topics}
     else:
@@ -152,15 +139,15 @@ async def describe_log_dirs(
         found = []
         for index in indexes:
             if (log := broker.topics.find_log(name, index)) is not None:
-                found.append(DescribeLogDirsPartition(index, log.size_bytes))
+                found.append(messages.DescribeLogDirsPartition(index, log.size_bytes))
             await turns.next()
         if found:
-            topics.append(DescribeLogDirsTopic(name, found))
+            topics.append(messages.DescribeLogDirsTopic(name, found))
     disk = os.statvfs(broker.data_dir.path)
-    folder = DescribeLogDirsResult(
+    folder = messages.DescribeLogDirsResult(
         log_dir=str(broker.data_dir.path.absolute()),
         topics=topics,
         total_bytes=disk.f_blocks * disk.f_frsize,
         usable_bytes=disk.f_bavail * disk.f_frsize,
     )
-    return DescribeLogDirsResponse(results=[folder])
+    return messages.DescribeLogDirsResponse(results=[folder])

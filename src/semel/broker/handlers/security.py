@@ -11,37 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semel.broker.quotas import ANONYMOUS
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.security import (
-    AclCreationResult,
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    CreateDelegationTokenRequest,
-    CreateDelegationTokenResponse,
-    CredentialInfo,
-    DeleteAclsFilterResult,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
-    DescribeDelegationTokenRequest,
-    DescribeDelegationTokenResponse,
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-    DescribeUserScramCredentialsResult,
-    ExpireDelegationTokenRequest,
-    ExpireDelegationTokenResponse,
-    RenewDelegationTokenRequest,
-    RenewDelegationTokenResponse,
-    SaslAuthenticateRequest,
-    SaslAuthenticateResponse,
-    SaslHandshakeRequest,
-    SaslHandshakeResponse,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
+from semel.protocol.messages import security as messages
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
@@ -54,40 +24,52 @@ _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
 
 
-def sasl_handshake(broker: BrokerNode, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
-    return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+def sasl_handshake(
+    broker: BrokerNode, context: RequestContext, request: messages.SaslHandshakeRequest
+) -> messages.SaslHandshakeResponse:
+    return messages.SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
 def sasl_authenticate(
-    broker: BrokerNode, context: RequestContext, request: SaslAuthenticateRequest
-) -> SaslAuthenticateResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.SaslAuthenticateRequest
+) -> messages.SaslAuthenticateResponse:
     message = "SaslAuthenticate request received after successful authentication"
-    return SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
+    return messages.SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
 
 
-def describe_acls(broker: BrokerNode, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=f"{_NO_AUTHORIZER} on the broker")
-
-
-def create_acls(broker: BrokerNode, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    return CreateAclsResponse(
-        results=[AclCreationResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.creations]
+def describe_acls(
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeAclsRequest
+) -> messages.DescribeAclsResponse:
+    return messages.DescribeAclsResponse(
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=f"{_NO_AUTHORIZER} on the broker"
     )
 
 
-def delete_acls(broker: BrokerNode, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    return DeleteAclsResponse(
+def create_acls(
+    broker: BrokerNode, context: RequestContext, request: messages.CreateAclsRequest
+) -> messages.CreateAclsResponse:
+    return messages.CreateAclsResponse(
+        results=[
+            messages.AclCreationResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.creations
+        ]
+    )
+
+
+def delete_acls(
+    broker: BrokerNode, context: RequestContext, request: messages.DeleteAclsRequest
+) -> messages.DeleteAclsResponse:
+    return messages.DeleteAclsResponse(
         filter_results=[
-            DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.filters
+            messages.DeleteAclsFilterResult(ErrorCode.SECURITY_DISABLED, f"{_NO_AUTHORIZER}.") for _ in request.filters
         ]
     )
 
 
 def create_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: CreateDelegationTokenRequest
-) -> CreateDelegationTokenResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.CreateDelegationTokenRequest
+) -> messages.CreateDelegationTokenResponse:
     requester = ("User", ANONYMOUS) if context.version >= _FIRST_WITH_REQUESTER else ("", "")
-    return CreateDelegationTokenResponse(
+    return messages.CreateDelegationTokenResponse(
         error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
         principal_type="User",
         principal_name=ANONYMOUS,
@@ -100,21 +82,21 @@ def create_delegation_token(
 
 
 def renew_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: RenewDelegationTokenRequest
-) -> RenewDelegationTokenResponse:
-    return RenewDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
+    broker: BrokerNode, context: RequestContext, request: messages.RenewDelegationTokenRequest
+) -> messages.RenewDelegationTokenResponse:
+    return messages.RenewDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
 
 
 def expire_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: ExpireDelegationTokenRequest
-) -> ExpireDelegationTokenResponse:
-    return ExpireDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
+    broker: BrokerNode, context: RequestContext, request: messages.ExpireDelegationTokenRequest
+) -> messages.ExpireDelegationTokenResponse:
+    return messages.ExpireDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
 
 
 def describe_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: DescribeDelegationTokenRequest
-) -> DescribeDelegationTokenResponse:
-    return DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeDelegationTokenRequest
+) -> messages.DescribeDelegationTokenResponse:
+    return messages.DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
 # --- SCRAM users (50, 51). Kept as Kafka keeps them; nobody logs in with them, as there is no SASL listener ---
@@ -126,33 +108,35 @@ _AT_ONCE = 100  # changes for one fsync; others are served after that
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 16384
 
 Refusal = tuple[ErrorCode, str]
-Change = ScramCredentialDeletion | ScramCredentialUpsertion
+Change = messages.ScramCredentialDeletion | messages.ScramCredentialUpsertion
 
 
 async def describe_user_scram_credentials(
-    broker: BrokerNode, context: RequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.DescribeUserScramCredentialsRequest
+) -> messages.DescribeUserScramCredentialsResponse:
     counts = Counter(user.name for user in request.users or [])
     names = list(counts) or sorted(name for name, _ in broker.store.items(_KEY))
     results = await Turns().map(lambda name: _describe(broker, name, counts[name] > 1), names)
-    return DescribeUserScramCredentialsResponse(results=results)
+    return messages.DescribeUserScramCredentialsResponse(results=results)
 
 
-def _describe(broker: BrokerNode, name: str, asked_twice: bool) -> DescribeUserScramCredentialsResult:
+def _describe(broker: BrokerNode, name: str, asked_twice: bool) -> messages.DescribeUserScramCredentialsResult:
     if asked_twice:
         message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
-        return DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, message)
+        return messages.DescribeUserScramCredentialsResult(name, ErrorCode.DUPLICATE_RESOURCE, message)
     credentials = broker.store.get(_KEY + name)
     if credentials is None:
         message = f"Attempt to describe a user credential that does not exist: {name}"
-        return DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, message)
-    infos = [CredentialInfo(int(mechanism), entry["iterations"]) for mechanism, entry in sorted(credentials.items())]
-    return DescribeUserScramCredentialsResult(name, credential_infos=infos)
+        return messages.DescribeUserScramCredentialsResult(name, ErrorCode.RESOURCE_NOT_FOUND, message)
+    infos = [
+        messages.CredentialInfo(int(mechanism), entry["iterations"]) for mechanism, entry in sorted(credentials.items())
+    ]
+    return messages.DescribeUserScramCredentialsResult(name, credential_infos=infos)
 
 
 async def alter_user_scram_credentials(
-    broker: BrokerNode, context: RequestContext, request: AlterUserScramCredentialsRequest
-) -> AlterUserScramCredentialsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.AlterUserScramCredentialsRequest
+) -> messages.AlterUserScramCredentialsResponse:
     """All changes of a user, or none."""
     changes: list[Change] = [*request.deletions, *request.upsertions]
     counts = Counter(change.name for change in changes)
@@ -162,8 +146,10 @@ async def alter_user_scram_credentials(
         _alter(broker, changes[at : at + _AT_ONCE], counts, refused)
         await turns.next()
     names = dict.fromkeys(change.name for change in changes)
-    results = [AlterUserScramCredentialsResult(name, *refused.get(name, (ErrorCode.NONE, None))) for name in names]
-    return AlterUserScramCredentialsResponse(results=results)
+    results = [
+        messages.AlterUserScramCredentialsResult(name, *refused.get(name, (ErrorCode.NONE, None))) for name in names
+    ]
+    return messages.AlterUserScramCredentialsResponse(results=results)
 
 
 def _alter(broker: BrokerNode, changes: list[Change], counts: Counter[str], refused: dict[str, Refusal]) -> None:
@@ -188,7 +174,7 @@ def _refusal(broker: BrokerNode, change: Change, is_double: bool) -> Refusal | N
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
     if change.mechanism not in _MECHANISMS:
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"
-    if isinstance(change, ScramCredentialDeletion):
+    if isinstance(change, messages.ScramCredentialDeletion):
         if str(change.mechanism) not in (broker.store.get(_KEY + change.name) or {}):
             message = "Attempt to delete a user credential that does not exist"
             return ErrorCode.RESOURCE_NOT_FOUND, message
@@ -202,7 +188,7 @@ def _refusal(broker: BrokerNode, change: Change, is_double: bool) -> Refusal | N
 def _apply(broker: BrokerNode, changes: list[Change]) -> None:
     for change in changes:
         credentials = dict(broker.store.get(_KEY + change.name) or {})
-        if isinstance(change, ScramCredentialDeletion):
+        if isinstance(change, messages.ScramCredentialDeletion):
             del credentials[str(change.mechanism)]
         else:
             credentials[str(change.mechanism)] = _verifier(change)
@@ -210,7 +196,7 @@ def _apply(broker: BrokerNode, changes: list[Change]) -> None:
     broker.store.commit()
 
 
-def _verifier(upsertion: ScramCredentialUpsertion) -> dict[str, Any]:
+def _verifier(upsertion: messages.ScramCredentialUpsertion) -> dict[str, Any]:
     """What a server needs to check a proof (RFC 5802). The salted password itself is not kept."""
     algorithm = _MECHANISMS[upsertion.mechanism]
     client_key = hmac.digest(upsertion.salted_password, b"Client Key", algorithm)

@@ -11,21 +11,7 @@ from semel.broker.handlers.replicas import check_assignment
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError, check_collision, plain_name
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.topics import (
-    CreatableTopic,
-    CreatableTopicConfigs,
-    CreatableTopicResult,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    CreatePartitionsTopicResult,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeletableTopicResult,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-)
+from semel.protocol.messages import topics as messages
 from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
@@ -42,11 +28,11 @@ Wanted = tuple[str, int, dict[str, str]]
 
 
 async def create_topics(
-    broker: BrokerNode, context: RequestContext, request: CreateTopicsRequest
-) -> CreateTopicsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.CreateTopicsRequest
+) -> messages.CreateTopicsResponse:
     turns = Turns()
     counts = Counter(topic.name for topic in request.topics)
-    results: dict[str, CreatableTopicResult] = {}
+    results: dict[str, messages.CreatableTopicResult] = {}
     wanted: list[Wanted] = []
     plain_names: dict[str, str] = {}
     async with broker.topics.changes:
@@ -55,20 +41,20 @@ async def create_topics(
                 if counts[asked.name] > 1:
                     raise TopicError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
                 wanted.append(_check_new(broker, asked, plain_names))
-                results[asked.name] = CreatableTopicResult(asked.name)
+                results[asked.name] = messages.CreatableTopicResult(asked.name)
             except TopicError as error:
                 results[asked.name] = _refused(asked.name, error)
             await turns.next()
         for at in range(0, len(wanted), MANY):
             await _create(broker, wanted[at : at + MANY], request.validate_only, results, turns)
-    return CreateTopicsResponse(topics=list(results.values()))
+    return messages.CreateTopicsResponse(topics=list(results.values()))
 
 
 async def _create(
     broker: BrokerNode,
     wanted: list[Wanted],
     validate_only: bool,
-    results: dict[str, CreatableTopicResult],
+    results: dict[str, messages.CreatableTopicResult],
     turns: Turns,
 ) -> None:
     """Creates some topics for the price of one fsync; if that fails, none of them exists."""
@@ -88,11 +74,11 @@ async def _create(
         await turns.next()
 
 
-def _refused(name: str, error: TopicError) -> CreatableTopicResult:
-    return CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
+def _refused(name: str, error: TopicError) -> messages.CreatableTopicResult:
+    return messages.CreatableTopicResult(name, error_code=error.code, error_message=error.message, configs=[])
 
 
-def _check_new(broker: BrokerNode, asked: CreatableTopic, earlier: dict[str, str]) -> Wanted:
+def _check_new(broker: BrokerNode, asked: messages.CreatableTopic, earlier: dict[str, str]) -> Wanted:
     """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
     stand under their plain form."""
     plain = plain_name(asked.name)
@@ -111,7 +97,7 @@ def _check_new(broker: BrokerNode, asked: CreatableTopic, earlier: dict[str, str
     return asked.name, count, configs
 
 
-def _manual_count(broker: BrokerNode, asked: CreatableTopic) -> int:
+def _manual_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
     if asked.replication_factor != _DEFAULT:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,
@@ -131,7 +117,7 @@ def _manual_count(broker: BrokerNode, asked: CreatableTopic) -> int:
     return len(asked.assignments)
 
 
-def _automatic_count(broker: BrokerNode, asked: CreatableTopic) -> int:
+def _automatic_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
     factor = asked.replication_factor
     if factor < _DEFAULT or factor == 0:
         raise TopicError(
@@ -150,15 +136,15 @@ def _automatic_count(broker: BrokerNode, asked: CreatableTopic) -> int:
     return count
 
 
-def _created(broker: BrokerNode, topic: Topic, count: int) -> CreatableTopicResult:
+def _created(broker: BrokerNode, topic: Topic, count: int) -> messages.CreatableTopicResult:
     entries = resource_settings.describe_topic(broker, topic)
-    return CreatableTopicResult(
+    return messages.CreatableTopicResult(
         name=topic.name,
         topic_id=topic.id,
         error_message=None,
         num_partitions=count,
         replication_factor=1,
-        configs=[CreatableTopicConfigs(e.name, e.value, e.is_read_only, e.source, False) for e in entries],
+        configs=[messages.CreatableTopicConfigs(e.name, e.value, e.is_read_only, e.source, False) for e in entries],
     )
 
 
@@ -166,10 +152,10 @@ def _created(broker: BrokerNode, topic: Topic, count: int) -> CreatableTopicResu
 
 
 async def create_partitions(
-    broker: BrokerNode, context: RequestContext, request: CreatePartitionsRequest
-) -> CreatePartitionsResponse:
+    broker: BrokerNode, context: RequestContext, request: messages.CreatePartitionsRequest
+) -> messages.CreatePartitionsResponse:
     counts = Counter(asked.name for asked in request.topics)
-    results: dict[str, CreatePartitionsTopicResult] = {}
+    results: dict[str, messages.CreatePartitionsTopicResult] = {}
     turns = Turns()
     async with broker.topics.changes:
         for asked in request.topics:
@@ -179,14 +165,14 @@ async def create_partitions(
                 topic = _check_addition(broker, asked)
                 if not request.validate_only:
                     await turns.run(broker.topics.addition(topic, asked.count))
-                results[asked.name] = CreatePartitionsTopicResult(asked.name)
+                results[asked.name] = messages.CreatePartitionsTopicResult(asked.name)
             except TopicError as error:
-                results[asked.name] = CreatePartitionsTopicResult(asked.name, error.code, error.message)
+                results[asked.name] = messages.CreatePartitionsTopicResult(asked.name, error.code, error.message)
             await turns.next()
-    return CreatePartitionsResponse(results=list(results.values()))
+    return messages.CreatePartitionsResponse(results=list(results.values()))
 
 
-def _check_addition(broker: BrokerNode, asked: CreatePartitionsTopic) -> Topic:
+def _check_addition(broker: BrokerNode, asked: messages.CreatePartitionsTopic) -> Topic:
     topic = broker.topics.get(asked.name)
     if topic is None:
         raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
@@ -211,7 +197,7 @@ def _check_addition(broker: BrokerNode, asked: CreatePartitionsTopic) -> Topic:
     return topic
 
 
-def _check_assignments(broker: BrokerNode, asked: CreatePartitionsTopic, added: int) -> None:
+def _check_assignments(broker: BrokerNode, asked: messages.CreatePartitionsTopic, added: int) -> None:
     assignments = asked.assignments or []
     if len(assignments) != added:
         raise TopicError(
@@ -230,22 +216,24 @@ _FIRST_WITH_DISABLED = 3
 
 
 async def delete_topics(
-    broker: BrokerNode, context: RequestContext, request: DeleteTopicsRequest
-) -> DeleteTopicsResponse:
-    asked = request.topics or [DeleteTopicState(name) for name in request.topic_names]
+    broker: BrokerNode, context: RequestContext, request: messages.DeleteTopicsRequest
+) -> messages.DeleteTopicsResponse:
+    asked = request.topics or [messages.DeleteTopicState(name) for name in request.topic_names]
     if not broker.settings["delete.topic.enable"]:
         has_code = context.version >= _FIRST_WITH_DISABLED
         code = ErrorCode.TOPIC_DELETION_DISABLED if has_code else ErrorCode.INVALID_REQUEST
-        refused = [DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked]
-        return DeleteTopicsResponse(responses=refused)
+        refused = [
+            messages.DeletableTopicResult(s.name, s.topic_id, code, "Topic deletion is disabled.") for s in asked
+        ]
+        return messages.DeleteTopicsResponse(responses=refused)
     async with broker.topics.changes:
-        return DeleteTopicsResponse(responses=await _delete(broker, asked))
+        return messages.DeleteTopicsResponse(responses=await _delete(broker, asked))
 
 
-async def _delete(broker: BrokerNode, asked: list[DeleteTopicState]) -> list[DeletableTopicResult]:
+async def _delete(broker: BrokerNode, asked: list[messages.DeleteTopicState]) -> list[messages.DeletableTopicResult]:
     turns = Turns()
     counts = Counter((state.name, state.topic_id) for state in asked)
-    results: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    results: dict[tuple[str | None, bytes], messages.DeletableTopicResult] = {}
     doomed: dict[str, Topic] = {}
     for state in asked:
         key = (state.name, state.topic_id)
@@ -255,9 +243,9 @@ async def _delete(broker: BrokerNode, asked: list[DeleteTopicState]) -> list[Del
                 raise TopicError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {what}.")
             topic = _find_doomed(broker, state)
             doomed[topic.name] = topic
-            results[key] = DeletableTopicResult(topic.name, topic.id)
+            results[key] = messages.DeletableTopicResult(topic.name, topic.id)
         except TopicError as error:
-            results[key] = DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
+            results[key] = messages.DeletableTopicResult(state.name, state.topic_id, error.code, error.message)
         await turns.next()
     topics = list(doomed.values())
     try:
@@ -270,7 +258,7 @@ async def _delete(broker: BrokerNode, asked: list[DeleteTopicState]) -> list[Del
     return list(results.values())
 
 
-def _find_doomed(broker: BrokerNode, state: DeleteTopicState) -> Topic:
+def _find_doomed(broker: BrokerNode, state: messages.DeleteTopicState) -> Topic:
     if state.name is not None and state.topic_id != NO_UUID:
         raise TopicError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
     if state.name is None and state.topic_id == NO_UUID:

@@ -12,37 +12,8 @@ from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.transactions import (
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnResult,
-    AddPartitionsToTxnTopic,
-    AddPartitionsToTxnTopicResult,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    EndTxnRequest,
-    EndTxnResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-    ListTransactionsRequest,
-    ListTransactionsResponse,
-    TransactionTopic,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-    WritableTxnMarker,
-    WritableTxnMarkerPartitionResult,
-    WritableTxnMarkerResult,
-    WritableTxnMarkerTopicResult,
-    WriteTxnMarkersRequest,
-    WriteTxnMarkersResponse,
-)
-from semel.protocol.messages.transactions import ListedTransaction as ListedTransaction
-from semel.protocol.messages.transactions import TransactionState as DescribedTransaction
+from semel.protocol.messages import transactions as messages
+from semel.protocol.messages.offsets import PartitionError, TopicErrors
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
@@ -57,34 +28,36 @@ _STATE_NAMES = {state.label: state for state in TxnState}
 
 
 async def init_producer_id(
-    broker: BrokerNode, ctx: RequestContext, request: InitProducerIdRequest
-) -> InitProducerIdResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.InitProducerIdRequest
+) -> messages.InitProducerIdResponse:
     """A producer id; with a transactional id, one that fences its former owners."""
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
     if has_id != has_epoch:
-        return InitProducerIdResponse(
+        return messages.InitProducerIdResponse(
             error_code=ErrorCode.INVALID_REQUEST, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
         )
     try:
         if request.transactional_id is None:
-            return InitProducerIdResponse(producer_id=broker.transactions.new_producer_id(), producer_epoch=0)
+            return messages.InitProducerIdResponse(producer_id=broker.transactions.new_producer_id(), producer_epoch=0)
         owner = await broker.transactions.init(
             request.transactional_id,
             request.transaction_timeout_ms,
             (request.producer_id, request.producer_epoch) if has_id else None,
         )
     except StorageError as failure:  # no producer id can be reserved
-        return InitProducerIdResponse(error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
+        return messages.InitProducerIdResponse(
+            error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
+        )
     error = for_version(owner.error, ctx.version, knows_fenced_from=4)
-    return InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
+    return messages.InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 
 
 # --- adding ---------------------------------------------------------------------------------------------------------
 
 
 async def add_partitions_to_txn(
-    broker: BrokerNode, ctx: RequestContext, request: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.AddPartitionsToTxnRequest
+) -> messages.AddPartitionsToTxnResponse:
     """Partitions join a transaction. Up to version 3 from clients; later, from brokers, of many transactions."""
     if ctx.version <= 3:
         topics = await _add_partitions(
@@ -96,7 +69,7 @@ async def add_partitions_to_txn(
             request.v3_and_below_topics,
             verify_only=False,
         )
-        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+        return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
     results = []
     turns = Turns()
     for txn in request.transactions:
@@ -109,9 +82,9 @@ async def add_partitions_to_txn(
             txn.topics,
             verify_only=txn.verify_only,
         )
-        results.append(AddPartitionsToTxnResult(txn.transactional_id, topics))
+        results.append(messages.AddPartitionsToTxnResult(txn.transactional_id, topics))
         await turns.next()
-    return AddPartitionsToTxnResponse(results_by_transaction=results)
+    return messages.AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
 async def _add_partitions(
@@ -120,10 +93,10 @@ async def _add_partitions(
     transactional_id: str,
     producer_id: int,
     epoch: int,
-    topics: list[AddPartitionsToTxnTopic],
+    topics: list[messages.AddPartitionsToTxnTopic],
     *,
     verify_only: bool,
-) -> list[AddPartitionsToTxnTopicResult]:
+) -> list[messages.AddPartitionsToTxnTopicResult]:
     """One transaction of a request. One partition that does not exist fails them all."""
     wanted = [(topic.name, index) for topic in topics for index in topic.partitions]
     turns = Turns()
@@ -147,16 +120,16 @@ async def _add_partitions(
         error = await broker.transactions.add(transactional_id, producer_id, epoch, wanted, client_version)
         codes = dict.fromkeys(wanted, for_version(error, version, knows_fenced_from=2))
     return [
-        AddPartitionsToTxnTopicResult(
-            name, [AddPartitionsToTxnPartitionResult(index, code) for index, code in partitions.items()]
+        messages.AddPartitionsToTxnTopicResult(
+            name, [messages.AddPartitionsToTxnPartitionResult(index, code) for index, code in partitions.items()]
         )
         for name, partitions in _by_topic(codes).items()
     ]
 
 
 async def add_offsets_to_txn(
-    broker: BrokerNode, ctx: RequestContext, request: AddOffsetsToTxnRequest
-) -> AddOffsetsToTxnResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.AddOffsetsToTxnRequest
+) -> messages.AddOffsetsToTxnResponse:
     """A group's partition of the offsets topic joins a transaction."""
     error = await broker.transactions.add(
         request.transactional_id,
@@ -164,7 +137,7 @@ async def add_offsets_to_txn(
         request.producer_epoch,
         [_offsets_partition(broker, request.group_id)],
     )
-    return AddOffsetsToTxnResponse(error_code=for_version(error, ctx.version, knows_fenced_from=2))
+    return messages.AddOffsetsToTxnResponse(error_code=for_version(error, ctx.version, knows_fenced_from=2))
 
 
 def _offsets_partition(broker: BrokerNode, group_id: str) -> TopicPartition:
@@ -175,8 +148,8 @@ def _offsets_partition(broker: BrokerNode, group_id: str) -> TopicPartition:
 
 
 async def txn_offset_commit(
-    broker: BrokerNode, ctx: RequestContext, request: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.TxnOffsetCommitRequest
+) -> messages.TxnOffsetCommitResponse:
     """A group's offsets, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
     commits: dict[TopicPartition, OffsetToCommit] = {}  # of several offsets for a partition the last one counts
@@ -197,18 +170,11 @@ async def txn_offset_commit(
         for key, code in codes.items():
             if key in commits or (error is not ErrorCode.NONE and code is ErrorCode.OFFSET_METADATA_TOO_LARGE):
                 codes[key] = error
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name, [TxnOffsetCommitResponsePartition(index, code) for index, code in partitions.items()]
-            )
-            for name, partitions in _by_topic(codes).items()
-        ]
-    )
+    return messages.TxnOffsetCommitResponse(topics=_topic_errors(codes))
 
 
 async def _commit_offsets(
-    broker: BrokerNode, version: int, request: TxnOffsetCommitRequest, commits: list[OffsetToCommit]
+    broker: BrokerNode, version: int, request: messages.TxnOffsetCommitRequest, commits: list[OffsetToCommit]
 ) -> ErrorCode:
     error = await _allow_offsets(broker, version, request)
     if error is not ErrorCode.NONE:
@@ -224,7 +190,7 @@ async def _commit_offsets(
     )
 
 
-async def _allow_offsets(broker: BrokerNode, version: int, request: TxnOffsetCommitRequest) -> ErrorCode:
+async def _allow_offsets(broker: BrokerNode, version: int, request: messages.TxnOffsetCommitRequest) -> ErrorCode:
     """As for any first write of a transaction: verified, or from version 5 on added (KIP-890)."""
     if not request.group_id:
         return ErrorCode.INVALID_GROUP_ID
@@ -240,7 +206,7 @@ async def _allow_offsets(broker: BrokerNode, version: int, request: TxnOffsetCom
 # --- ending ---------------------------------------------------------------------------------------------------------
 
 
-async def end_txn(broker: BrokerNode, ctx: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
+async def end_txn(broker: BrokerNode, ctx: RequestContext, request: messages.EndTxnRequest) -> messages.EndTxnResponse:
     """Commit or abort. The response follows the durable decision."""
     owner = await broker.transactions.end(
         request.transactional_id,
@@ -250,22 +216,22 @@ async def end_txn(broker: BrokerNode, ctx: RequestContext, request: EndTxnReques
         is_v2=ctx.version >= 5,
     )
     error = for_version(owner.error, ctx.version, knows_fenced_from=2)
-    return EndTxnResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
+    return messages.EndTxnResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 
 
 async def write_txn_markers(
-    broker: BrokerNode, ctx: RequestContext, request: WriteTxnMarkersRequest
-) -> WriteTxnMarkersResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.WriteTxnMarkersRequest
+) -> messages.WriteTxnMarkersResponse:
     """Markers written by hand: how an operator aborts a hanging transaction (KIP-664)."""
     turns = Turns()
     results = []
     for marker in request.markers:
         results.append(await _write_marker(broker, marker))
         await turns.next()
-    return WriteTxnMarkersResponse(results)
+    return messages.WriteTxnMarkersResponse(results)
 
 
-async def _write_marker(broker: BrokerNode, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _write_marker(broker: BrokerNode, marker: messages.WritableTxnMarker) -> messages.WritableTxnMarkerResult:
     partitions = [(topic.name, index) for topic in marker.topics for index in topic.partition_indexes]
     codes = await broker.write_markers(
         partitions,
@@ -275,56 +241,50 @@ async def _write_marker(broker: BrokerNode, marker: WritableTxnMarker) -> Writab
         marker.transaction_result,
         max(marker.transaction_version, 1),
     )
-    return WritableTxnMarkerResult(
-        marker.producer_id,
-        [
-            WritableTxnMarkerTopicResult(
-                name, [WritableTxnMarkerPartitionResult(index, code) for index, code in indexes.items()]
-            )
-            for name, indexes in _by_topic(codes).items()
-        ],
-    )
+    return messages.WritableTxnMarkerResult(marker.producer_id, _topic_errors(codes))
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
 
 
 async def describe_transactions(
-    broker: BrokerNode, ctx: RequestContext, request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.DescribeTransactionsRequest
+) -> messages.DescribeTransactionsResponse:
     """State, owner and partitions of transactional ids."""
     states = await Turns().map(partial(_describe, broker.transactions), request.transactional_ids)
-    return DescribeTransactionsResponse(transaction_states=states)
+    return messages.DescribeTransactionsResponse(transaction_states=states)
 
 
-def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> DescribedTransaction:
+def _describe(coordinator: TransactionCoordinator, transactional_id: str) -> messages.TransactionState:
     if not transactional_id:
-        return DescribedTransaction(error_code=ErrorCode.INVALID_REQUEST, transactional_id=transactional_id)
+        return messages.TransactionState(error_code=ErrorCode.INVALID_REQUEST, transactional_id=transactional_id)
     txn = coordinator.ids.find(transactional_id)
     if txn is None or txn.epoch == NO_EPOCH:
-        return DescribedTransaction(error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id)
+        return messages.TransactionState(
+            error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id
+        )
     topics = _by_topic(dict.fromkeys(sorted(txn.partitions), ErrorCode.NONE))
-    return DescribedTransaction(
+    return messages.TransactionState(
         transactional_id=transactional_id,
         transaction_state=txn.state.label,
         transaction_timeout_ms=txn.timeout_ms,
         transaction_start_time_ms=txn.started_ms,
         producer_id=txn.producer_id,
         producer_epoch=txn.epoch,
-        topics=[TransactionTopic(name, list(indexes)) for name, indexes in topics.items()],
+        topics=[messages.TransactionTopic(name, list(indexes)) for name, indexes in topics.items()],
     )
 
 
 async def list_transactions(
-    broker: BrokerNode, ctx: RequestContext, request: ListTransactionsRequest
-) -> ListTransactionsResponse:
+    broker: BrokerNode, ctx: RequestContext, request: messages.ListTransactionsRequest
+) -> messages.ListTransactionsResponse:
     """All transactional ids, or those that pass every filter."""
     unknown = [name for name in request.state_filters if name not in _STATE_NAMES]
     states = {_STATE_NAMES[name] for name in request.state_filters if name in _STATE_NAMES}
     producer_ids = set(request.producer_id_filters)
     started_before_ms = broker.clock.now_ms() - request.duration_filter
     found = [
-        ListedTransaction(id_, txn.producer_id, txn.state.label)
+        messages.ListedTransaction(id_, txn.producer_id, txn.state.label)
         for id_, txn in broker.transactions.ids.items()
         if (not producer_ids or txn.producer_id in producer_ids)
         and (not request.state_filters or txn.state in states)
@@ -335,10 +295,10 @@ async def list_transactions(
         try:
             expression = compile_expression(request.transactional_id_pattern)
         except ExpressionError:
-            return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
+            return messages.ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
         # The expression and the ids are the clients' choice: matching may take long, so it is done off the event loop.
         found = await asyncio.to_thread(lambda: [each for each in found if expression.matches(each.transactional_id)])
-    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)
+    return messages.ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)
 
 
 def _by_topic(codes: dict[TopicPartition, ErrorCode]) -> dict[str, dict[int, ErrorCode]]:
@@ -346,6 +306,13 @@ def _by_topic(codes: dict[TopicPartition, ErrorCode]) -> dict[str, dict[int, Err
     for (name, index), code in codes.items():
         topics.setdefault(name, {})[index] = code
     return topics
+
+
+def _topic_errors(codes: dict[TopicPartition, ErrorCode]) -> list[TopicErrors]:
+    return [
+        TopicErrors(name, [PartitionError(index, code) for index, code in partitions.items()])
+        for name, partitions in _by_topic(codes).items()
+    ]
 
 
 # --- which error a client of which version gets -----------------------------------------------------------------------

@@ -23,7 +23,6 @@ from semel.protocol.messages.offsets import (
     OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
 )
 from semel.protocol.messages.records import (
@@ -168,18 +167,13 @@ def fetch_committed(
 def _offset_fetch(
     group_id: str, partitions: Iterable[TopicPartition] | None, require_stable: bool, version: int
 ) -> OffsetFetchRequest:
-    grouped = None if partitions is None else by_topic(partitions)
+    topics = None
+    if partitions is not None:
+        topics = [OffsetFetchRequestTopics(name=n, partition_indexes=p) for n, p in by_topic(partitions).items()]
     if version >= 8:
-        named = (
-            None
-            if grouped is None
-            else [OffsetFetchRequestTopics(name=n, partition_indexes=p) for n, p in grouped.items()]
-        )
-        return OffsetFetchRequest(
-            groups=[OffsetFetchRequestGroup(group_id, topics=named)], require_stable=require_stable
-        )
-    plain = None if grouped is None else [OffsetFetchRequestTopic(n, p) for n, p in grouped.items()]
-    return OffsetFetchRequest(group_id=group_id, topics=plain, require_stable=require_stable)
+        groups = [OffsetFetchRequestGroup(group_id, topics=topics)]
+        return OffsetFetchRequest(groups=groups, require_stable=require_stable)
+    return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
 
 
 def offset_commit_request(

@@ -152,15 +152,10 @@ class DescribeTopicPartitionsResponseTopic(Struct):
     topic_authorized_operations: int32 = -2147483648
 
 
-class CursorResult(Struct):
-    topic_name: str = ""
-    partition_index: int32 = 0
-
-
 class DescribeTopicPartitionsResponse(Struct):
     throttle_time_ms: int32 = 0
     topics: list[DescribeTopicPartitionsResponseTopic] = []
-    next_cursor: CursorResult | None = None
+    next_cursor: Cursor | None = None
 
 
 DESCRIBE_TOPIC_PARTITIONS = Api(75, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, "0", flexible="0+")

@@ -198,15 +198,10 @@ class AlterClientQuotasRequest(Struct):
     validate_only: bool = False
 
 
-class EntityDataResult(Struct):
-    entity_type: str = ""
-    entity_name: str | None = ""
-
-
 class EntryDataResult(Struct):
     error_code: int16 = 0
     error_message: str | None = ""
-    entity: list[EntityDataResult] = []
+    entity: list[EntityData] = []
 
 
 class AlterClientQuotasResponse(Struct):

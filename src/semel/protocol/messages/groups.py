@@ -147,13 +147,8 @@ class ConsumerGroupHeartbeatRequest(Struct):
     topic_partitions: list[TopicPartitions] | None = None
 
 
-class TopicPartitionsResult(Struct):
-    topic_id: uuid = NO_UUID
-    partitions: list[int32] = []
-
-
 class Assignment(Struct):
-    topic_partitions: list[TopicPartitionsResult] = []
+    topic_partitions: list[TopicPartitions] = []
 
 
 class ConsumerGroupHeartbeatResponse(Struct):

@@ -32,15 +32,20 @@ class OffsetCommitRequest(Struct):
     topics: list[OffsetCommitRequestTopic] = []
 
 
-class OffsetCommitResponsePartition(Struct):
+class PartitionError(Struct):
     partition_index: int32 = 0
     error_code: int16 = 0
+
+
+class TopicErrors(Struct):
+    name: str = ""
+    partitions: list[PartitionError] = []
 
 
 class OffsetCommitResponseTopic(Struct):
     name: Annotated[str, versions("2-9"), ignorable] = ""
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
-    partitions: list[OffsetCommitResponsePartition] = []
+    partitions: list[PartitionError] = []
 
 
 class OffsetCommitResponse(Struct):
@@ -54,13 +59,8 @@ OFFSET_COMMIT = Api(8, OffsetCommitRequest, OffsetCommitResponse, "2-10", flexib
 # OffsetFetch (9): read a group's committed offsets.
 
 
-class OffsetFetchRequestTopic(Struct):
-    name: str = ""
-    partition_indexes: list[int32] = []
-
-
 class OffsetFetchRequestTopics(Struct):
-    name: Annotated[str, versions("8-9"), ignorable] = ""
+    name: Annotated[str, versions("1-9"), ignorable] = ""
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
     partition_indexes: list[int32] = []
 
@@ -74,34 +74,21 @@ class OffsetFetchRequestGroup(Struct):
 
 class OffsetFetchRequest(Struct):
     group_id: Annotated[str, versions("1-7")] = ""
-    topics: Annotated[list[OffsetFetchRequestTopic] | None, versions("1-7"), nullable("2-7")] = []
+    topics: Annotated[list[OffsetFetchRequestTopics] | None, versions("1-7"), nullable("2-7")] = []
     groups: Annotated[list[OffsetFetchRequestGroup], versions("8+")] = []
     require_stable: Annotated[bool, versions("7+")] = False
-
-
-class OffsetFetchResponsePartition(Struct):
-    partition_index: int32 = 0
-    committed_offset: int64 = 0
-    committed_leader_epoch: Annotated[int32, versions("5-7"), ignorable] = -1
-    metadata: str | None = ""
-    error_code: int16 = 0
-
-
-class OffsetFetchResponseTopic(Struct):
-    name: str = ""
-    partitions: list[OffsetFetchResponsePartition] = []
 
 
 class OffsetFetchResponsePartitions(Struct):
     partition_index: int32 = 0
     committed_offset: int64 = 0
-    committed_leader_epoch: int32 = -1
+    committed_leader_epoch: Annotated[int32, versions("5+"), ignorable] = -1
     metadata: str | None = ""
     error_code: int16 = 0
 
 
 class OffsetFetchResponseTopics(Struct):
-    name: Annotated[str, versions("8-9"), ignorable] = ""
+    name: Annotated[str, versions("1-9"), ignorable] = ""
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
     partitions: list[OffsetFetchResponsePartitions] = []
 
@@ -114,7 +101,7 @@ class OffsetFetchResponseGroup(Struct):
 
 class OffsetFetchResponse(Struct):
     throttle_time_ms: Annotated[int32, versions("3+"), ignorable] = 0
-    topics: Annotated[list[OffsetFetchResponseTopic], versions("1-7")] = []
+    topics: Annotated[list[OffsetFetchResponseTopics], versions("1-7")] = []
     error_code: Annotated[int16, versions("2-7"), ignorable] = 0
     groups: Annotated[list[OffsetFetchResponseGroup], versions("8+")] = []
 
@@ -139,20 +126,10 @@ class OffsetDeleteRequest(Struct):
     topics: list[OffsetDeleteRequestTopic] = []
 
 
-class OffsetDeleteResponsePartition(Struct):
-    partition_index: int32 = 0
-    error_code: int16 = 0
-
-
-class OffsetDeleteResponseTopic(Struct):
-    name: str = ""
-    partitions: list[OffsetDeleteResponsePartition] = []
-
-
 class OffsetDeleteResponse(Struct):
     error_code: int16 = 0
     throttle_time_ms: int32 = 0
-    topics: list[OffsetDeleteResponseTopic] = []
+    topics: list[TopicErrors] = []
 
 
 OFFSET_DELETE = Api(47, OffsetDeleteRequest, OffsetDeleteResponse, "0")

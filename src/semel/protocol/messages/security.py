@@ -42,7 +42,7 @@ SASL_AUTHENTICATE = Api(36, SaslAuthenticateRequest, SaslAuthenticateResponse, "
 # DescribeAcls (29): list access rules.
 
 
-class DescribeAclsRequest(Struct):
+class AclFilter(Struct):
     resource_type_filter: int8 = 0
     resource_name_filter: str | None = ""
     pattern_type_filter: int8 = 3
@@ -50,6 +50,10 @@ class DescribeAclsRequest(Struct):
     host_filter: str | None = ""
     operation: int8 = 0
     permission_type: int8 = 0
+
+
+class DescribeAclsRequest(AclFilter):
+    pass
 
 
 class AclDescription(Struct):
@@ -109,18 +113,8 @@ CREATE_ACLS = Api(30, CreateAclsRequest, CreateAclsResponse, "1-3", flexible="2+
 # DeleteAcls (31): delete access rules.
 
 
-class DeleteAclsFilter(Struct):
-    resource_type_filter: int8 = 0
-    resource_name_filter: str | None = ""
-    pattern_type_filter: int8 = 3
-    principal_filter: str | None = ""
-    host_filter: str | None = ""
-    operation: int8 = 0
-    permission_type: int8 = 0
-
-
 class DeleteAclsRequest(Struct):
-    filters: list[DeleteAclsFilter] = []
+    filters: list[AclFilter] = []
 
 
 class DeleteAclsMatchingAcl(Struct):
@@ -224,7 +218,7 @@ ALTER_USER_SCRAM_CREDENTIALS = Api(
 # CreateDelegationToken (38): a token to log in with.
 
 
-class CreatableRenewers(Struct):
+class Principal(Struct):
     principal_type: str = ""
     principal_name: str = ""
 
@@ -232,7 +226,7 @@ class CreatableRenewers(Struct):
 class CreateDelegationTokenRequest(Struct):
     owner_principal_type: Annotated[str | None, versions("3+")] = ""
     owner_principal_name: Annotated[str | None, versions("3+")] = ""
-    renewers: list[CreatableRenewers] = []
+    renewers: list[Principal] = []
     max_lifetime_ms: int64 = 0
 
 
@@ -290,18 +284,8 @@ EXPIRE_DELEGATION_TOKEN = Api(40, ExpireDelegationTokenRequest, ExpireDelegation
 # DescribeDelegationToken (41): list tokens.
 
 
-class DescribeDelegationTokenOwner(Struct):
-    principal_type: str = ""
-    principal_name: str = ""
-
-
 class DescribeDelegationTokenRequest(Struct):
-    owners: list[DescribeDelegationTokenOwner] | None = []
-
-
-class DescribedDelegationTokenRenewer(Struct):
-    principal_type: str = ""
-    principal_name: str = ""
+    owners: list[Principal] | None = []
 
 
 class DescribedDelegationToken(Struct):
@@ -314,7 +298,7 @@ class DescribedDelegationToken(Struct):
     max_timestamp: int64 = 0
     token_id: str = ""
     hmac: bytes = b""
-    renewers: list[DescribedDelegationTokenRenewer] = []
+    renewers: list[Principal] = []
 
 
 class DescribeDelegationTokenResponse(Struct):

@@ -126,14 +126,14 @@ CREATE_PARTITIONS = Api(37, CreatePartitionsRequest, CreatePartitionsResponse, "
 # ElectLeaders (43): ask for the election of partition leaders.
 
 
-class ElectLeadersTopic(Struct):
+class TopicPartitions(Struct):
     topic: str = ""
     partitions: list[int32] = []
 
 
 class ElectLeadersRequest(Struct):
     election_type: Annotated[int8, versions("1+")] = 0
-    topic_partitions: list[ElectLeadersTopic] | None = []
+    topic_partitions: list[TopicPartitions] | None = []
     timeout_ms: int32 = 60000
 
 
@@ -275,13 +275,8 @@ ALTER_REPLICA_LOG_DIRS = Api(34, AlterReplicaLogDirsRequest, AlterReplicaLogDirs
 # DescribeLogDirs (35): sizes of the logs in each data folder.
 
 
-class DescribableLogDirTopic(Struct):
-    topic: str = ""
-    partitions: list[int32] = []
-
-
 class DescribeLogDirsRequest(Struct):
-    topics: list[DescribableLogDirTopic] | None = []
+    topics: list[TopicPartitions] | None = []
 
 
 class DescribeLogDirsPartition(Struct):

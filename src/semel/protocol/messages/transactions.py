@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from semel.protocol.api import Api, Format
+from semel.protocol.messages.offsets import TopicErrors
 from semel.protocol.schema import Struct, ignorable, int8, int16, int32, int64, versions
 
 # InitProducerId (22): get a producer id and epoch; with a transactional id, fence its earlier owners.
@@ -124,19 +125,9 @@ class TxnOffsetCommitRequest(Struct):
     topics: list[TxnOffsetCommitRequestTopic] = []
 
 
-class TxnOffsetCommitResponsePartition(Struct):
-    partition_index: int32 = 0
-    error_code: int16 = 0
-
-
-class TxnOffsetCommitResponseTopic(Struct):
-    name: str = ""
-    partitions: list[TxnOffsetCommitResponsePartition] = []
-
-
 class TxnOffsetCommitResponse(Struct):
     throttle_time_ms: int32 = 0
-    topics: list[TxnOffsetCommitResponseTopic] = []
+    topics: list[TopicErrors] = []
 
 
 TXN_OFFSET_COMMIT = Api(28, TxnOffsetCommitRequest, TxnOffsetCommitResponse, "0-5", flexible="3+")
@@ -183,19 +174,9 @@ class WriteTxnMarkersRequest(Struct):
     markers: list[WritableTxnMarker] = []
 
 
-class WritableTxnMarkerPartitionResult(Struct):
-    partition_index: int32 = 0
-    error_code: int16 = 0
-
-
-class WritableTxnMarkerTopicResult(Struct):
-    name: str = ""
-    partitions: list[WritableTxnMarkerPartitionResult] = []
-
-
 class WritableTxnMarkerResult(Struct):
     producer_id: int64 = 0
-    topics: list[WritableTxnMarkerTopicResult] = []
+    topics: list[TopicErrors] = []
 
 
 class WriteTxnMarkersResponse(Struct):
