@@ -27,8 +27,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 # --- What can be wrong with a ledger and what it says, one rule each ---
-
-
 SUFFIX = ".ledger"
 KNOWN_FORMAT = 1
 Place = tuple[str, int]
@@ -118,8 +116,6 @@ def _are_offsets(value: Any) -> bool:
 
 
 # --- the rules ---
-
-
 class FindingKind(Enum):
     GAP = "gap"
     OVERLAP = "overlap"
@@ -260,8 +256,6 @@ RULES = (chain, backwards, output_ranges, sums)
 
 
 # --- The audit of one application, from its ledger to what is in its topics ---
-
-
 CHUNK = 5_000
 COORDINATOR_MOVES = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -418,8 +412,6 @@ def count(cluster: AuditedCluster, place: Place, ranges: Sequence[Range]) -> tup
 
 
 # --- the audit of one application ---
-
-
 LOOKS = 3  # at a ledger that grows meanwhile
 Progress = Callable[[str], None]
 

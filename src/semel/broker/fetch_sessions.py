@@ -155,8 +155,6 @@ __all__ = ["FINAL_EPOCH", "INITIAL_EPOCH", "NO_SESSION", "NO_UUID", "FetchSessio
 
 
 # --- The fetches under way: their sessions, and those that wait for records ---
-
-
 FEW = 8  # partitions that fit into one answer anyway
 
 Ask = TypeVar("Ask")

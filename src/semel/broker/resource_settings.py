@@ -160,8 +160,6 @@ def _scaled(value: Any, factor: int) -> str | None:
 
 
 # --- Settings of what is only a name: consumer groups and client metrics subscriptions. The store keeps them ---
-
-
 CLIENT_METRICS, GROUP = 16, 32
 SESSION_TIMEOUT_MS = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_MS = "consumer.heartbeat.interval.ms"
@@ -270,8 +268,6 @@ def group_timing(settings: Settings, texts: Mapping[str, str]) -> GroupTiming:
 
 
 # --- Settings as DescribeConfigs shows them: value, where it comes from, and what else could have given it ---
-
-
 _TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "class": 8, "password": 9}
 
 

@@ -10,9 +10,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+
 # --- One setting: how it is read, what it may be, and how it is written ---
-
-
 class SettingError(Exception):
     """A setting that is unknown, means nothing here, or has a value that cannot be."""
 
@@ -103,8 +102,6 @@ def as_text(value: Any) -> str | None:
 
 
 # --- Every setting that has an effect here: Kafka's name, type, limits and default. And Kafka's that have none ---
-
-
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MINUTE_MS = 60_000

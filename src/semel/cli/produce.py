@@ -122,8 +122,6 @@ def _plain_bytes(value: Any) -> bytes | None:
 
 
 # --- the command ---
-
-
 if TYPE_CHECKING:
     from semel.client.producer import Producer
 

@@ -112,8 +112,6 @@ class BrokerProcess(ABC):
 
 
 # --- semel's own ---
-
-
 READY = r"^semel broker ready on (?P<host>\S+):(?P<port>\d+)"
 
 

@@ -225,8 +225,6 @@ def _to_arrow(
 
 
 # --- The headers of many records as an Arrow column ---
-
-
 def headers_array(data: pa.Buffer, headers: Headers | None, counts: Int64s | None, row_count: int) -> pa.Array:
     """The headers as a list column, null where a record has none."""
     if headers is None or counts is None:

@@ -235,8 +235,6 @@ def _part_of(rows: slice | npt.NDArray[Any], span: slice) -> slice | npt.NDArray
 
 
 # --- numbers
-
-
 class _Timestamps(NamedTuple):
     """Timestamps of the chosen rows (or one for all), the base that was asked for, and the size of the widest delta."""
 
@@ -360,8 +358,6 @@ def _batch_headers(
 
 
 # --- views
-
-
 class _Packer:
     """Collects the pieces of every record: columns of views. Varints that follow each other share a piece."""
 
@@ -481,8 +477,6 @@ def _compressed(batch: memoryview, settings: BatchOptions) -> memoryview:
 
 
 # --- columns
-
-
 def _binary_column(column: Any) -> _Column | None:
     """The views of a column; None if it is not there or has nothing but nulls."""
     if column is None or column.null_count == len(column):

@@ -104,8 +104,6 @@ def _arrow_codec(name: str, level: int | None = None) -> Any:
 
 
 # --- none
-
-
 def _compress_none(data: Buffer, level: int | None) -> Buffer:
     return data
 
@@ -230,8 +228,6 @@ def _compress_lz4(data: Buffer, level: int | None) -> Buffer:
 
 
 # --- zstd
-
-
 def _compress_zstd(data: Buffer, level: int | None) -> Buffer:
     compressed: bytes = _arrow_codec("zstd", level).compress(memoryview(data), asbytes=True)
     return compressed

@@ -75,8 +75,6 @@ class DecodedBatch(NamedTuple):
 
 
 # --- encoding
-
-
 def encode_batch(
     records: Sequence[Record],
     *,
@@ -211,8 +209,6 @@ def _write_bytes(out: bytearray, data: Buffer | None) -> None:
 
 
 # --- decoding
-
-
 def decode_batch(data: Buffer, at: int = 0, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> DecodedBatch:
     """The batch at a position, checked: CRC, counts, lengths. Control records come out as they are."""
     header = read_header(data, at)
@@ -297,8 +293,6 @@ def _wrap_int64(value: int) -> int:
 
 
 # --- control records
-
-
 class MarkerType(IntEnum):
     ABORT = 0
     COMMIT = 1

@@ -21,8 +21,6 @@ WIDEST_WORD = 2**56  # zigzag numbers below this take up to eight bytes
 
 
 # --- writing
-
-
 def zigzag(values: Int64s) -> UInt64s:
     result: UInt64s = ((values << 1) ^ (values >> 63)).view(np.uint64)
     return result
@@ -68,8 +66,6 @@ SHORT_WORDS: UInt64s = varint_words(zigzag(np.append(np.arange(SHORT_LIMIT), -1)
 
 
 # --- reading
-
-
 def _tables() -> tuple[npt.NDArray[np.int16], npt.NDArray[np.uint8]]:
     words = np.arange(65536, dtype=np.int32)
     low, high = words & 0xFF, words >> 8

@@ -80,8 +80,6 @@ class CleanedLog(NamedTuple):
 
 
 # The plan
-
-
 def plan(log: PartitionLog, now_ms: int, *, force: bool = False) -> CleaningPlan | None:
     """What can be cleaned in a log; None if it is clean enough, or if nothing may be touched yet."""
     config = log.config
@@ -133,8 +131,6 @@ def _is_overdue(dirty: list[Segment], max_lag_ms: int, now_ms: int) -> bool:
 
 
 # Cleaning
-
-
 class _Sources:
     """Reads the batches of the segments to clean, with its own file descriptors: old segments never change."""
 
@@ -255,8 +251,6 @@ def _clean_group(
 
 
 # Swapping and scheduling
-
-
 def swap(log: PartitionLog, cleaned: CleanedLog, now_ms: int) -> bool:
     """Puts the replacements in place. False, and nothing changed, if the log is no longer as it was planned."""
     bases = {segment.base_offset for segment in log.segments[:-1]}
@@ -329,8 +323,6 @@ class Compactor:
 
 
 # Which records stay
-
-
 class FoundRecord(NamedTuple):
     offset: int
     timestamp_delta: int

@@ -104,8 +104,6 @@ def open_log(folder: LogFolder) -> LogContents:
 
 
 # Files
-
-
 def _tidy(folder: LogFolder) -> dict[str, os.stat_result]:
     """Finishes or takes back what an interrupted deletion or compaction left; the sizes of the files that remain."""
     names = _list(folder.path)
@@ -208,8 +206,6 @@ def _load_snapshot(folder: LogFolder, snapshots: list[int], up_to: int) -> tuple
 
 
 # After a clean stop
-
-
 def _trust(folder: LogFolder, opened: LogContents, snapshots: list[int]) -> None:
     active = opened.segments[-1]
     if not all(segment.indexes_look_sound() for segment in opened.segments):
@@ -237,8 +233,6 @@ def _replay(states: ProducerStates, segments: list[Segment], from_offset: int) -
 
 
 # After a crash
-
-
 def _recover(folder: LogFolder, opened: LogContents, snapshots: list[int]) -> None:
     """Reads from the recovery point's segment on; segments before it are complete and stay as they are."""
     segments = opened.segments
@@ -420,8 +414,6 @@ def _apply_control(
 
 
 # What the files of an open log know of its producers
-
-
 def add_earlier_batches(entry: ProducerEntry, segments: list[Segment]) -> None:
     """Adds the batches of the entry's epoch that precede those in its state. Reads headers only, and only once.
 

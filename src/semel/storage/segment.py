@@ -245,8 +245,6 @@ def _matching(entries: list[AbortedTxn], fetch_offset: int, upper_offset: int) -
 
 
 # Segments
-
-
 class Segment:
     """`size` is the length of what counts: whole batches. Files are opened, and created, when first touched."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import RequestContext
 
 # --- ApiVersions (18): which APIs, versions and features the broker has ---
-
-
 _NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is only final where its APIs are served
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
@@ -65,8 +63,6 @@ def _is_valid(request: messages.ApiVersionsRequest) -> bool:
 
 
 # --- UpdateFeatures (57): make other feature levels final. All of a request, or none ---
-
-
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
 
@@ -124,8 +120,6 @@ def _refusal(broker: BrokerNode, update: messages.FeatureUpdateKey, kind: int) -
 
 
 # --- DescribeQuorum (55), UnregisterBroker (64): the controllers are this node alone, and its store is their log ---
-
-
 _METADATA_TOPIC = "__cluster_metadata"
 _FIRST_WITH_FOLDERS = 2
 

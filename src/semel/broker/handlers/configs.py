@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 # --- How requests name what has settings; how settings are replaced ---
-
-
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8
 _NAMELESS = {
     GROUP: "Default group resources are not allowed.",
@@ -123,8 +121,6 @@ def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, va
 
 
 # --- DescribeConfigs (32): read the settings of topics, brokers, groups and client metrics subscriptions ---
-
-
 async def describe_configs(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeConfigsRequest
 ) -> messages.DescribeConfigsResponse:
@@ -173,8 +169,6 @@ def _result(entry: DescribedConfig, request: messages.DescribeConfigsRequest) ->
 
 
 # --- AlterConfigs (33): replace all settings of a resource. IncrementalAlterConfigs (44): change some ---
-
-
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 _OPERATION_NAMES = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
@@ -291,8 +285,6 @@ def _row(resource_type: int, name: str) -> Setting:
 
 
 # --- ListConfigResources (74): what has settings. Version 0 lists client metrics subscriptions only ---
-
-
 _KNOWN = {TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP}
 
 

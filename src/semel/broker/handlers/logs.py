@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import RequestContext
     from semel.storage import PartitionLog, TimestampOffset
 
+
 # --- Leader epochs: a client that knows an older or a newer leader than this one gets an error ---
-
-
 def epoch_error(log: PartitionLog, current_leader_epoch: int) -> ErrorCode:
     """-1 stands for a client that does not know the epoch."""
     if current_leader_epoch < 0 or current_leader_epoch == log.leader_epoch:
@@ -32,8 +31,6 @@ def epoch_error(log: PartitionLog, current_leader_epoch: int) -> ErrorCode:
 
 
 # --- ListOffsets (2): find the offset for a time, or the first, last and newest-stamped one ---
-
-
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _FIRST_VERSION_WITH = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 _READ_COMMITTED = 1
@@ -125,8 +122,6 @@ async def _look_by_time(broker: BrokerNode, log: PartitionLog, timestamp_ms: int
 
 
 # --- OffsetForLeaderEpoch (23): where an epoch of the log ended, for consumers that check for truncation ---
-
-
 async def offset_for_leader_epoch(
     broker: BrokerNode, context: RequestContext, request: messages.OffsetForLeaderEpochRequest
 ) -> messages.OffsetForLeaderEpochResponse:
@@ -153,8 +148,6 @@ def _epoch_end(broker: BrokerNode, topic: str, ask: messages.OffsetForLeaderPart
 
 
 # --- DeleteRecords (21): raise the start of logs ---
-
-
 async def delete_records(
     broker: BrokerNode, context: RequestContext, request: messages.DeleteRecordsRequest
 ) -> messages.DeleteRecordsResponse:
@@ -188,8 +181,6 @@ def _delete(
 
 
 # --- DescribeProducers (61): which producers a partition remembers, and whether they have a transaction open ---
-
-
 async def describe_producers(
     broker: BrokerNode, context: RequestContext, request: transactions.DescribeProducersRequest
 ) -> transactions.DescribeProducersResponse:

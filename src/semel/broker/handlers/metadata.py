@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 # --- The bits that say what a client may do: without an authorizer, everything that a resource knows ---
-
-
 _OPERATION = {
     "read": 3, "write": 4, "create": 5, "delete": 6, "alter": 7, "describe": 8, "cluster_action": 9,
     "describe_configs": 10, "alter_configs": 11, "idempotent_write": 12,
@@ -38,8 +36,6 @@ NOT_ASKED = -(2**31)
 
 
 # --- Metadata (3): which brokers there are, and which topics with which partitions and leaders ---
-
-
 _FIRST_BY_ID = 12
 
 
@@ -113,8 +109,6 @@ def _describe(broker: BrokerNode, topic: Topic, operations: int) -> messages.Met
 
 
 # --- DescribeTopicPartitions (75): topics in pages, by name ---
-
-
 async def describe_topic_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:
@@ -175,8 +169,6 @@ def _describe_page(
 
 
 # --- DescribeCluster (60): the brokers of the cluster: this one ---
-
-
 _BROKERS, _CONTROLLERS = 1, 2
 
 
@@ -199,8 +191,6 @@ def describe_cluster(
 
 
 # --- FindCoordinator (10): which broker keeps a group (key type 0) or a transactional id (key type 1): this one ---
-
-
 _TOPIC_OF_TYPE = {0: CONSUMER_OFFSETS, 1: TRANSACTION_STATE}
 _FIRST_WITH_LIST = 4
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
     from semel.broker.dispatch import RequestContext
 
+
 # --- Replica assignments that clients name by hand. There is one broker, so there is one right answer ---
-
-
 def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
     """Raises TopicError unless a partition can live on these brokers."""
     if not replicas:
@@ -38,8 +37,6 @@ def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
 
 
 # --- AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46) ---
-
-
 async def elect_leaders(
     broker: BrokerNode, context: RequestContext, request: messages.ElectLeadersRequest
 ) -> messages.ElectLeadersResponse:
@@ -124,8 +121,6 @@ async def alter_replica_log_dirs(
 
 
 # --- DescribeLogDirs (35): how large the partitions are, and how much room the data folder has ---
-
-
 async def describe_log_dirs(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeLogDirsRequest
 ) -> messages.DescribeLogDirsResponse:

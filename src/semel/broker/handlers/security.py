@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from semel.broker.dispatch import RequestContext
 
 # --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
-
-
 _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
 
@@ -100,8 +98,6 @@ def describe_delegation_token(
 
 
 # --- SCRAM users (50, 51). Kept as Kafka keeps them; nobody logs in with them, as there is no SASL listener ---
-
-
 _KEY = "scram/"
 _MECHANISMS = {1: "sha256", 2: "sha512"}
 _AT_ONCE = 100  # changes for one fsync; others are served after that

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from semel.broker.topics import Topic
 
 # --- CreateTopics (19): create topics ---
-
-
 _DEFAULT = -1
 
 Wanted = tuple[str, int, dict[str, str]]
@@ -149,8 +147,6 @@ def _created(broker: BrokerNode, topic: Topic, count: int) -> messages.Creatable
 
 
 # --- CreatePartitions (37): give topics more partitions ---
-
-
 async def create_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.CreatePartitionsRequest
 ) -> messages.CreatePartitionsResponse:
@@ -210,8 +206,6 @@ def _check_assignments(broker: BrokerNode, asked: messages.CreatePartitionsTopic
 
 
 # --- DeleteTopics (20): delete topics by name or id ---
-
-
 _FIRST_WITH_DISABLED = 3
 
 

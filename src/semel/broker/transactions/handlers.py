@@ -25,8 +25,6 @@ _STATE_NAMES = {state.label: state for state in TxnState}
 
 
 # --- InitProducerId -------------------------------------------------------------------------------------------------
-
-
 async def init_producer_id(
     broker: BrokerNode, ctx: RequestContext, request: messages.InitProducerIdRequest
 ) -> messages.InitProducerIdResponse:
@@ -53,8 +51,6 @@ async def init_producer_id(
 
 
 # --- adding ---------------------------------------------------------------------------------------------------------
-
-
 async def add_partitions_to_txn(
     broker: BrokerNode, ctx: RequestContext, request: messages.AddPartitionsToTxnRequest
 ) -> messages.AddPartitionsToTxnResponse:
@@ -145,8 +141,6 @@ def _offsets_partition(broker: BrokerNode, group_id: str) -> TopicPartition:
 
 
 # --- offsets --------------------------------------------------------------------------------------------------------
-
-
 async def txn_offset_commit(
     broker: BrokerNode, ctx: RequestContext, request: messages.TxnOffsetCommitRequest
 ) -> messages.TxnOffsetCommitResponse:
@@ -204,8 +198,6 @@ async def _allow_offsets(broker: BrokerNode, version: int, request: messages.Txn
 
 
 # --- ending ---------------------------------------------------------------------------------------------------------
-
-
 async def end_txn(broker: BrokerNode, ctx: RequestContext, request: messages.EndTxnRequest) -> messages.EndTxnResponse:
     """Commit or abort. The response follows the durable decision."""
     owner = await broker.transactions.end(
@@ -245,8 +237,6 @@ async def _write_marker(broker: BrokerNode, marker: messages.WritableTxnMarker) 
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
-
-
 async def describe_transactions(
     broker: BrokerNode, ctx: RequestContext, request: messages.DescribeTransactionsRequest
 ) -> messages.DescribeTransactionsResponse:
@@ -316,8 +306,6 @@ def _topic_errors(codes: dict[TopicPartition, ErrorCode]) -> list[TopicErrors]:
 
 
 # --- which error a client of which version gets -----------------------------------------------------------------------
-
-
 def for_version(error: ErrorCode, version: int, *, knows_fenced_from: int) -> ErrorCode:
     """PRODUCER_FENCED came late; older clients know its predecessor."""
     if error is ErrorCode.PRODUCER_FENCED and version < knows_fenced_from:

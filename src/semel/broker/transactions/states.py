@@ -123,8 +123,6 @@ NOT_STORED = new_transaction(NO_PRODUCER_ID, 0, 0)  # the value of an id that th
 
 
 # --- guards: questions about the value and the request -------------------------------------------------------------
-
-
 class Guard(NamedTuple):
     text: str
     holds: Callable[[Transaction, Ask], bool]
@@ -262,8 +260,6 @@ def forget(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
-
-
 class TxnRule(NamedTuple):
     """If the guard holds: this answer, and this transition (`to` is None: nothing changes, nothing is written)."""
 

@@ -20,9 +20,8 @@ from semel.protocol.schema import (
     versions,
 )
 
+
 # ApiVersions (18): which APIs, versions and features a broker has. The first request of most clients.
-
-
 class ApiVersionsRequest(Struct):
     client_software_name: Annotated[str, versions("3+"), ignorable] = ""
     client_software_version: Annotated[str, versions("3+"), ignorable] = ""
@@ -60,8 +59,6 @@ API_VERSIONS = Api(18, ApiVersionsRequest, ApiVersionsResponse, "0-4", flexible=
 
 
 # Metadata (3): which brokers there are, and which topics with which partitions and leaders.
-
-
 class MetadataRequestTopic(Struct):
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
     name: Annotated[str | None, nullable("10+")] = ""
@@ -114,8 +111,6 @@ METADATA = Api(3, MetadataRequest, MetadataResponse, "0-13", flexible="9+")
 
 
 # DescribeTopicPartitions (75): topics and partitions, page by page.
-
-
 class TopicRequest(Struct):
     name: str = ""
 
@@ -162,8 +157,6 @@ DESCRIBE_TOPIC_PARTITIONS = Api(75, DescribeTopicPartitionsRequest, DescribeTopi
 
 
 # FindCoordinator (10): which broker keeps a group (key type 0) or a transactional id (key type 1).
-
-
 class FindCoordinatorRequest(Struct):
     key: Annotated[str, versions("0-3")] = ""
     key_type: Annotated[int8, versions("1+")] = 0
@@ -193,8 +186,6 @@ FIND_COORDINATOR = Api(10, FindCoordinatorRequest, FindCoordinatorResponse, "0-6
 
 
 # DescribeCluster (60): cluster id, controller and brokers.
-
-
 class DescribeClusterRequest(Struct):
     include_cluster_authorized_operations: bool = False
     endpoint_type: Annotated[int8, versions("1+")] = 1
@@ -224,8 +215,6 @@ DESCRIBE_CLUSTER = Api(60, DescribeClusterRequest, DescribeClusterResponse, "0-2
 
 
 # DescribeQuorum (55): state of the controller quorum.
-
-
 class QuorumPartition(Struct):
     partition_index: int32 = 0
 
@@ -285,8 +274,6 @@ DESCRIBE_QUORUM = Api(55, DescribeQuorumRequest, DescribeQuorumResponse, "0-2", 
 
 
 # UpdateFeatures (57): finalise feature levels.
-
-
 class FeatureUpdateKey(Struct):
     feature: str = ""
     max_version_level: int16 = 0
@@ -317,8 +304,6 @@ UPDATE_FEATURES = Api(57, UpdateFeaturesRequest, UpdateFeaturesResponse, "0-2", 
 
 
 # UnregisterBroker (64): forget a broker that is gone.
-
-
 class UnregisterBrokerRequest(Struct):
     broker_id: int32 = 0
 

@@ -7,9 +7,8 @@ from typing import Annotated
 from semel.protocol.api import Api
 from semel.protocol.schema import Struct, float64, ignorable, int8, int16, int32, versions
 
+
 # DescribeConfigs (32): read the settings of topics and brokers.
-
-
 class DescribeConfigsResource(Struct):
     resource_type: int8 = 0
     resource_name: str = ""
@@ -56,8 +55,6 @@ DESCRIBE_CONFIGS = Api(32, DescribeConfigsRequest, DescribeConfigsResponse, "1-4
 
 
 # AlterConfigs (33): replace all settings of topics and brokers.
-
-
 class AlterableConfig(Struct):
     name: str = ""
     value: str | None = ""
@@ -90,8 +87,6 @@ ALTER_CONFIGS = Api(33, AlterConfigsRequest, AlterConfigsResponse, "0-2", flexib
 
 
 # IncrementalAlterConfigs (44): change single settings of topics and brokers.
-
-
 class IncrementalConfig(Struct):
     name: str = ""
     config_operation: int8 = 0
@@ -120,8 +115,6 @@ INCREMENTAL_ALTER_CONFIGS = Api(
 
 
 # ListConfigResources (74): which resources have settings.
-
-
 class ListConfigResourcesRequest(Struct):
     resource_types: Annotated[list[int8], versions("1+")] = []
 
@@ -141,8 +134,6 @@ LIST_CONFIG_RESOURCES = Api(74, ListConfigResourcesRequest, ListConfigResourcesR
 
 
 # DescribeClientQuotas (48): read quotas.
-
-
 class ComponentData(Struct):
     entity_type: str = ""
     match_type: int8 = 0
@@ -180,8 +171,6 @@ DESCRIBE_CLIENT_QUOTAS = Api(48, DescribeClientQuotasRequest, DescribeClientQuot
 
 
 # AlterClientQuotas (49): change quotas.
-
-
 class OpData(Struct):
     key: str = ""
     value: float64 = 0.0

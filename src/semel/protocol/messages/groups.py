@@ -9,9 +9,8 @@ from msgspec import field
 from semel.protocol.api import Api, Format
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int8, int16, int32, nullable, uuid, versions
 
+
 # JoinGroup (11): enter a group, or take part in its next generation.
-
-
 class JoinGroupRequestProtocol(Struct):
     name: str = ""
     metadata: bytes = b""
@@ -50,8 +49,6 @@ JOIN_GROUP = Api(11, JoinGroupRequest, JoinGroupResponse, "0-9", flexible="6+")
 
 
 # SyncGroup (14): hand in (the leader) and receive (everyone) a generation's assignment.
-
-
 class SyncGroupRequestAssignment(Struct):
     member_id: str = ""
     assignment: bytes = b""
@@ -79,8 +76,6 @@ SYNC_GROUP = Api(14, SyncGroupRequest, SyncGroupResponse, "0-5", flexible="4+")
 
 
 # Heartbeat (12): stay a member of a group, and hear of rebalances.
-
-
 class HeartbeatRequest(Struct):
     group_id: str = ""
     generation_id: int32 = 0
@@ -97,8 +92,6 @@ HEARTBEAT = Api(12, HeartbeatRequest, HeartbeatResponse, "0-4", flexible="4+")
 
 
 # LeaveGroup (13): leave a group at once, instead of by timeout.
-
-
 class MemberIdentity(Struct):
     member_id: str = ""
     group_instance_id: str | None = None
@@ -127,8 +120,6 @@ LEAVE_GROUP = Api(13, LeaveGroupRequest, LeaveGroupResponse, "0-5", flexible="4+
 
 
 # ConsumerGroupHeartbeat (68): the one request of the consumer rebalance protocol of KIP-848.
-
-
 class TopicPartitions(Struct):
     topic_id: uuid = NO_UUID
     partitions: list[int32] = []
@@ -165,8 +156,6 @@ CONSUMER_GROUP_HEARTBEAT = Api(68, ConsumerGroupHeartbeatRequest, ConsumerGroupH
 
 
 # DescribeGroups (15): state, members and assignments of groups.
-
-
 class DescribeGroupsRequest(Struct):
     groups: list[str] = []
     include_authorized_operations: Annotated[bool, versions("3+")] = False
@@ -201,8 +190,6 @@ DESCRIBE_GROUPS = Api(15, DescribeGroupsRequest, DescribeGroupsResponse, "0-6", 
 
 
 # ConsumerGroupDescribe (69): state, members and assignments of KIP-848 groups.
-
-
 class ConsumerGroupDescribeRequest(Struct):
     group_ids: list[str] = []
     include_authorized_operations: bool = False
@@ -253,8 +240,6 @@ CONSUMER_GROUP_DESCRIBE = Api(69, ConsumerGroupDescribeRequest, ConsumerGroupDes
 
 
 # ListGroups (16): all groups that a broker coordinates.
-
-
 class ListGroupsRequest(Struct):
     states_filter: Annotated[list[str], versions("4+")] = []
     types_filter: Annotated[list[str], versions("5+")] = []
@@ -277,8 +262,6 @@ LIST_GROUPS = Api(16, ListGroupsRequest, ListGroupsResponse, "0-5", flexible="3+
 
 
 # DeleteGroups (42): delete groups and their committed offsets.
-
-
 class DeleteGroupsRequest(Struct):
     groups_names: list[str] = []
 
@@ -297,8 +280,6 @@ DELETE_GROUPS = Api(42, DeleteGroupsRequest, DeleteGroupsResponse, "0-2", flexib
 
 
 # What consumers hand each other inside JoinGroup and SyncGroup: subscriptions and assignments.
-
-
 class ConsumerProtocolTopic(Struct):
     topic: str = ""
     partitions: list[int32] = []

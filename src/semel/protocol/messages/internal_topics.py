@@ -7,9 +7,8 @@ from typing import Annotated
 from semel.protocol.api import Format
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int8, int16, int32, int64, tag, uuid, versions
 
+
 # The records of `__transaction_state`: the state of a transactional id, keyed by it.
-
-
 class TransactionLogKey(Struct):
     """Which transactional id a record is about."""
 
@@ -42,8 +41,6 @@ TRANSACTION_LOG_VALUE = Format(TransactionLogValue, "0-1", flexible="1+")
 
 
 # The records of `__consumer_offsets`: committed offsets, and the groups themselves.
-
-
 class OffsetCommitKey(Struct):
     """Which group, topic and partition a committed offset belongs to (key versions 0 and 1)."""
 
@@ -100,8 +97,6 @@ GROUP_METADATA_VALUE = Format(GroupMetadataValue, "0-4", flexible="4+")
 # The records of `__consumer_offsets` about groups of the consumer protocol (KIP-848).
 #
 # What stands in a key's first two bytes says which of them it is: 3, 5, 6, 7 or 8.
-
-
 class ConsumerGroupMetadataKey(Struct):
     group_id: str = ""
 

@@ -7,9 +7,8 @@ from typing import Annotated
 from semel.protocol.api import Api
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int16, int32, int64, nullable, uuid, versions
 
+
 # OffsetCommit (8): commit a group's offsets.
-
-
 class OffsetCommitRequestPartition(Struct):
     partition_index: int32 = 0
     committed_offset: int64 = 0
@@ -57,8 +56,6 @@ OFFSET_COMMIT = Api(8, OffsetCommitRequest, OffsetCommitResponse, "2-10", flexib
 
 
 # OffsetFetch (9): read a group's committed offsets.
-
-
 class OffsetFetchRequestTopics(Struct):
     name: Annotated[str, versions("1-9"), ignorable] = ""
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
@@ -110,8 +107,6 @@ OFFSET_FETCH = Api(9, OffsetFetchRequest, OffsetFetchResponse, "1-10", flexible=
 
 
 # OffsetDelete (47): delete committed offsets of a group.
-
-
 class OffsetDeleteRequestPartition(Struct):
     partition_index: int32 = 0
 

@@ -9,9 +9,8 @@ from msgspec import field
 from semel.protocol.api import Api
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int8, int16, int32, int64, record_set, tag, uuid, versions
 
+
 # Produce (0): append record batches to partitions.
-
-
 class PartitionProduceData(Struct):
     index: int32 = 0
     records: record_set | None = None
@@ -74,8 +73,6 @@ PRODUCE = Api(0, ProduceRequest, ProduceResponse, "3-13", flexible="9+")
 
 
 # Fetch (1): read record batches from partitions, waiting for new ones if asked to.
-
-
 class ReplicaState(Struct):
     replica_id: int32 = -1
     replica_epoch: int64 = -1
@@ -166,8 +163,6 @@ FETCH = Api(1, FetchRequest, FetchResponse, "4-18", flexible="12+")
 
 
 # ListOffsets (2): find the offset for a time, or the first, last and newest-stamped one.
-
-
 class ListOffsetsPartition(Struct):
     partition_index: int32 = 0
     current_leader_epoch: Annotated[int32, versions("4+"), ignorable] = -1
@@ -208,8 +203,6 @@ LIST_OFFSETS = Api(2, ListOffsetsRequest, ListOffsetsResponse, "1-11", flexible=
 
 
 # OffsetForLeaderEpoch (23): where a leader epoch ends: lets a consumer notice truncation.
-
-
 class OffsetForLeaderPartition(Struct):
     partition: int32 = 0
     current_leader_epoch: int32 = -1
@@ -247,8 +240,6 @@ OFFSET_FOR_LEADER_EPOCH = Api(23, OffsetForLeaderEpochRequest, OffsetForLeaderEp
 
 
 # DeleteRecords (21): raise the first offset of partitions.
-
-
 class DeleteRecordsPartition(Struct):
     partition_index: int32 = 0
     offset: int64 = 0

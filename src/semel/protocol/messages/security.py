@@ -7,9 +7,8 @@ from typing import Annotated
 from semel.protocol.api import Api
 from semel.protocol.schema import Struct, ignorable, int8, int16, int32, int64, versions
 
+
 # SaslHandshake (17): choose the SASL mechanism.
-
-
 class SaslHandshakeRequest(Struct):
     mechanism: str = ""
 
@@ -23,8 +22,6 @@ SASL_HANDSHAKE = Api(17, SaslHandshakeRequest, SaslHandshakeResponse, "0-1")
 
 
 # SaslAuthenticate (36): one step of the SASL exchange.
-
-
 class SaslAuthenticateRequest(Struct):
     auth_bytes: bytes = b""
 
@@ -40,8 +37,6 @@ SASL_AUTHENTICATE = Api(36, SaslAuthenticateRequest, SaslAuthenticateResponse, "
 
 
 # DescribeAcls (29): list access rules.
-
-
 class AclFilter(Struct):
     resource_type_filter: int8 = 0
     resource_name_filter: str | None = ""
@@ -81,8 +76,6 @@ DESCRIBE_ACLS = Api(29, DescribeAclsRequest, DescribeAclsResponse, "1-3", flexib
 
 
 # CreateAcls (30): create access rules.
-
-
 class AclCreation(Struct):
     resource_type: int8 = 0
     resource_name: str = ""
@@ -111,8 +104,6 @@ CREATE_ACLS = Api(30, CreateAclsRequest, CreateAclsResponse, "1-3", flexible="2+
 
 
 # DeleteAcls (31): delete access rules.
-
-
 class DeleteAclsRequest(Struct):
     filters: list[AclFilter] = []
 
@@ -144,8 +135,6 @@ DELETE_ACLS = Api(31, DeleteAclsRequest, DeleteAclsResponse, "1-3", flexible="2+
 
 
 # DescribeUserScramCredentials (50): list SCRAM users.
-
-
 class UserName(Struct):
     name: str = ""
 
@@ -179,8 +168,6 @@ DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
 
 
 # AlterUserScramCredentials (51): create, change and delete SCRAM users.
-
-
 class ScramCredentialDeletion(Struct):
     name: str = ""
     mechanism: int8 = 0
@@ -216,8 +203,6 @@ ALTER_USER_SCRAM_CREDENTIALS = Api(
 
 
 # CreateDelegationToken (38): a token to log in with.
-
-
 class Principal(Struct):
     principal_type: str = ""
     principal_name: str = ""
@@ -248,8 +233,6 @@ CREATE_DELEGATION_TOKEN = Api(38, CreateDelegationTokenRequest, CreateDelegation
 
 
 # RenewDelegationToken (39): let a token live longer.
-
-
 class RenewDelegationTokenRequest(Struct):
     hmac: bytes = b""
     renew_period_ms: int64 = 0
@@ -265,8 +248,6 @@ RENEW_DELEGATION_TOKEN = Api(39, RenewDelegationTokenRequest, RenewDelegationTok
 
 
 # ExpireDelegationToken (40): end the life of a token.
-
-
 class ExpireDelegationTokenRequest(Struct):
     hmac: bytes = b""
     expiry_time_period_ms: int64 = 0
@@ -282,8 +263,6 @@ EXPIRE_DELEGATION_TOKEN = Api(40, ExpireDelegationTokenRequest, ExpireDelegation
 
 
 # DescribeDelegationToken (41): list tokens.
-
-
 class DescribeDelegationTokenRequest(Struct):
     owners: list[Principal] | None = []
 

@@ -7,9 +7,8 @@ from typing import Annotated
 from semel.protocol.api import Api
 from semel.protocol.schema import NO_UUID, Struct, ignorable, int8, int16, int32, int64, nullable, tag, uuid, versions
 
+
 # CreateTopics (19): create topics.
-
-
 class CreatableReplicaAssignment(Struct):
     partition_index: int32 = 0
     broker_ids: list[int32] = []
@@ -62,8 +61,6 @@ CREATE_TOPICS = Api(19, CreateTopicsRequest, CreateTopicsResponse, "2-7", flexib
 
 
 # DeleteTopics (20): delete topics, by name or id.
-
-
 class DeleteTopicState(Struct):
     name: str | None = None
     topic_id: uuid = NO_UUID
@@ -91,8 +88,6 @@ DELETE_TOPICS = Api(20, DeleteTopicsRequest, DeleteTopicsResponse, "1-6", flexib
 
 
 # CreatePartitions (37): give topics more partitions.
-
-
 class CreatePartitionsAssignment(Struct):
     broker_ids: list[int32] = []
 
@@ -124,8 +119,6 @@ CREATE_PARTITIONS = Api(37, CreatePartitionsRequest, CreatePartitionsResponse, "
 
 
 # ElectLeaders (43): ask for the election of partition leaders.
-
-
 class TopicPartitions(Struct):
     topic: str = ""
     partitions: list[int32] = []
@@ -158,8 +151,6 @@ ELECT_LEADERS = Api(43, ElectLeadersRequest, ElectLeadersResponse, "0-2", flexib
 
 
 # AlterPartitionReassignments (45): move replicas between brokers.
-
-
 class ReassignablePartition(Struct):
     partition_index: int32 = 0
     replicas: list[int32] | None = None
@@ -201,8 +192,6 @@ ALTER_PARTITION_REASSIGNMENTS = Api(
 
 
 # ListPartitionReassignments (46): moves of replicas under way.
-
-
 class ListPartitionReassignmentsTopics(Struct):
     name: str = ""
     partition_indexes: list[int32] = []
@@ -238,8 +227,6 @@ LIST_PARTITION_REASSIGNMENTS = Api(
 
 
 # AlterReplicaLogDirs (34): move replicas to another data folder.
-
-
 class AlterReplicaLogDirTopic(Struct):
     name: str = ""
     partitions: list[int32] = []
@@ -273,8 +260,6 @@ ALTER_REPLICA_LOG_DIRS = Api(34, AlterReplicaLogDirsRequest, AlterReplicaLogDirs
 
 
 # DescribeLogDirs (35): sizes of the logs in each data folder.
-
-
 class DescribeLogDirsRequest(Struct):
     topics: list[TopicPartitions] | None = []
 

@@ -8,9 +8,8 @@ from semel.protocol.api import Api, Format
 from semel.protocol.messages.offsets import TopicErrors
 from semel.protocol.schema import Struct, ignorable, int8, int16, int32, int64, versions
 
+
 # InitProducerId (22): get a producer id and epoch; with a transactional id, fence its earlier owners.
-
-
 class InitProducerIdRequest(Struct):
     transactional_id: str | None = ""
     transaction_timeout_ms: int32 = 0
@@ -33,8 +32,6 @@ INIT_PRODUCER_ID = Api(22, InitProducerIdRequest, InitProducerIdResponse, "0-6",
 
 
 # AddPartitionsToTxn (24): add partitions to a transaction; from version 4 on, broker to broker and in bulk.
-
-
 class AddPartitionsToTxnTopic(Struct):
     name: str = ""
     partitions: list[int32] = []
@@ -82,8 +79,6 @@ ADD_PARTITIONS_TO_TXN = Api(24, AddPartitionsToTxnRequest, AddPartitionsToTxnRes
 
 
 # AddOffsetsToTxn (25): add a group's offsets to a transaction.
-
-
 class AddOffsetsToTxnRequest(Struct):
     transactional_id: str = ""
     producer_id: int64 = 0
@@ -100,8 +95,6 @@ ADD_OFFSETS_TO_TXN = Api(25, AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, "0
 
 
 # TxnOffsetCommit (28): commit a group's offsets inside a transaction.
-
-
 class TxnOffsetCommitRequestPartition(Struct):
     partition_index: int32 = 0
     committed_offset: int64 = 0
@@ -134,8 +127,6 @@ TXN_OFFSET_COMMIT = Api(28, TxnOffsetCommitRequest, TxnOffsetCommitResponse, "0-
 
 
 # EndTxn (26): commit or abort a transaction.
-
-
 class EndTxnRequest(Struct):
     transactional_id: str = ""
     producer_id: int64 = 0
@@ -154,8 +145,6 @@ END_TXN = Api(26, EndTxnRequest, EndTxnResponse, "0-5", flexible="3+")
 
 
 # WriteTxnMarkers (27): write commit or abort markers into partitions: broker to broker, or an operator.
-
-
 class WritableTxnMarkerTopic(Struct):
     name: str = ""
     partition_indexes: list[int32] = []
@@ -187,8 +176,6 @@ WRITE_TXN_MARKERS = Api(27, WriteTxnMarkersRequest, WriteTxnMarkersResponse, "1-
 
 
 # The content of control records.
-
-
 class EndTxnMarker(Struct):
     """The value of a commit or abort marker."""
 
@@ -199,8 +186,6 @@ END_TXN_MARKER = Format(EndTxnMarker, "0")
 
 
 # DescribeProducers (61): producers that are active in partitions, with their sequences and open transactions.
-
-
 class ProducersTopic(Struct):
     name: str = ""
     partition_indexes: list[int32] = []
@@ -240,8 +225,6 @@ DESCRIBE_PRODUCERS = Api(61, DescribeProducersRequest, DescribeProducersResponse
 
 
 # DescribeTransactions (65): state of transactional ids.
-
-
 class DescribeTransactionsRequest(Struct):
     transactional_ids: list[str] = []
 
@@ -271,8 +254,6 @@ DESCRIBE_TRANSACTIONS = Api(65, DescribeTransactionsRequest, DescribeTransaction
 
 
 # ListTransactions (66): all transactional ids that a broker coordinates.
-
-
 class ListTransactionsRequest(Struct):
     state_filters: list[str] = []
     producer_id_filters: list[int64] = []
