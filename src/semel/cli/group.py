@@ -6,12 +6,7 @@ import argparse
 import datetime
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import (
-    add_common_options,
-    print_json,
-    print_table,
-    run_action,
-)
+from semel.cli.client_options import add_common_options, print_json, print_table, run_action
 from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:

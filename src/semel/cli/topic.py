@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import (
-    add_common_options,
-    pairs,
-    print_json,
-    print_table,
-    run_action,
-)
+from semel.cli.client_options import add_common_options, pairs, print_json, print_table, run_action
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:

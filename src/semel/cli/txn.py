@@ -6,12 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import (
-    add_common_options,
-    print_json,
-    print_table,
-    run_action,
-)
+from semel.cli.client_options import add_common_options, print_json, print_table, run_action
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:

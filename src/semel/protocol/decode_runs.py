@@ -12,14 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from semel.protocol.batch import (
-    DEFAULT_LIMIT_BYTES,
-    HEADER_SIZE,
-    RECORD_OVERHEAD_BYTES,
-    BatchHeader,
-    Buffer,
-    read_body,
-)
+from semel.protocol.batch import DEFAULT_LIMIT_BYTES, HEADER_SIZE, RECORD_OVERHEAD_BYTES, BatchHeader, Buffer, read_body
 from semel.protocol.record_sets import AbortedTransactions, Progress, visible_batches
 from semel.protocol.vector_varints import Bytes
 

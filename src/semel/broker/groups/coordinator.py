@@ -18,13 +18,7 @@ from semel.broker.groups.consumer.planner import ConsumerConfig
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
-from semel.broker.groups.state import (
-    Core,
-    GroupConfig,
-    GroupsState,
-    expired_consumer_slots,
-    expired_slots,
-)
+from semel.broker.groups.state import Core, GroupConfig, GroupsState, expired_consumer_slots, expired_slots
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
 from semel.broker.settings import Settings
 from semel.broker.store import Store
