@@ -13,11 +13,11 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from semel.audit import Audit, CannotLookError, FindingKind, audit
 from semel.cli import main
-from semel.prove.checker import ends
 from semel.spark.ledger import LedgerEntry
 from semel.spark.ledger import Written as LedgerWritten
 from tests.support.broker import Cluster
-from tests.support.waiting import PATIENCE_S, until
+from tests.support.reading import settle
+from tests.support.waiting import PATIENCE_S
 
 
 class Application:
@@ -74,13 +74,8 @@ class Application:
         )
         self._producer.produce(f"{self.id}.ledger", entry.encode(), key=entry.key)
         self._producer.commit_transaction(PATIENCE_S)
-        self._await_markers()
+        settle(self.brokers)
         self.entries.append(entry)
-
-    def _await_markers(self) -> None:
-        """A commit is answered when it is decided; readers see it a moment later."""
-        places = [(f"{self.id}.ledger", 0), (self.output, 0)]
-        until(lambda: ends(self.brokers, places, stable=True) == ends(self.brokers, places, stable=False))
 
     def at(self, offset: int) -> str:
         return json.dumps({self.source: {"0": offset}}, separators=(",", ":"))

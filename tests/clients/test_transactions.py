@@ -14,8 +14,8 @@ from benchmarks.peers.apache_kafka import start_tool
 from benchmarks.peers.raw_client import RawClient
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import transactional, write
 from tests.support.waiting import PATIENCE_S
 
 COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
@@ -27,7 +27,7 @@ def cluster(shared_semel_broker: SemelBroker) -> Cluster:
 
 
 def values(cluster: Cluster, topic: str) -> list[bytes | None]:
-    return [seen.value for seen in read_settled(cluster.bootstrap, topic)]
+    return [seen.value for seen in read_topic(cluster.bootstrap, topic)]
 
 
 def position(cluster: Cluster, group: str, topic: str) -> int:

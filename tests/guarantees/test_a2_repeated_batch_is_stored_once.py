@@ -6,7 +6,7 @@ from __future__ import annotations
 from semel.local.brokers import SEMEL, SemelBroker
 from tests.support.broker import Cluster, faulty_semel
 from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 
 def test_retried_batch_returns_original_offset(cluster: Cluster) -> None:
@@ -20,7 +20,7 @@ def test_retried_batch_returns_original_offset(cluster: Cluster) -> None:
         assert client.produce(topic, second) == (0, 2)
         assert client.produce(topic, first) == (0, 0)
         assert client.produce(topic, second) == (0, 2)
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"a", b"b", b"c"]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"a", b"b", b"c"]
 
 
 def test_connection_cut_before_the_answer_is_read(cluster: Cluster) -> None:
@@ -33,7 +33,7 @@ def test_connection_cut_before_the_answer_is_read(cluster: Cluster) -> None:
         cut.send(PRODUCE, produce_request(topic, batch), 11)
     with DirectClient(cluster.bootstrap) as client:
         assert client.produce(topic, batch) == (0, 0)
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"once"]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"once"]
 
 
 def test_batch_repeated_after_kill_9_is_stored_once(semel_broker: SemelBroker) -> None:
@@ -47,7 +47,7 @@ def test_batch_repeated_after_kill_9_is_stored_once(semel_broker: SemelBroker) -
     with DirectClient(semel_broker.bootstrap) as client:
         assert [client.produce("a2", batch) for batch in batches[-5:]] == [(0, n) for n in range(3, 8)]
         assert client.produce("a2", batch_of([b"8"], pid=pid, epoch=epoch, sequence=8)) == (0, 8)
-    assert [v for _, _, v in read_all(semel_broker.bootstrap, "a2", 1)] == [b"%d" % n for n in range(9)]
+    assert [v for _, _, v in read_values(semel_broker.bootstrap, "a2")] == [b"%d" % n for n in range(9)]
 
 
 def test_broker_that_dies_before_its_answer_stores_the_batch_once(tmp_path) -> None:
@@ -63,4 +63,4 @@ def test_broker_that_dies_before_its_answer_stores_the_batch_once(tmp_path) -> N
         broker.start()
         with DirectClient(broker.bootstrap) as client:
             assert client.produce("a2", batch) == (0, 0)
-        assert [v for _, _, v in read_all(broker.bootstrap, "a2", 1)] == [b"once"]
+        assert [v for _, _, v in read_values(broker.bootstrap, "a2")] == [b"once"]

@@ -6,7 +6,8 @@ from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from tests.support.broker import Cluster
 from tests.support.direct import PRODUCE, DirectClient, batch_of, produce_request
-from tests.support.load import Load, read_all, violations
+from tests.support.load import Load, violations
+from tests.support.reading import read_values
 from tests.support.waiting import eventually
 
 
@@ -21,7 +22,7 @@ def test_the_fifth_last_batch_is_known_and_the_sixth_last_is_not(cluster: Cluste
         for n, batch in list(enumerate(batches))[1:]:
             assert client.produce(topic, batch) == (0, n)
         assert client.produce(topic, batches[0])[0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"%d" % n for n in range(6)]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"%d" % n for n in range(6)]
 
 
 def test_a_batch_that_overtakes_is_refused_so_that_order_holds(cluster: Cluster) -> None:
@@ -37,7 +38,7 @@ def test_a_batch_that_overtakes_is_refused_so_that_order_holds(cluster: Cluster)
         codes = [client.receive(PRODUCE, 11).responses[0].partition_responses[0].error_code for _ in range(3)]
         assert codes == [45, 45, 45]
         assert [client.produce(topic, batches[n])[0] for n in (1, 2, 3, 4)] == [0, 0, 0, 0]
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"%d" % n for n in range(5)]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"%d" % n for n in range(5)]
 
 
 def test_order_holds_with_five_requests_in_flight_while_connections_break(semel_broker: SemelBroker) -> None:

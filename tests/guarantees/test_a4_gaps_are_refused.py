@@ -12,7 +12,7 @@ from semel.protocol.messages.transactions import (
 )
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient, batch_of
-from tests.support.load import read_all
+from tests.support.reading import read_values
 from tests.support.waiting import eventually
 
 
@@ -25,7 +25,7 @@ def test_a_gap_is_refused_and_changes_nothing(cluster: Cluster) -> None:
         gap = client.produce(topic, batch_of([b"2"], pid=pid, epoch=epoch, sequence=2))
         assert gap[0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         assert client.produce(topic, batch_of([b"1"], pid=pid, epoch=epoch, sequence=1)) == (0, 1)
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"0", b"1"]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"0", b"1"]
 
 
 def test_a_gap_in_a_transaction_asks_for_an_abort_after_which_nothing_is_visible(cluster: Cluster) -> None:
@@ -52,7 +52,7 @@ def test_a_gap_in_a_transaction_asks_for_an_abort_after_which_nothing_is_visible
         assert code.recovery is Recovery.ABORT
         end = EndTxnRequest(transactional_id=txn, producer_id=pid, producer_epoch=epoch, committed=False)
         assert eventually(lambda: client.call(END_TXN, end, 3).error_code, lambda code: code != 51) == 0
-    assert list(read_all(cluster.bootstrap, topic, 1)) == []
+    assert read_values(cluster.bootstrap, topic) == []
 
 
 def _added(answer) -> int:

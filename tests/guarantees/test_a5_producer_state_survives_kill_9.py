@@ -7,7 +7,7 @@ from pathlib import Path
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from tests.support.direct import DirectClient, batch_of
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 
 def test_duplicates_are_known_after_kill_9_from_snapshot_and_tail(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_duplicates_are_known_after_kill_9_from_snapshot_and_tail(tmp_path: Path
             gap = client.produce("a5", batch_of([b"x"], pid=pid, epoch=epoch, sequence=101))
             assert gap[0] is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
             assert client.produce("a5", batch_of([b"next"], pid=pid, epoch=epoch, sequence=100)) == (0, 100)
-        assert len(list(read_all(broker.bootstrap, "a5", 1))) == 101
+        assert len(read_values(broker.bootstrap, "a5")) == 101
 
 
 def test_a_lost_snapshot_is_rebuilt_from_the_log(tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_a_lost_snapshot_is_rebuilt_from_the_log(tmp_path: Path) -> None:
         broker.start()
         with DirectClient(broker.bootstrap) as client:
             assert [client.produce("a5", b) for b in batches[-5:]] == [(0, n) for n in range(95, 100)]
-        assert len(list(read_all(broker.bootstrap, "a5", 1))) == 100
+        assert len(read_values(broker.bootstrap, "a5")) == 100

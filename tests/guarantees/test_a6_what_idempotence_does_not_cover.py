@@ -6,7 +6,7 @@ from confluent_kafka import Producer
 
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 
 def write(bootstrap: str, topic: str, value: bytes) -> None:
@@ -23,4 +23,4 @@ def test_a_restarted_idempotent_producer_writes_the_row_again(cluster: Cluster) 
         write(cluster.bootstrap, topic, b"payment 1")  # the "restart": it cannot know what its predecessor sent
         owners = {header.producer_id for header in client.headers(topic)}
     assert len(owners) == 2
-    assert [value for _, _, value in read_all(cluster.bootstrap, topic, 1)] == [b"payment 1", b"payment 1"]
+    assert [value for _, _, value in read_values(cluster.bootstrap, topic)] == [b"payment 1", b"payment 1"]

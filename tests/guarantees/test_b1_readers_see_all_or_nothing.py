@@ -12,14 +12,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from semel.local.brokers import SemelBroker
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import persist, read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import persist, transactional, write
 
 TOPICS = ("left", "middle", "right")
 
 
 def values(bootstrap: str, topic: str) -> list[bytes | None]:
-    return [seen.value for seen in read_settled(bootstrap, topic)]
+    return [seen.value for seen in read_topic(bootstrap, topic)]
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])

@@ -13,8 +13,8 @@ from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import FENCED, read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import FENCED, transactional, write
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["", "the broker is killed too"])
@@ -25,7 +25,7 @@ def test_frozen_producer_is_refused_after_another_took_its_id(semel_broker: Seme
     with Process(command, stdin=True) as zombie:
         zombie.wait_for_line("^open$", 40)
         zombie.pause()
-        assert b"frozen" in [seen.value for seen in read_settled(bootstrap, "t", "read_uncommitted")]
+        assert b"frozen" in [seen.value for seen in read_topic(bootstrap, "t", "read_uncommitted")]
         owner = transactional(bootstrap, "id")
         owner.begin_transaction()
         write(owner, [b"owner"], "t")
@@ -38,7 +38,7 @@ def test_frozen_producer_is_refused_after_another_took_its_id(semel_broker: Seme
         refused = zombie.wait_for_line(r"^(committed|refused (-?\d+))$", 60)
         assert refused[2] is not None, refused[0]
         assert int(refused[2]) in FENCED
-    assert [seen.value for seen in read_settled(bootstrap, "t")] == [b"owner"]
+    assert [seen.value for seen in read_topic(bootstrap, "t")] == [b"owner"]
 
 
 @pytest.mark.parametrize("is_v2", [False, True], ids=["TV1", "TV2"])
@@ -66,7 +66,7 @@ def test_zombie_is_refused_everywhere(semel_broker: SemelBroker, is_v2: bool, ki
     assert client.init("id", expected=(zombie.producer_id, zombie.epoch)).error is E.PRODUCER_FENCED
     assert client.describe("id").transaction_state == "Ongoing", "the owner's transaction is still its own"
     assert client.end("id", owner.producer_id, owner.epoch, commit=True).error is E.NONE
-    assert read_settled(semel_broker.bootstrap, "t") == []
+    assert read_topic(semel_broker.bootstrap, "t") == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_next_owner_finishes_or_aborts_what_its_predecessor_left(tmp_path: Path,
         heir.begin_transaction()
         write(heir, [b"heir"], "t")
         heir.commit_transaction(30)
-        assert [seen.value for seen in read_settled(broker.bootstrap, "t")] == [*visible, b"heir"]
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [*visible, b"heir"]
         with RawClient(broker.bootstrap) as client:
             epoch = patiently(lambda: client.describe("id"), until=lambda txn: txn.error_code == 0).producer_epoch
             assert epoch > owner.epoch

@@ -15,8 +15,8 @@ from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from tests.support.broker import faulty_semel
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import transactional, write
 from tests.support.waiting import PATIENCE_S
 
 
@@ -36,7 +36,7 @@ def test_answered_end_survives_a_power_cut_in_the_same_moment(tmp_path: Path, is
         broker.die_and_return("EndTxn.after_response")
         with RawClient(broker.bootstrap) as client:
             assert client.settled("id").transaction_state == ("CompleteCommit" if commit else "CompleteAbort")
-        assert [seen.value for seen in read_settled(broker.bootstrap, "t")] == ([b"value"] if commit else [])
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == ([b"value"] if commit else [])
 
 
 def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path: Path):
@@ -53,11 +53,11 @@ def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path
         broker.process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
         with RawClient(broker.bootstrap) as client:
             assert client.describe("id").transaction_state == "Ongoing"
-        assert read_settled(broker.bootstrap, "t") == []
+        assert read_topic(broker.bootstrap, "t") == []
         assert ending.is_alive(), "the commit is not answered"
         ending.join(30)
         assert time.monotonic() - started_s >= 1.4
-        assert [seen.value for seen in read_settled(broker.bootstrap, "t")] == [b"value"]
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [b"value"]
 
 
 @pytest.mark.kafka

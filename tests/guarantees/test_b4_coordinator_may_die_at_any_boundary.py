@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from semel.prove.injection import BROKER_POINTS
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
-from tests.support.transactional import read_settled
+from tests.support.reading import read_topic
 
 # In the order in which a transaction meets them. `:n` is the n-th visit since the start of the broker.
 BEFORE_THE_END = [
@@ -118,7 +118,7 @@ def run(folder: Path, power: bool, is_v2: bool, commit: bool, points: list[str])
 def check(bootstrap: str, expected: list[bytes], last_position: int, commit: bool) -> None:
     """Through a client that we did not write: every committed record once, in order, everywhere; and the position."""
     for topic in TOPICS:
-        assert [seen.value for seen in read_settled(bootstrap, topic)] == expected
+        assert [seen.value for seen in read_topic(bootstrap, topic)] == expected
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP, "isolation.level": "read_committed"})
     (position,) = reader.committed([TopicPartition(SOURCE, 0)], 20)
     reader.close()

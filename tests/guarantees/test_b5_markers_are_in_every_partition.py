@@ -10,7 +10,7 @@ import pytest
 from benchmarks.peers.apache_kafka import java_tool
 from semel.protocol.partitioning import coordinator_partition
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
-from tests.support.transactional import read_settled
+from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.kafka
 MARKER = re.compile(r"isControl: true.*?endTxnMarker: (COMMIT|ABORT)", re.S)
@@ -39,7 +39,7 @@ def test_every_partition_has_its_marker_after_a_death_between_them(
         producer.run("id", b"three", 3, commit=True)
         producer.client.settled("id")
         assert broker.deaths == 1
-        seen = [[record.value for record in read_settled(broker.bootstrap, topic)] for topic in TOPICS]
+        seen = [[record.value for record in read_topic(broker.bootstrap, topic)] for topic in TOPICS]
         assert seen == [[b"one", b"three"]] * 2
         broker.broker.stop()
         folder = broker.broker.directory

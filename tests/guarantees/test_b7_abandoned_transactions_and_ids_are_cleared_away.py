@@ -14,8 +14,8 @@ from benchmarks.peers.raw_client import RawClient, patiently
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
-from tests.support.reading import create_topic
-from tests.support.transactional import FENCED, read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import FENCED, transactional, write
 from tests.support.waiting import STALL_S
 
 TIMEOUT_MS = 1500
@@ -48,13 +48,13 @@ def test_frozen_producers_transaction_is_aborted_and_the_producer_fenced(broker:
         plain.begin_transaction()
         write(plain, [b"another"], "t")
         plain.commit_transaction(30)
-        assert [seen.value for seen in read_settled(bootstrap, "t")] == [b"another"], "readers are not held up"
+        assert [seen.value for seen in read_topic(bootstrap, "t")] == [b"another"], "readers are not held up"
         frozen.resume()
         frozen.write("go\n")
         refused = frozen.wait_for_line(r"^(committed|refused (-?\d+))$", 60)
         assert refused[2] is not None, refused[0]
         assert int(refused[2]) in FENCED
-    assert [seen.value for seen in read_settled(bootstrap, "t")] == [b"another"]
+    assert [seen.value for seen in read_topic(bootstrap, "t")] == [b"another"]
 
 
 def test_transaction_within_its_time_is_left_alone(broker: SemelBroker):

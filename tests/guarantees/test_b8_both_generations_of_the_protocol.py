@@ -13,8 +13,8 @@ from benchmarks.peers.raw_client import RawClient
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import transactional, write
 
 RECORDS = 300
 
@@ -37,7 +37,7 @@ def test_classic_client_keeps_its_epoch_over_kill_9(semel_broker: SemelBroker):
             semel_broker.start()
         producer.commit_transaction(30)
     assert epoch_of(bootstrap, "classic") == first
-    assert [seen.value for seen in read_settled(bootstrap, "t")] == [b"0", b"1", b"2", b"3"]
+    assert [seen.value for seen in read_topic(bootstrap, "t")] == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.kafka
@@ -60,7 +60,7 @@ def test_java_client_bumps_its_epoch_with_every_end_and_survives_kill_9(
         semel_broker.kill()
         semel_broker.start()
         assert copier.wait(120) == 0, copier.output[-2000:]
-    assert [seen.value for seen in read_settled(bootstrap, "out")] == [b"%04d" % n for n in range(RECORDS)]
+    assert [seen.value for seen in read_topic(bootstrap, "out")] == [b"%04d" % n for n in range(RECORDS)]
     ends = RECORDS // 10
     assert epoch_of(bootstrap, "java") >= ends, "every commit and every abort took an epoch"
     assert re.search(r'"remaining":\s*"?0', copier.output)
@@ -85,4 +85,4 @@ def test_lost_answer_of_an_end_is_found_out_after_a_death(tmp_path: Path, is_v2:
             again = client.end(*who, commit=True, version=version)
             assert again == (E.NONE, owner.producer_id, owner.epoch + is_v2)
             assert client.end(*who, commit=False, version=version).error is E.INVALID_TXN_STATE
-        assert [seen.value for seen in read_settled(broker.bootstrap, "t")] == [b"value"]
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [b"value"]

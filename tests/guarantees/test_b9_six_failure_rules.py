@@ -14,8 +14,8 @@ from confluent_kafka import KafkaException, Producer
 from benchmarks.peers.raw_client import RawClient, patiently
 from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import FENCED, code_of, persist, read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import FENCED, code_of, persist, transactional, write
 
 SCAN = "transaction.abort.timed.out.transaction.cleanup.interval.ms=100"
 
@@ -28,7 +28,7 @@ def broker(tmp_path: Path) -> Iterator[MortalBroker]:
 
 
 def values(broker: MortalBroker) -> list[bytes | None]:
-    return [seen.value for seen in read_settled(broker.bootstrap, "t")]
+    return [seen.value for seen in read_topic(broker.bootstrap, "t")]
 
 
 def during(work: Any, broker: MortalBroker, point: str) -> None:
@@ -105,7 +105,7 @@ def test_5_network_cut_so_the_time_out_aborts(broker: MortalBroker):
     with Process(command, stdin=True) as cut_off:
         cut_off.wait_for_line("^open$", 40)
         cut_off.kill()  # gone without a word
-    assert b"frozen" in [seen.value for seen in read_settled(broker.bootstrap, "t", "read_uncommitted")]
+    assert b"frozen" in [seen.value for seen in read_topic(broker.bootstrap, "t", "read_uncommitted")]
     with RawClient(broker.bootstrap) as client:
         patiently(lambda: client.describe("id"), until=lambda txn: txn.transaction_state == "CompleteAbort")
         assert client.fetch(("t", 0)).last_stable_offset == client.fetch(("t", 0)).high_watermark
@@ -122,4 +122,4 @@ def test_6_coordinator_failover_leaves_nothing_to_do_for_the_user(broker: Mortal
     write(producer, [b"three"], "t")
     producer.commit_transaction(30)
     assert values(broker) == [b"one", b"three"]
-    assert [seen.value for seen in read_settled(broker.bootstrap, "u")] == [b"two"]
+    assert [seen.value for seen in read_topic(broker.bootstrap, "u")] == [b"two"]

@@ -11,17 +11,17 @@ from benchmarks.peers.raw_client import RawClient
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, settle, transactional, write
+from tests.support.reading import create_topic, read_topic, settle
+from tests.support.transactional import transactional, write
 from tests.support.waiting import PATIENCE_S
 
 
 def committed(bootstrap: str) -> list[bytes | None]:
-    return [seen.value for seen in read_settled(bootstrap, "t")]
+    return [seen.value for seen in read_topic(bootstrap, "t")]
 
 
 def uncommitted(bootstrap: str) -> list[bytes | None]:
-    return [seen.value for seen in read_settled(bootstrap, "t", "read_uncommitted")]
+    return [seen.value for seen in read_topic(bootstrap, "t", "read_uncommitted")]
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["", "over kill -9"])

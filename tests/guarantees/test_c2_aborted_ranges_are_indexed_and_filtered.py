@@ -9,8 +9,8 @@ import pytest
 
 from semel.local.brokers import SemelBroker
 from tests.support.crashes import MortalBroker, Persistent
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import transactional, write
 
 ENTRY = struct.Struct(">hqqqq")  # version, producer id, first offset, last offset, last stable offset
 
@@ -36,8 +36,8 @@ def test_only_aborts_are_listed(semel_broker: SemelBroker, kill: bool):
     if kill:
         semel_broker.kill()
         semel_broker.start()
-    assert [seen.value for seen in read_settled(bootstrap, "mixed")] == [b"1", b"3", b"5"]
-    assert [seen.value for seen in read_settled(bootstrap, "clean")] == [b"1", b"3", b"5"]
+    assert [seen.value for seen in read_topic(bootstrap, "mixed")] == [b"1", b"3", b"5"]
+    assert [seen.value for seen in read_topic(bootstrap, "clean")] == [b"1", b"3", b"5"]
     semel_broker.stop()
     assert entries(folder, "mixed") == [(0, 1), (4, 5), (8, 9)]
     assert not [path for path in (folder / "clean-0").glob("*.txnindex") if path.stat().st_size]
@@ -56,7 +56,7 @@ def test_abort_that_the_broker_dies_in_is_listed_all_the_same(tmp_path: Path, po
         assert broker.deaths == 1
         producer.run("id", b"committed", 2, commit=True)
         for topic in ("left", "right"):
-            assert [seen.value for seen in read_settled(broker.bootstrap, topic)] == [b"committed"]
+            assert [seen.value for seen in read_topic(broker.bootstrap, topic)] == [b"committed"]
         broker.broker.stop()
         for topic in ("left", "right"):
             assert [first for first, _ in entries(broker.broker.directory, topic)] == [0]

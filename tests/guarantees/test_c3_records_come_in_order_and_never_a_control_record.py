@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import Producer
 
 from semel.local.brokers import SemelBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, transactional, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import transactional, write
 
 ROUNDS = 40
 
 
 def by_confluent(bootstrap: str, count: int) -> list[tuple[int, bytes]]:
-    return [(seen.offset, seen.value or b"") for seen in read_settled(bootstrap, "t")]
+    return [(seen.offset, seen.value or b"") for seen in read_topic(bootstrap, "t")]
 
 
 def by_kafka_python(bootstrap: str, count: int) -> list[tuple[int, bytes]]:

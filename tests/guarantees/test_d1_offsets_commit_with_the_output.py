@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from benchmarks.peers.raw_client import RawClient
 from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
-from tests.support.reading import create_topic
-from tests.support.transactional import read_settled, write
+from tests.support.reading import create_topic, read_topic
+from tests.support.transactional import write
 
 RECORDS = 60
 
@@ -32,7 +32,7 @@ def fill(bootstrap: str) -> list[bytes]:
 
 
 def check(bootstrap: str, values: list[bytes]) -> None:
-    assert [seen.value for seen in read_settled(bootstrap, "out")] == values
+    assert [seen.value for seen in read_topic(bootstrap, "out")] == values
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "isolation.level": "read_committed"})
     (position,) = reader.committed([TopicPartition("in", 0)], 20)
     reader.close()
@@ -58,7 +58,7 @@ def test_every_record_is_processed_once_when_broker_and_program_die(tmp_path: Pa
             member.kill()  # it dies with the broker, its transaction open or decided
         with RawClient(broker.bootstrap) as client:
             client.settled("member")
-        left = RECORDS - len(read_settled(broker.bootstrap, "out"))
+        left = RECORDS - len(read_topic(broker.bootstrap, "out"))
         assert 0 < left < RECORDS
         with start_member(broker.bootstrap) as heir:
             heir.wait_for_line(rf"^committed {left}$", 60)

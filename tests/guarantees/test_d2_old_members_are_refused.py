@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 from tests.support.waiting import PATIENCE_S
 
 RECORDS = 40
@@ -56,7 +56,7 @@ def test_frozen_member_cannot_commit_after_the_group_went_on(cluster: Cluster) -
             assert refusal[1] == "refused", refusal[0]
             assert refusal[2] in ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID")
             frozen.wait(60)  # it aborts what it held
-    seen = sorted(value for _, _, value in read_all(cluster.bootstrap, target, PARTITIONS))
+    seen = sorted(value for _, _, value in read_values(cluster.bootstrap, target))
     assert seen == values, "every record is there once"
 
 
@@ -78,4 +78,4 @@ def test_old_member_is_refused_also_after_kill_9_of_the_broker(semel_broker: Sem
             refusal = frozen.wait_for_line(r"^(refused|committed) (\S+)", 60)
             assert refusal[1] == "refused", refusal[0]
             frozen.wait(60)
-    assert sorted(value for _, _, value in read_all(bootstrap, "out", PARTITIONS)) == values
+    assert sorted(value for _, _, value in read_values(bootstrap, "out")) == values

@@ -15,7 +15,8 @@ import pytest
 from semel.client.admin import Admin
 from semel.client.producer import Producer
 from tests.support.broker import KAFKA_IN_FULL, Cluster
-from tests.support.process_campaign import Pipeline, read_committed
+from tests.support.process_campaign import Pipeline
+from tests.support.reading import read_values
 
 COUNT = 2500
 KILLS = 3
@@ -44,7 +45,9 @@ def test_chain_of_services_is_exactly_once_end_to_end(cluster: Cluster) -> None:
         finally:
             for link in links:
                 link.workers["one"].kill()
-    assert read_committed(cluster.bootstrap, names[2]) == Counter(b"%d" % number for number in range(COUNT))
+    assert Counter(value for _, _, value in read_values(cluster.bootstrap, names[2])) == Counter(
+        b"%d" % number for number in range(COUNT)
+    )
 
 
 def _kill_in_the_middle(links: list[Pipeline], rng: random.Random) -> None:

@@ -12,8 +12,7 @@ from benchmarks.peers.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.protocol.partitioning import partition_for_key
 from tests.support.broker import Cluster
-from tests.support.load import read_all
-from tests.support.reading import create_topic
+from tests.support.reading import create_topic, read_values
 from tests.support.spark_cluster import state_of
 from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
 
@@ -35,7 +34,7 @@ def test_rows_of_all_topics_and_the_offsets_become_visible_together(
     (standing,) = spark.faults.fired("sink.after_offsets")
     everything = pipeline.expected
     for topic, parity in ((pipeline.output, 0), (odd, 1)):
-        written = read_all(cluster.bootstrap, topic, PARTITIONS, committed=False)
+        written = read_values(cluster.bootstrap, topic, "read_uncommitted")
         assert Counter(v or b"" for _, _, v in written) == Counter(v for v in everything if int(v) % 2 == parity)
         assert pipeline.has_open_transaction(topic), "the transaction is over"
         assert not pipeline.committed(topic), "a reader of committed records saw rows of an open transaction"
@@ -45,7 +44,7 @@ def test_rows_of_all_topics_and_the_offsets_become_visible_together(
     driver.end(number).succeeded()
     assert pipeline.committed() + pipeline.committed(odd) == everything
     assert pipeline.offsets() == pipeline.ends()
-    for partition, _, value in read_all(cluster.bootstrap, odd, PARTITIONS):
+    for partition, _, value in read_values(cluster.bootstrap, odd):
         assert partition == partition_for_key(b"key-%d" % int(value or b""), PARTITIONS)
 
 

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from benchmarks.peers.apache_kafka import ApacheKafka
 from tests.support.broker import Cluster
+from tests.support.reading import settle
 from tests.support.spark_driver import Pipeline, SparkSite
 
 
@@ -40,7 +41,8 @@ def test_group_shows_what_is_left_to_do_also_after_a_batch_that_failed(
 
 
 def lag(pipeline: Pipeline) -> int:
-    """As a foreign administration client sees it."""
+    """As a foreign administration client sees it, when what was committed has its markers."""
+    settle(pipeline.reading_from)
     admin = AdminClient({"bootstrap.servers": pipeline.reading_from, "log_level": 0})
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(pipeline.application_id)])
     found = asked[pipeline.application_id].result(30).topic_partitions

@@ -15,7 +15,7 @@ from semel.local.processes import Process
 from semel.prove.injection import Injection, command, spark_python
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 DRIVER = Path(__file__).with_name("query_driver.py")
 PARTITIONS = 2
@@ -100,5 +100,5 @@ class Query:
             process.kill()
 
     def values(self) -> Counter[str]:
-        found = read_all(self.bootstrap, self.output, PARTITIONS)
+        found = read_values(self.bootstrap, self.output)
         return Counter((value or b"").decode() for _, _, value in found)

@@ -12,7 +12,7 @@ from semel.local.processes import Process
 from semel.protocol.partitioning import partition_for_key
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 PROGRAM = """
 import json, sys
@@ -64,6 +64,6 @@ def test_a_job_is_written_whole_and_once(cluster: Cluster, tmp_path: Path) -> No
     finally:
         process.kill()
     assert outcomes == ["refused boom", "refused semel.route", "saved", "refused nothing was written now"]
-    found = list(read_all(cluster.bootstrap, topic, 3))
+    found = read_values(cluster.bootstrap, topic)
     assert sorted(value or b"" for _, _, value in found) == sorted(b"v%d" % n for n in range(300))
     assert all(partition == partition_for_key((value or b"")[1:], 3) for partition, _, value in found)

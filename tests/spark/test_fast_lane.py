@@ -19,7 +19,7 @@ from semel.spark.options import OptionError
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 from tests.support.waiting import eventually
 
 ROWS = 300
@@ -50,7 +50,7 @@ def run(session: Any, query: Query, function: Any = None, **changes: Any) -> Any
 def test_a_copy_keeps_partition_order_keys_and_timestamps(session: Any, cluster: Cluster, tmp_path: Path) -> None:
     query = Query(cluster, tmp_path, "fast", ROWS)
     sink = run(session, query)
-    found = list(read_all(query.bootstrap, query.output, PARTITIONS))
+    found = read_values(query.bootstrap, query.output)
     for partition in range(PARTITIONS):
         values = [int(value or b"") for p, _, value in found if p == partition]
         assert values == list(range(partition, ROWS, PARTITIONS))
@@ -79,7 +79,7 @@ def test_a_filter_drops_rows_and_a_new_key_moves_them(session: Any, cluster: Clu
     moved = Query(cluster, tmp_path, "fast", ROWS)
     run(session, moved, by_last_digit, by_key=True)
     assert moved.values() == Counter(str(n) for n in range(ROWS))
-    for partition, _, value in read_all(moved.bootstrap, moved.output, PARTITIONS):
+    for partition, _, value in read_values(moved.bootstrap, moved.output):
         assert partition == partition_for_key(b"digit-%s" % (value or b"")[-1:], PARTITIONS)
 
 
@@ -100,9 +100,9 @@ def test_bad_rows_go_to_the_dead_letters_and_the_others_stay_where_they_were(
 
     sink = run(session, query, doubt, dead_letter_topic=dead, bad_column="doubtful")
     bad = {str(n) for n in range(ROWS) if "13" in str(n)}
-    assert {(value or b"").decode() for _, _, value in read_all(query.bootstrap, dead, 1)} == bad
+    assert {(value or b"").decode() for _, _, value in read_values(query.bootstrap, dead)} == bad
     assert sum(report.dead_letters for report in sink.reports) == len(bad)
-    for partition, _, value in read_all(query.bootstrap, query.output, PARTITIONS):
+    for partition, _, value in read_values(query.bootstrap, query.output):
         assert partition == int(value or b"") % PARTITIONS
 
 

@@ -15,7 +15,7 @@ from semel.spark.source import HAS_ADMISSION_CONTROL
 from semel.spark.writing import OwnerStalledError, failure_report
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 ROWS = 200
 RIGHT = 100  # so many keys of a source are where they belong, in which others are not
@@ -71,7 +71,7 @@ def copied(session: Any, query: Query, *select: str, **options: Any) -> list[Any
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
     rows = session.readStream.format("semel").options(**source, maxOffsetsPerTrigger=ROWS // 3 + 2).load()
     query.run_through(rows.selectExpr(*select or KEEP), sink)
-    found = read_all(query.bootstrap, query.output, PARTITIONS)
+    found = read_values(query.bootstrap, query.output)
     assert Counter(number(value) for _, _, value in found) == Counter(range(ROWS))
     return list(sink.reports)
 
@@ -82,7 +82,7 @@ def number(value: bytes | None) -> int:
 
 def places(query: Query, prefix: str = "key-") -> tuple[set[int], set[int]]:
     """How far rows are from where their key belongs, and from where an even or odd number was read."""
-    found = [(partition, number(value)) for partition, _, value in read_all(query.bootstrap, query.output, PARTITIONS)]
+    found = [(partition, number(value)) for partition, _, value in read_values(query.bootstrap, query.output)]
     by_key = {partition - partition_for_key(f"{prefix}{n}".encode(), PARTITIONS) for partition, n in found}
     return by_key, {partition - n % PARTITIONS for partition, n in found}
 

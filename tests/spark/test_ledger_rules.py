@@ -12,7 +12,7 @@ import pytest
 
 import semel
 from semel.local.brokers import SemelBroker
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 APP = "ledger-rules"
 
@@ -49,7 +49,7 @@ class Files:
         return ""
 
     def values(self, topic: str = "out") -> Counter[str]:
-        return Counter((value or b"").decode() for _, _, value in read_all(self.bootstrap, topic, 2))
+        return Counter((value or b"").decode() for _, _, value in read_values(self.bootstrap, topic))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import semel
 from semel.protocol.partitioning import partition_for_key
 from tests.spark.queries import Query
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 ROWS, WIDE = 200, 4
 NUMBER = "cast(cast(value AS STRING) AS INT)"
@@ -35,7 +35,7 @@ def written(session: Any, query: Query, *select: str, **options: Any) -> dict[st
     source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
     rows = session.readStream.format("semel").options(**source).load().selectExpr(*select)
     query.run_through(rows, sink)
-    found = list(read_all(query.bootstrap, query.output, WIDE))
+    found = read_values(query.bootstrap, query.output)
     assert Counter((value or b"").decode() for _, _, value in found) == Counter(str(n) for n in range(ROWS))
     return {(value or b"").decode(): partition for partition, _, value in found}
 
@@ -93,7 +93,7 @@ def test_routing_for_writers_puts_rows_where_the_sink_would(session: Any, query:
     semel.route(rows, query.bootstrap, topic=query.output, partitioner=partitioner).write.format("semel").options(
         **{"kafka.bootstrap.servers": query.bootstrap, "topic": query.output, "partitioner": partitioner}
     ).option("applicationId", query.application_id).mode("append").save()
-    found = {(v or b"").decode(): p for p, _, v in read_all(query.bootstrap, query.output, WIDE)}
+    found = {(v or b"").decode(): p for p, _, v in read_values(query.bootstrap, query.output)}
     assert set(found) == {str(n) for n in range(ROWS)}
     if partitioner == "murmur2":
         assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in range(ROWS))
@@ -114,7 +114,7 @@ def test_routing_for_writers_keeps_the_partition_that_a_row_has(session: Any, qu
     semel.route(rows, query.bootstrap, topic=query.output, partitioner=partitioner).write.format("semel").options(
         **{"kafka.bootstrap.servers": query.bootstrap, "topic": query.output, "partitioner": partitioner}
     ).option("applicationId", query.application_id).mode("append").save()
-    found = {(v or b"").decode(): p for p, _, v in read_all(query.bootstrap, query.output, WIDE)}
+    found = {(v or b"").decode(): p for p, _, v in read_values(query.bootstrap, query.output)}
     assert set(found) == {str(n) for n in range(ROWS)}
     assert {found[str(n)] for n in range(1, ROWS, 4)} == {3}
     if partitioner == "murmur2":

@@ -29,7 +29,7 @@ from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 from tests.support.waiting import until
 
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
@@ -90,7 +90,7 @@ class Application:
         until(lambda: self.ledger not in self.admin.list_topics(), "the ledger topic stayed")
 
     def values(self) -> list[str]:
-        return [(value or b"").decode() for _, _, value in read_all(self.bootstrap, self.output, 1)]
+        return [(value or b"").decode() for _, _, value in read_values(self.bootstrap, self.output)]
 
     def close(self) -> None:
         for sink in self.sinks:

@@ -12,7 +12,7 @@ import semel
 from semel.protocol.partitioning import partition_for_key
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 ROWS = 300
 BOTH = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
@@ -46,7 +46,7 @@ def test_rows_land_where_their_keys_belong_and_the_group_and_the_progress_show_i
         assert running.awaitTermination(120)
         assert query.values() == numbers(stop)
     assert sum(p.sink.numOutputRows for p in running.recentProgress) == 50
-    for partition, _, value in read_all(query.bootstrap, query.output, PARTITIONS):
+    for partition, _, value in read_values(query.bootstrap, query.output):
         assert partition == partition_for_key(b"key-%s" % (value or b""), PARTITIONS)
     with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
         found = admin.group_offsets(query.application_id)

@@ -23,7 +23,7 @@ from semel.spark.stream_writer import StreamWriter, WrongBatchError
 from semel.spark.transaction import RefusedError, UnevenError
 from semel.spark.writing import WrongTaskError
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 from tests.support.waiting import eventually
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -118,7 +118,7 @@ class Query:
         self.finish(batch)
 
     def output(self) -> list[str]:
-        found = read_all(self.cluster.bootstrap, self.topic, PARTITIONS)
+        found = read_values(self.cluster.bootstrap, self.topic)
         return sorted((value or b"").decode() for _, _, value in found)
 
 

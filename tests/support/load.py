@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer
 
+from tests.support.reading import read_values
 from tests.support.waiting import PATIENCE_S
 
 
@@ -80,41 +79,10 @@ class Load:
             self._more.notify_all()
 
 
-def read_all(
-    bootstrap: str, topic: str, partitions: int, *, committed: bool = True, timeout_s: float = PATIENCE_S
-) -> Iterator[tuple[int, int, bytes | None]]:
-    """(partition, offset, value) of everything, through a client that we did not write."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"check-{topic}",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
-        ended: set[int] = set()
-        deadline = time.monotonic() + timeout_s
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline, f"{topic} could not be read to its end within {timeout_s} s"
-            for message in consumer.consume(1_000, 0.5):
-                if message.error() is None:
-                    yield message.partition(), message.offset(), message.value()
-                else:
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    ended.add(message.partition())
-    finally:
-        consumer.close()
-
-
 def violations(load: Load, bootstrap: str) -> list[str]:
     """What is wrong with the topic after a load; empty if all is well."""
     by_partition: dict[int, list[bytes]] = defaultdict(list)
-    for partition, _, value in read_all(bootstrap, load.topic, load.partitions):
+    for partition, _, value in read_values(bootstrap, load.topic):
         by_partition[partition].append(value or b"")
     counts = Counter(value for values in by_partition.values() for value in values)
     found = [f"{value!r} was acknowledged and is lost" for value in load.acknowledged if value not in counts]

@@ -17,11 +17,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from semel.client.admin import Admin
 from semel.local.processes import Process, ProcessFailed
 from tests.support.broker import Cluster
+from tests.support.reading import read_values
 from tests.support.waiting import PATIENCE_S
 
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
@@ -167,7 +168,7 @@ def run_campaign(
             _stop_cleanly(pipeline)
             pipeline.count_aborts()
             pipeline.outcome.sent = sent
-            pipeline.outcome.seen = read_committed(cluster.bootstrap, pipeline.sink)
+            pipeline.outcome.seen = Counter(value for _, _, value in read_values(cluster.bootstrap, pipeline.sink))
     finally:
         feeder.stop()
         for pipeline in pipelines:
@@ -238,31 +239,3 @@ def _stop_cleanly(pipeline: Pipeline) -> None:
     for name, worker in pipeline.workers.items():
         code = worker.terminate(30)
         assert code == 0, f"{pipeline.guarantee} {name} ended with {code} after SIGTERM:\n{worker.output[-3000:]}"
-
-
-def read_committed(bootstrap: str, topic: str) -> Counter[bytes]:
-    """Every committed value of a topic, read by an independent client up to the last stable offset."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "checker",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    count = len(consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
-    seen: Counter[bytes] = Counter()
-    finished: set[int] = set()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while len(finished) < count:
-        assert time.monotonic() < deadline_s, "the sink could not be read to its end"
-        for message in consumer.consume(10_000, 0.2):
-            if message.error():
-                finished.add(message.partition())
-            else:
-                seen[message.value()] += 1
-    consumer.close()
-    return seen

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.waiting import PATIENCE_S
+from benchmarks.peers.raw_client import RawClient
+from semel.protocol.messages.transactions import ListTransactionsRequest
+from tests.support.waiting import PATIENCE_S, eventually
+
+LOST = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # a connection; librdkafka opens another one
 
 
 class Seen(NamedTuple):
@@ -28,10 +32,25 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) 
     return name
 
 
+def settle(bootstrap: str) -> None:
+    """Returns when no markers are on their way: a commit is answered before they are written, as on Kafka."""
+    prepared = ListTransactionsRequest(["PrepareCommit", "PrepareAbort"])
+    with RawClient(bootstrap) as client:
+        eventually(lambda: client.call(66, 1, prepared).transaction_states, lambda busy: not busy)
+
+
+def read_values(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[tuple[int, int, bytes | None]]:
+    """(partition, offset, value) of what `read_topic` finds."""
+    return [(seen.partition, seen.offset, seen.value) for seen in read_topic(bootstrap, topic, isolation)]
+
+
 def read_topic(
     bootstrap: str, topic: str, isolation: str = "read_committed", timeout_s: float = PATIENCE_S
 ) -> list[Seen]:
-    """All records up to the end of each partition at this moment (the last stable offset, if committed)."""
+    """All records up to the end of each partition at this moment (the last stable offset, if committed).
+
+    What was committed before is there: see `settle`."""
+    settle(bootstrap)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -59,7 +78,10 @@ def _read_to_the_end(consumer: Consumer, partitions: int, deadline_s: float) -> 
         assert time.monotonic() < deadline_s, f"the end was not reached in time; {len(seen)} records so far"
         for message in consumer.consume(1000, 0.2):
             if message.error():
-                ended.add(message.partition())
+                if message.error().code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
+                else:
+                    assert message.error().retriable() or message.error().code() in LOST, message.error()
                 continue
             seen.append(
                 Seen(

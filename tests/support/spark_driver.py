@@ -17,8 +17,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from semel.local.processes import Process
 from semel.prove.injection import command
 from tests.support.broker import Cluster
-from tests.support.load import read_all
-from tests.support.reading import create_topic
+from tests.support.reading import create_topic, read_values
 from tests.support.spark_cluster import Faults, SparkCluster
 from tests.support.waiting import until
 
@@ -223,7 +222,7 @@ class Pipeline:
 
     def committed(self, topic: str | None = None) -> Counter[bytes]:
         """Values by how often they are there, for a reader of committed records that is not ours."""
-        found = read_all(self.reading_from, topic or self.output, PARTITIONS, timeout_s=60)
+        found = read_values(self.reading_from, topic or self.output)
         return Counter(value or b"" for _, _, value in found)
 
     def assert_exact(self) -> None:

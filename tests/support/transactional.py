@@ -7,10 +7,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-from benchmarks.peers.raw_client import RawClient, patiently
-from semel.protocol.messages.transactions import ListTransactionsRequest
-from tests.support.reading import Seen, read_topic
-
 # What librdkafka calls it when somebody newer owns the id: its own code, the broker's new one, the broker's old one.
 FENCED = frozenset({-144, 90, 47})
 
@@ -61,16 +57,3 @@ def code_of(step: Callable[[], Any]) -> int:
     except KafkaException as error:
         return int(error.args[0].code())
     return 0
-
-
-def settle(bootstrap: str) -> None:
-    """Returns when no markers are on their way: a commit is answered before they are written, as on Kafka."""
-    prepared = ListTransactionsRequest(["PrepareCommit", "PrepareAbort"])
-    with RawClient(bootstrap) as client:
-        patiently(lambda: client.call(66, 1, prepared).transaction_states, until=lambda busy: not busy)
-
-
-def read_settled(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[Seen]:
-    """What a reader sees, by confluent-kafka, when every decision that was made has arrived."""
-    settle(bootstrap)
-    return read_topic(bootstrap, topic, isolation)

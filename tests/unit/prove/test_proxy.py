@@ -55,7 +55,7 @@ def test_transaction_survives(cluster: Cluster, proxy: Proxy, api: str, effect: 
     producer = OurProducer(
         bootstrap_servers=proxy.bootstrap,
         transactional_id=topic,
-        request_timeout_ms=1_000,
+        request_timeout_ms=5_000,  # the response that is withheld comes earlier, also on a busy machine
         retry_backoff_ms=20,
         delivery_timeout_ms=20_000,
     )

@@ -20,7 +20,7 @@ from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
-from tests.support.load import read_all
+from tests.support.reading import read_values
 
 pytestmark = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
 
@@ -71,7 +71,7 @@ def test_the_sink_writes_to_partitions_that_are_new(cluster: Cluster, age_ms: in
         sink._attempt(None, batch_of(1), 1)
         sink.close()
     assert found == seen
-    assert [p for p, _, _ in read_all(cluster.bootstrap, str(options.topic), 2)] == [count - 1 for count in seen]
+    assert [p for p, _, _ in read_values(cluster.bootstrap, str(options.topic))] == [count - 1 for count in seen]
 
 
 def test_a_sink_without_transactions_writes_to_partitions_that_are_new(
