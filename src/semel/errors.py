@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from semel.client.errors import RecordTooLargeError as RecordTooLargeError
     from semel.client.errors import RequestTimedOutError as RequestTimedOutError
     from semel.client.errors import RetriableError as RetriableError
+    from semel.client.errors import SerializationError as SerializationError
     from semel.client.errors import TimedOutError as TimedOutError
     from semel.client.errors import UnsupportedByBrokerError as UnsupportedByBrokerError
     from semel.client.types import CommitFailedError as CommitFailedError
     from semel.client.types import CorruptRecordError as CorruptRecordError
+    from semel.client.types import DeserializationError as DeserializationError
     from semel.client.types import NoOffsetError as NoOffsetError
     from semel.client.types import OffsetOutOfRangeError as OffsetOutOfRangeError
     from semel.client.types import PartitionError as PartitionError
@@ -77,12 +79,14 @@ _HOMES = {
         "RecordTooLargeError",
         "RequestTimedOutError",
         "RetriableError",
+        "SerializationError",
         "TimedOutError",
         "UnsupportedByBrokerError",
     ),
     "semel.client.types": (
         "CommitFailedError",
         "CorruptRecordError",
+        "DeserializationError",
         "NoOffsetError",
         "OffsetOutOfRangeError",
         "PartitionError",

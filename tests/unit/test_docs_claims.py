@@ -240,9 +240,9 @@ def takes(call: str) -> bool:
     function: Any = semel
     for part in name.split(".")[1:]:
         function = getattr(function, part)
-    if name in ("semel.Producer", "semel.Consumer", "semel.Admin"):
-        return option in {name.replace(".", "_") for name in _client_options(name)}
     parameters = inspect.signature(function).parameters
+    if name in ("semel.Producer", "semel.Consumer", "semel.Admin"):
+        return option in parameters or option in {name.replace(".", "_") for name in _client_options(name)}
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 

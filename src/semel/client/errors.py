@@ -95,6 +95,18 @@ class RecordTooLargeError(FatalError, ValueError):
     """A record is larger than max.request.size (checked here) or max.message.bytes (checked by the broker)."""
 
 
+class SerializationError(FatalError, ValueError):
+    """A record's key or value that its serializer could not take; nothing of the record was sent."""
+
+    def __init__(self, message: str, code: ErrorCode | None = None, topic: str = "", key: object = None) -> None:
+        super().__init__(message, code)
+        self.topic = topic
+        self.key = key  # as it was given to send()
+
+    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode | None, str, object]]:  # type: ignore[override]
+        return type(self), (str(self), self.code, self.topic, self.key)
+
+
 class IllegalStateError(FatalError, RuntimeError):
     """A call in the wrong order, such as a send outside of a transaction."""
 

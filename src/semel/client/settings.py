@@ -173,6 +173,13 @@ def parse_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
+def check_callable(**functions: Any) -> None:
+    """Raises unless each is a function or None; the names of Java's classes are none."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name} is {function!r}; it must be a function, such as semel.serializers.to_json")
+
+
 def check_addresses(addresses: Iterable[str]) -> None:
     """Raises unless there is at least one address and each can be read."""
     if not [parse_address(address) for address in addresses]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -57,14 +57,14 @@ class GroupMetadata(msgspec.Struct, frozen=True):
 
 
 class ConsumerRecord(NamedTuple):
-    """One record as it was read."""
+    """One record as it was read: key and value are bytes, or what the consumer's deserializers made of them."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    value: Any
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
@@ -92,6 +92,25 @@ class NoOffsetError(PartitionError):
 
 class CorruptRecordError(PartitionError):
     """A batch whose checksum or content does not hold."""
+
+
+class DeserializationError(PartitionError):
+    """A record that a deserializer could not read; `record` has its bytes. The consumer's position is that record's:
+    the next poll tries it again, a seek past it skips it."""
+
+    def __init__(
+        self,
+        message: str,
+        code: ErrorCode | None = None,
+        partition: TopicPartition | None = None,
+        offset: int = -1,
+        record: ConsumerRecord | None = None,
+    ) -> None:
+        super().__init__(message, code, partition, offset)
+        self.record = record
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code, self.partition, self.offset, self.record)
 
 
 class UnknownPartitionError(PartitionError):

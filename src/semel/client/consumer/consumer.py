@@ -22,6 +22,7 @@ import msgspec
 
 from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
 from semel.client.consumer.commits import Callback, PendingCommit
+from semel.client.consumer.deserialize import Deserializers
 from semel.client.consumer.engine import ConsumerEngine, TopicSubscription, checked_partitions, log
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
@@ -33,11 +34,12 @@ from semel.client.group.offsets import (
     retried,
 )
 from semel.client.group.states import MembershipState
-from semel.client.settings import ConsumerSettings
+from semel.client.settings import ConsumerSettings, check_callable
 from semel.client.timing import Deadline
 from semel.client.types import (
     CommitFailedError,
     ConsumerRecord,
+    DeserializationError,
     GroupMetadata,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -55,6 +57,7 @@ from typing import NamedTuple
 # Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
 OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tuple[str, int], int | OffsetAndMetadata]
 
+NO_DESERIALIZERS = Deserializers()
 CLOSE_TIMEOUT_S = 5.0
 ITERATION_POLL_MS = 1000.0
 _GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -127,13 +130,24 @@ class Iteration:
 
 
 class Consumer:
-    def __init__(self, options: Mapping[str, Any] | ConsumerSettings | None = None, /, **keywords: Any) -> None:
-        """Options by Kafka's names: `{"group.id": "billing"}` or `group_id="billing"`."""
+    def __init__(
+        self,
+        options: Mapping[str, Any] | ConsumerSettings | None = None,
+        /,
+        *,
+        key_deserializer: Any = None,
+        value_deserializer: Any = None,
+        **keywords: Any,
+    ) -> None:
+        """Options by Kafka's names: `{"group.id": "billing"}` or `group_id="billing"`. The deserializers are functions
+        of the bytes of a key or value that is not None; `poll` and iteration apply them, tables hold bytes."""
+        check_callable(key_deserializer=key_deserializer, value_deserializer=value_deserializer)
         if isinstance(options, ConsumerSettings):
             self.settings = options.replace(**keywords)
         else:
             self.settings = ConsumerSettings.of(options, **keywords)
         self._engine = ConsumerEngine(self.settings, self._commit_before_revoke)
+        self._deserializers = Deserializers(key_deserializer, value_deserializer)
         self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False
@@ -186,16 +200,51 @@ class Consumer:
     # -- reading -------------------------------------------------------------------------------------------------------
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
         """The next records, at most `max_records` (max.poll.records); an empty list when the timeout passes."""
-        from semel.client.consumer.decode import ROWS, rows
+        from semel.client.consumer.decode import ROWS
 
         limit = self.settings.max_poll_records if max_records is None else max_records
         if limit < 1:
             raise ConfigError(f"max_records is {limit}; it must be at least 1")
         found: list[ConsumerRecord] = []
         with contextlib.suppress(_Woken):
-            for part in self._poll(timeout_ms, ROWS, max_records=limit):
-                found += rows(*part)
+            for run in self._runs(self._poll(timeout_ms, ROWS, max_records=limit)):
+                found += run.records
         return found
+
+    def _runs(self, parts: list[tuple[TopicPartition, pa.Table]]) -> list[RecordRun]:
+        """The rows of what was taken, deserialized. A record that cannot be, and all behind it, are given back; it is
+        an error when it comes first."""
+        from semel.client.consumer.decode import rows
+
+        read: list[tuple[PartitionState, list[ConsumerRecord]]] = []
+        error: DeserializationError | None = None
+        try:
+            for partition, table in parts:
+                records = rows(partition, table)
+                if self._deserializers != NO_DESERIALIZERS:
+                    records, error = self._deserializers.apply(records)
+                read.append((self._engine.assigned.of(partition), records))
+                if error is not None:
+                    break
+        except BaseException:  # Ctrl-C in a deserializer: nothing was read
+            self._give_back(parts)
+            raise
+        if error is not None:
+            assert error.partition is not None
+            self._give_back(parts[len(read) :], {error.partition: error.offset})
+            if not any(records for _, records in read):
+                raise error
+        return [RecordRun(state, state.version, records) for state, records in read]
+
+    def _give_back(
+        self, parts: list[tuple[TopicPartition, pa.Table]], offsets: dict[TopicPartition, int] | None = None
+    ) -> None:
+        """The next poll reads these parts again, or from the given offsets on."""
+        first = dict(offsets or {})
+        for partition, table in parts:
+            first.setdefault(partition, table.column("offset")[0].as_py())
+        for partition, offset in first.items():
+            self._engine.assigned.of(partition).seek(offset)
 
     def poll_table(
         self,
@@ -207,7 +256,8 @@ class Consumer:
         views: bool = False,
     ) -> pa.Table:
         """The next records as one Arrow table: topic, partition, offset, timestamp, key, value and, if wanted,
-        headers. Without limits it is all that has been fetched; empty when the timeout passes.
+        headers. Without limits it is all that has been fetched; empty when the timeout passes. Keys and values are
+        bytes: the deserializers are not applied.
 
         With `views`, keys and values are of Arrow's type binary_view and stay in the memory that they were received
         in: nothing is copied, and that memory lives as long as the table. `send_table` takes such columns.
@@ -227,16 +277,14 @@ class Consumer:
         A record counts as processed when the loop continues: automatic commits leave out the record at which
         an exception or `break` left the loop, and all that were not yielded. The next poll returns the latter.
         """
-        from semel.client.consumer.decode import ROWS, rows
+        from semel.client.consumer.decode import ROWS
 
         while not self._engine.closed:
             try:
                 parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
             except _Woken:
                 return
-            states = [self._engine.assigned.of(partition) for partition, _ in parts]
-            runs = [RecordRun(state, state.version, rows(*part)) for state, part in zip(states, parts, strict=True)]
-            self._iteration = iteration = Iteration(runs)
+            self._iteration = iteration = Iteration(self._runs(parts))
             yield from iteration
 
     def wakeup(self) -> None:

@@ -21,7 +21,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semel.client.cluster import Cluster
@@ -32,6 +32,7 @@ from semel.client.errors import (
     IllegalStateError,
     KafkaError,
     RecordTooLargeError,
+    SerializationError,
     TimedOutError,
 )
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
@@ -43,7 +44,7 @@ from semel.client.producer.sticky_partitioner import StickyPartitioner
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
-from semel.client.settings import ProducerSettings
+from semel.client.settings import ProducerSettings, check_callable
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -59,17 +60,31 @@ STOP_S = 0.2  # how long close() waits for its thread even if its time is over
 EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
 
 Bytes = bytes | bytearray | memoryview | str
+Serializer = Callable[[Any], Bytes]
 Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
 
 
 class Producer:
     """Writes records to topics. Threads may share it; processes may not."""
 
-    def __init__(self, options: Mapping[str, Any] | ProducerSettings | None = None, /, **keywords: Any) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any] | ProducerSettings | None = None,
+        /,
+        *,
+        key_serializer: Any = None,
+        value_serializer: Any = None,
+        **keywords: Any,
+    ) -> None:
+        """Options by Kafka's names: `{"linger.ms": 5}` or `linger_ms=5`. The serializers are functions that make bytes
+        or text of a key or value that is not None; `send` applies them, tables hold bytes."""
+        check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
         if isinstance(options, ProducerSettings):
             self.settings = options.replace(**keywords) if keywords else options
         else:
             self.settings = ProducerSettings.of(options, **keywords)
+        self._serializers: tuple[Serializer | None, Serializer | None] = key_serializer, value_serializer
+        self._serializes = key_serializer is not None or value_serializer is not None
         self._cluster = Cluster(self.settings)
         self._transactions: TransactionCalls | None = None
         self._sender = self._make_sender()
@@ -99,13 +114,16 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: Bytes | None = None,
-        key: Bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         partition: int | None = None,
         timestamp: int | None = None,
         headers: Headers | None = None,
     ) -> Delivery:
         """Puts one record on its way and returns at once; `result()` of the delivery waits for its offset.
+
+        Key and value are bytes, text or None (for a value: the key's tombstone), or anything else that the producer has
+        a serializer for.
 
         The partition is the given one, or the key's (as the Java client hashes it), or one that is kept until a batch
         is full. `timestamp` is in milliseconds since 1970, now by default. Blocks up to max.block.ms while memory is
@@ -113,6 +131,11 @@ class Producer:
         """
         self._check_usable()
         now_s = time.time()
+        if self._serializes:
+            of_key, of_value = self._serializers
+            given = key
+            key = _serialized(key, of_key, "key", topic, given)
+            value = _serialized(value, of_value, "value", topic, given)
         value = value if type(value) is bytes or value is None else _as_bytes(value, "value")
         key = key if type(key) is bytes or key is None else _as_bytes(key, "key")
         packed = () if headers is None else _as_headers(headers)
@@ -135,7 +158,8 @@ class Producer:
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
         """Puts a whole Arrow table on its way: columns `value`, `key`, `headers`, `timestamp`, `partition`, of which
-        `value` or `key` must be there. Whole columns become batches; the partition rules are those of `send`.
+        `value` or `key` must be there. Whole columns become batches; the partition rules are those of `send`. Keys and
+        values are bytes or text: the serializers are not applied.
 
         Returns when the last batch is handed over, which may wait for memory (max.block.ms). Tables of less than a
         batch linger (linger.ms) and share batches with those that follow.
@@ -443,6 +467,25 @@ def _finish_all() -> None:
         thread.join(deadline.remaining_s())
         if thread.is_alive():
             log.warning("records were not acknowledged before the program ended; call close() of the producer")
+
+
+def _serialized(data: Any, serializer: Serializer | None, part: str, topic: str, key: Any) -> Any:
+    """A key or value through its serializer; `key` is the record's, as it was given."""
+    if serializer is None or data is None:
+        return data
+    try:
+        made = serializer(data)
+        if made is None:
+            raise ValueError("it became None, which would be a tombstone; send None for that")
+        return made
+    except Exception as error:
+        raise SerializationError(
+            f"a record for {topic!r} with the key {key!r:.200}: the {part} cannot be serialized: "
+            f"{type(error).__name__}: {error}; nothing of it was sent",
+            None,
+            topic,
+            key,
+        ) from error
 
 
 def _as_bytes(data: Any, what: str) -> bytes:
