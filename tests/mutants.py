@@ -52,10 +52,10 @@ def no_require_stable() -> None:
     """a consumer that takes over does not wait for offsets of transactions that have not ended"""
     from semel.client.group import offsets
 
-    request = offsets._offset_fetch
+    request = offsets.offset_fetch_request
     _replace(
         offsets,
-        "_offset_fetch",
+        "offset_fetch_request",
         lambda group_id, partitions, require_stable, version: request(group_id, partitions, False, version),
     )
 

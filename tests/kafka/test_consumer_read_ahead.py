@@ -168,7 +168,7 @@ def test_paused_partitions_with_full_buffers_do_not_starve_the_others(proxy: Pro
         assert consumer.poll_table(10_000, max_records=1).num_rows  # and it asks for more of partition 1
         consumer.pause((topic, 1))
         assert consumer.poll_table(500).num_rows == 0, "what comes is kept, and fills what may be read ahead"
-        assert consumer._engine.fetching.fetcher._chunks, "the buffer was to be full"
+        assert consumer._engine.fetcher._chunks, "the buffer was to be full"
         consumer.resume((topic, 0))
         assert consumer.poll_table(5_000, max_records=10)["partition"].to_pylist() == [0] * 10
 

@@ -139,7 +139,7 @@ def _chosen(admin: Admin, args: argparse.Namespace, before: dict[TopicPartition,
 def _targets(
     admin: Admin, args: argparse.Namespace, partitions: list[TopicPartition], before: dict[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    from semel.client.group.offsets import EARLIEST, LATEST
+    from semel.client.group.offset_requests import EARLIEST, LATEST
 
     first = {part: at.offset for part, at in admin.list_offsets(dict.fromkeys(partitions, EARLIEST)).items()}
     end = {part: at.offset for part, at in admin.list_offsets(dict.fromkeys(partitions, LATEST)).items()}

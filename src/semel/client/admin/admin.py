@@ -23,14 +23,8 @@ from semel.client.cluster import AnyNode, Cluster, Controller, Leader, NodeTarge
 from semel.client.consumer.consumer import OffsetsToCommit
 from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
-from semel.client.group.offsets import (
-    EARLIEST,
-    LATEST,
-    FoundOffset,
-    fetch_committed,
-    list_offsets_retried,
-    retried,
-)
+from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
+from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition

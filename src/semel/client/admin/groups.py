@@ -10,7 +10,8 @@ import msgspec
 from semel.client.cluster import Cluster, NodeTarget, group_coordinator
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment
-from semel.client.group.offsets import LATEST, by_topic, commit_offsets, fetch_committed, list_offsets, retried
+from semel.client.group.offset_requests import LATEST, by_topic
+from semel.client.group.offsets import commit_offsets, fetch_committed, list_offsets, retried
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import (

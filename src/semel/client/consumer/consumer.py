@@ -22,17 +22,13 @@ import msgspec
 
 from semel.client.consumer.assigned_partitions import PartitionState, ResetTo
 from semel.client.consumer.commits import Callback, PendingCommit
+from semel.client.consumer.core import TopicSubscription
 from semel.client.consumer.deserialize import Deserializers
-from semel.client.consumer.engine import ConsumerEngine, TopicSubscription, checked_partitions, log
+from semel.client.consumer.engine import ConsumerEngine, checked_partitions, log
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.group.offsets import (
-    EARLIEST,
-    LATEST,
-    fetch_committed,
-    list_offsets_retried,
-    retried,
-)
+from semel.client.group.offset_requests import EARLIEST, LATEST
+from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
 from semel.client.group.states import MembershipState
 from semel.client.settings import ConsumerSettings, check_callable
 from semel.client.timing import Deadline
@@ -195,7 +191,7 @@ class Consumer:
         return self._engine.assigned.partitions
 
     def subscription(self) -> set[str]:
-        return set(self._engine.subscription.topics)
+        return set(self._engine.core.subscription.topics)
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[ConsumerRecord]:
@@ -335,10 +331,10 @@ class Consumer:
     def _has_records(self) -> bool:
         if self._woken:
             return True
-        if not self._engine.is_delivering:
+        if not self._engine.core.is_delivering:
             return False
         self._open = [decoded for decoded in self._open if decoded.chunk.is_current]
-        return self._engine.fetching.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
+        return self._engine.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
 
     def _take(
         self, form: Form, max_records: int | None, max_bytes: int | None
@@ -368,7 +364,7 @@ class Consumer:
         """Decodes all that can be read, at once. What is damaged is left to be decoded chunk by chunk."""
         from semel.client.consumer.decode import decode_all
 
-        fetcher = self._engine.fetching.fetcher
+        fetcher = self._engine.fetcher
         with contextlib.suppress(DecodeError):
             self._open += decode_all(fetcher.readable(), self.settings.reads_committed, form)
             fetcher.drop_readable()
@@ -380,7 +376,7 @@ class Consumer:
             if decoded.chunk.is_readable:
                 del self._open[index]
                 return decoded if decoded.form.covers(form) else self._decode_again(decoded, form)
-        chunk = self._engine.fetching.fetcher.take()
+        chunk = self._engine.fetcher.take()
         if chunk is None:
             return None
         try:

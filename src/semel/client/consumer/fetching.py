@@ -1,23 +1,30 @@
-"""Fetching over the network: sends what the fetcher plans, takes the responses, and finds offsets to start from."""
+"""What a consumer decides about fetching: where to start, what to look up, what a response or its absence means.
+
+A state machine without a thread, a socket, a clock or a lock around the plans and chunks of `fetcher.py`. Events and
+the time are arguments of its methods; requests, look-ups and the time of the next retry come out of them. A driver
+(`fetch_driver.py`) owns the rest:
+
+    core.unresolved(now_s)              # offsets to look up; then committed_found or offsets_found, or look_up_failed
+    core.stale_leaders(now_s)           # leaders to look up; then leaders_found, or look_up_failed
+    core.plan(busy_nodes, now_s)        # Fetch requests; then responded, or failed
+    core.take_doubted()                 # partitions whose leader must be looked up again
+    core.next_retry_s()                 # when a partition that failed may be tried again
+
+What the program must decide about is raised. `since_s` is the time at which an attempt that failed began.
+"""
 
 from __future__ import annotations
 
 import logging
-import select
-import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from semel.client.aside import Aside, TaskOutcome
-from semel.client.cluster import Cluster, Leader, NodeTarget
-from semel.client.connection import BrokerConnection
 from semel.client.consumer.assigned_partitions import AssignedPartitions, PartitionState, ResetTo
-from semel.client.consumer.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, Fetcher, FetchFailure, FetchPlan
+from semel.client.consumer.fetcher import Fetcher, FetchFailure, FetchPlan
 from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError, error_of
-from semel.client.group.offsets import OffsetLookup, fetch_committed, list_offsets
+from semel.client.group.offset_requests import FoundOffset
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
-from semel.client.timing import Deadline
 from semel.client.types import (
     CorruptRecordError,
     NoOffsetError,
@@ -27,17 +34,11 @@ from semel.client.types import (
     TopicPartition,
     UnknownPartitionError,
 )
-from semel.client.wire import Pending
-from semel.protocol.errors import DecodeError, ErrorCode, Recovery
-from semel.protocol.messages.records import FETCH
-from semel.protocol.schema import NO_UUID
+from semel.protocol.errors import ErrorCode, Recovery
+from semel.protocol.messages.records import FetchResponse
 
-LOOKUP_LANE = "lookup"
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-Value = TypeVar("Value")
-Versioned = tuple[PartitionState, int]  # and its version when a look-up began
 _RESETS = {"earliest": ResetTo.EARLIEST, "latest": ResetTo.LATEST}
-
 
 log = logging.getLogger(__name__)
 
@@ -46,126 +47,171 @@ class RetryBudget:
     """How long a consumer retries before poll() raises: default.api.timeout.ms. Before any broker was reached, a
     refused connection is raised when poll()'s own timeout ends: a wrong address must not look like an empty topic."""
 
-    def __init__(
-        self, limit_s: float, was_reached: Callable[[], bool], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._was_reached = was_reached
-        self._clock = clock
         self._since_s: float | None = None
         self._last: KafkaError | None = None
 
     def succeeded(self) -> None:
         self._since_s = self._last = None
 
-    def failed(self, error: KafkaError, since_s: float | None = None) -> None:
+    def failed(self, error: KafkaError, since_s: float) -> None:
         """An attempt failed; `since_s`: when it began."""
         if self._last is None or str(self._last) != str(error):
             log.warning("consumer: %s", error)
         if self._since_s is None:
-            self._since_s = self._clock() if since_s is None else since_s
+            self._since_s = since_s
         self._last = error
 
-    def check(self, poll_ends: bool) -> None:
-        """Raises if it has lasted too long."""
+    def check(self, now_s: float, poll_ends: bool, was_reached: bool) -> None:
+        """Raises if it has lasted too long. `was_reached`: whether any broker was, ever."""
         if self._last is None or self._since_s is None:
             return
-        lasted_s = self._clock() - self._since_s
+        lasted_s = now_s - self._since_s
         is_refused = isinstance(self._last, ConnectionFailedError) and not isinstance(self._last, TimeoutError)
-        if lasted_s >= self._limit_s or (poll_ends and is_refused and not self._was_reached()):
+        if lasted_s >= self._limit_s or (poll_ends and is_refused and not was_reached):
             last, self._since_s, self._last = self._last, None, None
             raise TimedOutError(
                 f"nothing could be read for {lasted_s:.3g} s; the last try: {last}", last.code
             ) from last
 
 
-class Fetching:
+class _LookedUp(NamedTuple):
+    """A partition, and its version when a look-up began."""
+
+    state: PartitionState
+    version: int
+
+    @property
+    def is_current(self) -> bool:
+        return self.state.version == self.version
+
+
+class CommittedLookUp(NamedTuple):
+    """The group's committed offsets are wanted."""
+
+    group_id: str
+    looked_up: list[_LookedUp]
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [each.state.topic_partition for each in self.looked_up]
+
+
+class OffsetsLookUp(NamedTuple):
+    """Offsets of the log are wanted: each partition's begin, end, or first record after a time."""
+
+    wanted: dict[TopicPartition, int]
+    looked_up: list[_LookedUp]
+
+
+class LeadersLookUp(NamedTuple):
+    """The leaders of these topics are wanted."""
+
+    topics: list[str]
+    states: list[PartitionState]
+
+
+class FetchingCore:
+    """The fetching of one consumer. `metadata` is what its driver keeps up to date."""
+
     def __init__(
-        self,
-        cluster: Cluster,
-        settings: ConsumerSettings,
-        assigned: AssignedPartitions,
-        retry_budget: RetryBudget,
-        aside: Aside,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: ConsumerSettings, assigned: AssignedPartitions, metadata: Metadata, budget: RetryBudget
     ) -> None:
         self.fetcher = Fetcher(assigned, settings)
-        self._cluster = cluster
         self._settings = settings
         self._assigned = assigned
-        self._retry_budget = retry_budget
-        self._aside = aside
-        self._clock = clock
-        self._connections: dict[int, BrokerConnection] = {}
-        self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
+        self._metadata = metadata
+        self._budget = budget
+        self._backoff_s = settings.retry_backoff_ms / 1000
         self._looked_at_s = 0.0  # when it was last looked for what to do
+        self._doubted: list[TopicPartition] = []
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-    def send(self, draining: bool = False) -> None:
-        """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
-        now_s = self._clock()
+    def take_doubted(self) -> list[TopicPartition]:
+        """Partitions whose leader, as far as it is known, is in doubt."""
+        doubted, self._doubted = self._doubted, []
+        return doubted
+
+    def next_retry_s(self) -> float:
+        """When a partition that failed may be tried again."""
+        at_s = self._looked_at_s
+        return min((s.retry_at_s for s in self._assigned if s.retry_at_s > at_s), default=float("inf"))
+
+    # --- fetching ---
+
+    def plan(self, busy_nodes: Iterable[int], now_s: float, draining: bool = False) -> list[FetchPlan]:
+        """A request for every broker that is not busy and leads a partition with room (see `Fetcher.plan`)."""
         names = {state.topic_partition.topic for state in self._assigned}
-        self._look_up_leaders(names, now_s)
-        topics = self._cluster.metadata.topics
-        plans = self.fetcher.plan(
-            self._leader_of,
-            {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None},
-            [*self._in_flight, *(node for node in self._cluster.metadata.brokers if self._aside.is_busy(_lane(node)))],
-            now_s,
-            draining,
-        )
-        for plan in plans:
-            try:
-                connection = self._connection_to(plan)
-                if connection is not None:
-                    self._in_flight[plan.node_id] = (plan, self._send(connection, plan))
-            except KafkaError as error:
-                self._on_failed(plan, error)
+        topics = self._metadata.topics
+        ids = {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None}
+        return self.fetcher.plan(self._leader_of, ids, busy_nodes, now_s, draining)
 
-    def _send(self, connection: BrokerConnection, plan: FetchPlan) -> Pending:
-        by_name = NO_UUID in plan.names
-        at_most = FIRST_VERSION_WITH_TOPIC_IDS - 1 if by_name else 0x7FFF
-        version = connection.capabilities.version_of(FETCH, at_most)
-        timeout_s = (self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms) / 1000
-        pending = connection.send(FETCH, plan.request, version=version, timeout_s=timeout_s)
-        connection.read_ahead()
-        return pending
-
-    def _connection_to(self, plan: FetchPlan) -> BrokerConnection | None:
-        """To the plan's broker; if there is none, one is opened aside."""
-        node_id = plan.node_id
-        connection = self._connections.get(node_id)
-        if connection is not None and not connection.closed and not connection.retiring:
-            return connection
-        self._connections.pop(node_id, None)
-        self._aside.start(
-            _lane(node_id),
-            lambda: self._cluster.connect(NodeTarget(node_id), self.look_up_deadline(), _lane(node_id)),
-            lambda outcome: self._on_connected(plan, outcome),
-        )
-        return None
-
-    def _on_connected(self, plan: FetchPlan, outcome: TaskOutcome[BrokerConnection]) -> None:
-        try:
-            self._connections[plan.node_id] = outcome.result()
-        except KafkaError as error:
-            self._on_failed(plan, error, outcome.started_s)
-
-    # -- leaders -------------------------------------------------------------------------------------------------------
-    def look_up(self, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
-        """Starts a look-up unless another one is under way."""
-        return self._aside.start(LOOKUP_LANE, work, then)
-
-    def look_up_deadline(self) -> Deadline:
-        """For one attempt of what is done aside."""
-        return Deadline(min(self._settings.request_timeout_ms, self._settings.default_api_timeout_ms) / 1000)
-
-    def _look_up_leaders(self, names: set[str], now_s: float) -> None:
-        """Looks up the leaders of all partitions to fetch whose metadata is old or in doubt."""
-        metadata, max_age_s, at_s = self._cluster.metadata, self._settings.metadata_max_age_ms / 1000, time.monotonic()
-        stale = {name for name in names if not metadata.is_fresh(name, at_s, max_age_s)}
-        if not stale:
+    def responded(self, plan: FetchPlan, response: FetchResponse, now_s: float) -> None:
+        """Keeps the records; what failed is retried, reset or raised."""
+        if response.error_code:
+            self.failed(plan, error_of(response.error_code, f"fetching from broker {plan.node_id}"), now_s, now_s)
             return
+        failures = self.fetcher.absorb(plan, response)
+        self._budget.succeeded()
+        for failure in failures:
+            self._on_failure(failure, now_s)
+
+    def failed(self, plan: FetchPlan, error: KafkaError, now_s: float, since_s: float) -> None:
+        """The whole request failed, or could not be sent: look for the leaders anew, a little later."""
+        if error.recovery is not Recovery.RETRY:
+            raise error
+        self._budget.failed(error, since_s)
+        for partition, requested in plan.requested.items():
+            self._doubted.append(partition)
+            requested.state.retry_at_s = now_s + self._backoff_s
+
+    def _on_failure(self, failure: FetchFailure, now_s: float) -> None:
+        """One partition of a response failed."""
+        state, code, _ = failure
+        partition = state.topic_partition
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._on_out_of_range(failure, now_s)
+        elif code is ErrorCode.CORRUPT_MESSAGE:
+            raise CorruptRecordError(
+                f"{partition}: the broker cannot read its log at offset {state.fetch_offset}; its disk needs a look",
+                code,
+                partition,
+                state.fetch_offset,
+            )
+        elif code.retriable:
+            self._doubted.append(partition)
+            state.retry_at_s = now_s + self._backoff_s
+            if code in _UNKNOWN:
+                self._check_unknown(state, now_s)
+        else:
+            error = error_of(code, f"fetching {partition} at offset {state.fetch_offset}")
+            raise PartitionError(str(error), code, partition, state.fetch_offset)
+
+    def _on_out_of_range(self, failure: FetchFailure, now_s: float) -> None:
+        state, code, data = failure
+        if state.position is not None and state.position < state.fetch_offset:
+            state.retry_at_s = now_s + self._backoff_s
+            return  # what was read ahead is delivered first
+        reset_to = _RESETS.get(self._settings.auto_offset_reset)
+        if reset_to is None:
+            raise OffsetOutOfRangeError(
+                f"{state.topic_partition} has no offset {state.fetch_offset} (any more): its log starts at "
+                f"{data.log_start_offset}; auto.offset.reset=none leaves it to you: seek(), or seek_to_beginning()",
+                code,
+                state.topic_partition,
+                state.fetch_offset,
+            )
+        state.reset(reset_to)
+
+    # --- leaders ---
+
+    def stale_leaders(self, now_s: float) -> LeadersLookUp | None:
+        """The topics of all partitions to fetch whose metadata is old or in doubt."""
+        max_age_s = self._settings.metadata_max_age_ms / 1000
+        names = {state.topic_partition.topic for state in self._assigned}
+        stale = {name for name in names if not self._metadata.is_fresh(name, now_s, max_age_s)}
+        if not stale:
+            return None
         states = [
             state
             for state in self._assigned
@@ -174,36 +220,28 @@ class Fetching:
             and not state.paused
             and state.retry_at_s <= now_s
         ]
-        if states:
-            topics = sorted({state.topic_partition.topic for state in states})
-            self.look_up(
-                lambda: self._cluster.refresh(topics, self.look_up_deadline(), LOOKUP_LANE),
-                lambda outcome: self._on_leaders(states, outcome),
-            )
+        return LeadersLookUp(sorted({s.topic_partition.topic for s in states}), states) if states else None
 
-    def _on_leaders(self, states: list[PartitionState], outcome: TaskOutcome[Metadata]) -> None:
-        failure: KafkaError | None = None
-        try:
-            outcome.result()
-        except KafkaError as error:
-            failure = error
-        for state in states:
+    def leaders_found(
+        self, look_up: LeadersLookUp, now_s: float, since_s: float, failure: KafkaError | None = None
+    ) -> None:
+        """The metadata was brought up to date, or that failed."""
+        for state in look_up.states:
             problem = failure or self._leader_error(state.topic_partition)
             if problem is not None and self._assigned.get(state.topic_partition) is state:
-                self._on_no_leader(state, problem, outcome.started_s)
+                self._on_no_leader(state, problem, now_s, since_s)
 
     def _leader_error(self, partition: TopicPartition) -> KafkaError | None:
         """Why a partition cannot be fetched, by the metadata."""
         name, index = partition
-        metadata = self._cluster.metadata
-        topic = metadata.topics.get(name)
-        if topic is None or name in metadata.errors:
-            code = metadata.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        topic = self._metadata.topics.get(name)
+        if topic is None or name in self._metadata.errors:
+            code = self._metadata.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return error_of(code, f"looking up topic {name!r}")
         found = topic.partitions.get(index)
         if found is not None and found.leader >= 0:
             return None
-        self._cluster.forget(Leader(name, index))
+        self._doubted.append(partition)
         if found is None:
             code, detail = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"it has {len(topic.partitions)} partitions"
             return error_of(code, f"partition {index} of {name!r}", detail)
@@ -211,22 +249,20 @@ class Fetching:
 
     def _leader_of(self, partition: TopicPartition) -> tuple[int, int] | None:
         """(node, epoch) by the metadata, unless that is in doubt; what is merely old is used while it is renewed."""
-        metadata = self._cluster.metadata
-        topic = metadata.topics.get(partition.topic)
-        if topic is None or not metadata.is_fresh(partition.topic, 0.0, float("inf")):
+        topic = self._metadata.topics.get(partition.topic)
+        if topic is None or not self._metadata.is_fresh(partition.topic, 0.0, float("inf")):
             return None
         found = topic.partitions.get(partition.partition)
         return (found.leader, found.leader_epoch) if found is not None and found.leader >= 0 else None
 
-    def _on_no_leader(self, state: PartitionState, error: KafkaError, since_s: float | None = None) -> None:
-        now_s = self._clock()
+    def _on_no_leader(self, state: PartitionState, error: KafkaError, now_s: float, since_s: float) -> None:
         state.retry_at_s = now_s + self._settings.retry_backoff_max_ms / 1000
         if error.recovery is not Recovery.RETRY:
             raise error
         if error.code in _UNKNOWN:
             self._check_unknown(state, now_s)
         else:
-            self._retry_budget.failed(error, since_s)
+            self._budget.failed(error, since_s)
 
     def _check_unknown(self, state: PartitionState, now_s: float) -> None:
         """A topic may be on its way; one that stays away is an error. (A group's leader takes it off by itself.)"""
@@ -242,132 +278,55 @@ class Fetching:
             state.topic_partition,
         )
 
-    # -- waiting and receiving -----------------------------------------------------------------------------------------
-    def connections(self) -> list[BrokerConnection]:
-        return [connection for connection in self._connections.values() if not connection.closed]
+    # --- where to start ---
 
-    def read_on(self, ready: set[int]) -> bool:
-        """Reads what has come; whether that was only a part of a response, so that all there is to do is wait on."""
-        mine = {fd: connection for connection in self.connections() for fd in connection.waits_for()}
-        if not ready or not ready <= mine.keys():
-            return False
-        for fd in ready:
-            mine[fd].progress()
-        return not any(pending.done for _, pending in self._in_flight.values())
-
-    def receive(self) -> None:
-        """Takes the responses that have come. Raises what the program must decide about."""
-        for connection in self.connections():
-            connection.progress()
-            connection.check_deadlines()
-        for node_id, (plan, pending) in list(self._in_flight.items()):
-            if pending.done:
-                del self._in_flight[node_id]
-                self._on_response(plan, pending)
-
-    def _on_response(self, plan: FetchPlan, pending: Pending) -> None:
-        try:
-            response = pending.result()
-            if response.error_code:
-                raise error_of(response.error_code, f"fetching from broker {plan.node_id}")
-            failures = self.fetcher.absorb(plan, response)
-        except DecodeError as error:
-            self._on_failed(plan, error_of(ErrorCode.NETWORK_EXCEPTION, "fetching", str(error)))
-        except PartitionError:
-            raise
-        except KafkaError as error:
-            self._on_failed(plan, error)
-        else:
-            self._retry_budget.succeeded()
-            for failure in failures:
-                self._on_failure(failure)
-
-    def _on_failed(self, plan: FetchPlan, error: KafkaError, since_s: float | None = None) -> None:
-        """The whole request failed: look for the leaders anew, a little later."""
-        if error.recovery is not Recovery.RETRY:
-            raise error
-        self._retry_budget.failed(error, since_s)
-        for partition, requested in plan.requested.items():
-            self._cluster.forget(Leader(*partition))
-            requested.state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
-
-    def _on_failure(self, failure: FetchFailure) -> None:
-        """One partition of a response failed."""
-        state, code, _ = failure
-        partition = state.topic_partition
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._on_out_of_range(failure)
-        elif code is ErrorCode.CORRUPT_MESSAGE:
-            raise CorruptRecordError(
-                f"{partition}: the broker cannot read its log at offset {state.fetch_offset}; its disk needs a look",
-                code,
-                partition,
-                state.fetch_offset,
-            )
-        elif code.retriable:
-            self._cluster.forget(Leader(*partition))
-            state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
-            if code in _UNKNOWN:
-                self._check_unknown(state, self._clock())
-        else:
-            error = error_of(code, f"fetching {partition} at offset {state.fetch_offset}")
-            raise PartitionError(str(error), code, partition, state.fetch_offset)
-
-    def _on_out_of_range(self, failure: FetchFailure) -> None:
-        state, code, data = failure
-        if state.position is not None and state.position < state.fetch_offset:
-            state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
-            return  # what was read ahead is delivered first
-        reset_to = _RESETS.get(self._settings.auto_offset_reset)
-        if reset_to is None:
-            raise OffsetOutOfRangeError(
-                f"{state.topic_partition} has no offset {state.fetch_offset} (any more): its log starts at "
-                f"{data.log_start_offset}; auto.offset.reset=none leaves it to you: seek(), or seek_to_beginning()",
-                code,
-                state.topic_partition,
-                state.fetch_offset,
-            )
-        state.reset(reset_to)
-
-    # -- where to start ------------------------------------------------------------------------------------------------
-    def resolve(self) -> None:
-        """Finds the offsets that are still unknown: the group's, else by auto.offset.reset. One try each."""
-        now_s = self._looked_at_s = self._clock()
+    def unresolved(self, now_s: float) -> CommittedLookUp | OffsetsLookUp | None:
+        """The offsets that are still unknown: the group's, else by auto.offset.reset. One try."""
+        self._looked_at_s = now_s
         new = [state for state in self._assigned if state.is_new and state.retry_at_s <= now_s]
         group_id = self._settings.group_id
-        if new and group_id is None:
-            for state in new:
-                self._start_without_committed(state)
-        elif new and group_id is not None:
-            self._look_up_committed(group_id, [(state, state.version) for state in new])
+        if new and group_id is not None:
+            return CommittedLookUp(group_id, [_LookedUp(state, state.version) for state in new])
+        for state in new:
+            self._start_without_committed(state)
         resetting = [s for s in self._assigned if s.reset_to is not None and s.retry_at_s <= now_s]
-        if resetting:
-            self._look_up_resets([(state, state.version) for state in resetting])
+        wanted = {state.topic_partition: state.reset_to for state in resetting if state.reset_to is not None}
+        return OffsetsLookUp(wanted, [_LookedUp(state, state.version) for state in resetting]) if wanted else None
 
-    def _look_up_committed(self, group_id: str, new: list[Versioned]) -> None:
-        partitions = [state.topic_partition for state, _ in new]
-        stable = self._settings.reads_committed
-        self.look_up(
-            lambda: fetch_committed(self._cluster, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE),
-            lambda outcome: self._on_committed(new, outcome),
-        )
-
-    def _on_committed(
-        self, new: list[Versioned], outcome: TaskOutcome[dict[TopicPartition, OffsetAndMetadata]]
-    ) -> None:
-        states = [state for state, version in new if state.version == version]  # others have moved on since
-        try:
-            committed = outcome.result()
-        except KafkaError as error:
-            self._postpone(states, error, outcome.started_s)
-            return
-        missing = [state for state in states if state.topic_partition not in committed]
+    def committed_found(self, look_up: CommittedLookUp, committed: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        states = _unmoved(look_up.looked_up)
         for state in states:
             found = committed.get(state.topic_partition)
             if found is not None:
                 state.seek(found.offset, found.leader_epoch)
-        for state in missing:
-            self._start_without_committed(state)
+        for state in states:
+            if state.topic_partition not in committed:
+                self._start_without_committed(state)
+
+    def committed_not_found(self, look_up: CommittedLookUp, error: KafkaError, now_s: float, since_s: float) -> None:
+        self._postpone(_unmoved(look_up.looked_up), error, now_s, since_s)
+
+    def offsets_found(
+        self,
+        look_up: OffsetsLookUp,
+        found: Mapping[TopicPartition, FoundOffset],
+        failed: Mapping[TopicPartition, KafkaError],
+        now_s: float,
+        since_s: float,
+    ) -> None:
+        if found:
+            self._budget.succeeded()
+        states = _unmoved(look_up.looked_up)
+        for state in states:
+            if state.topic_partition in found:
+                at = found[state.topic_partition]
+                state.seek(at.offset, at.leader_epoch)
+        for state in states:
+            error = failed.get(state.topic_partition)
+            if error is not None and error.code in _UNKNOWN:
+                self._on_no_leader(state, error, now_s, since_s)
+            elif error is not None:
+                self._postpone([state], error, now_s, since_s)
 
     def _start_without_committed(self, state: PartitionState) -> None:
         reset_to = _RESETS.get(self._settings.auto_offset_reset)
@@ -380,53 +339,15 @@ class Fetching:
             )
         state.reset(reset_to)
 
-    def _look_up_resets(self, resetting: list[Versioned]) -> None:
-        wanted = {state.topic_partition: state.reset_to for state, _ in resetting if state.reset_to is not None}
-        isolation = self._settings.isolation
-        self.look_up(
-            lambda: list_offsets(self._cluster, wanted, isolation, self.look_up_deadline(), LOOKUP_LANE),
-            lambda outcome: self._on_resets(resetting, outcome),
-        )
-
-    def _on_resets(self, resetting: list[Versioned], outcome: TaskOutcome[OffsetLookup]) -> None:
-        found, failed = outcome.result()
-        if found:
-            self._retry_budget.succeeded()
-        states = [state for state, version in resetting if state.version == version]  # others have moved on since
-        for state in states:
-            if state.topic_partition in found:
-                at = found[state.topic_partition]
-                state.seek(at.offset, at.leader_epoch)
-        for state in states:
-            error = failed.get(state.topic_partition)
-            if error is not None and error.code in _UNKNOWN:
-                self._on_no_leader(state, error, outcome.started_s)
-            elif error is not None:
-                self._postpone([state], error, outcome.started_s)
-
-    def _postpone(self, states: Iterable[PartitionState], error: KafkaError, since_s: float) -> None:
+    def _postpone(self, states: Iterable[PartitionState], error: KafkaError, now_s: float, since_s: float) -> None:
         if error.recovery is not Recovery.RETRY:
             raise error
         if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:  # a transaction is being finished, as it should be
-            self._retry_budget.failed(error, since_s)
+            self._budget.failed(error, since_s)
         for state in states:
-            state.retry_at_s = self._clock() + self._settings.retry_backoff_ms / 1000
-
-    def next_retry_s(self) -> float:
-        """When a partition that failed may be tried again."""
-        at_s = self._looked_at_s
-        return min((s.retry_at_s for s in self._assigned if s.retry_at_s > at_s), default=float("inf"))
+            state.retry_at_s = now_s + self._backoff_s
 
 
-def _lane(node_id: int) -> str:
-    return f"fetch-{node_id}"
-
-
-def wait_ready(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int) -> set[int]:
-    """Waits until a connection can go on or `wakeup` is readable; the file descriptors that are ready."""
-    poller = select.poll()
-    for connection in connections:
-        for fd, events in connection.waits_for().items():
-            poller.register(fd, events)
-    poller.register(wakeup, select.POLLIN)
-    return {fd for fd, _ in poller.poll(max(0.0, min(timeout_s, 3600.0)) * 1000)}
+def _unmoved(looked_up: Iterable[_LookedUp]) -> list[PartitionState]:
+    """Those that have not moved since the look-up began."""
+    return [each.state for each in looked_up if each.is_current]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
 from semel.client.consumer.commits import PendingCommit
-from semel.client.group.member import GroupMember
+from semel.client.group.core import Membership
 from semel.client.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Rebalancer:
 
     def __init__(
         self,
-        member: GroupMember,
+        member: Membership,
         assigned: AssignedPartitions,
         listener: RebalanceListener,
         start_commit: Callable[[], PendingCommit | None],

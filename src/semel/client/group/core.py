@@ -335,12 +335,16 @@ class MemberCore:
 
     def beaten(self, request: HeartbeatRequest, code: ErrorCode, now_s: float) -> None:
         """What the coordinator said to a heartbeat; nothing counts that it said to an older generation."""
-        self.not_beaten(now_s)
+        self._plan_beat(now_s)
         if code is not ErrorCode.NONE and self._is_current(request.generation_id, request.member_id):
             self._apply(event_of(code), now_s, code, "heartbeat to")
 
     def not_beaten(self, now_s: float) -> None:
         """No response. The next heartbeat tries again; the coordinator returns an error if the session has ended."""
+        self._is_in_doubt = True
+        self._plan_beat(now_s)
+
+    def _plan_beat(self, now_s: float) -> None:
         self._is_beating = False
         self._next_beat_s = now_s + self._settings.heartbeat_interval_ms / 1000
 
