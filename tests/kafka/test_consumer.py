@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -212,6 +213,25 @@ def test_times_are_found(cluster: Cluster) -> None:
         assert consumer.offsets_for_times({place: 1_000_150})[place] == (2, 1_000_200)
         assert consumer.offsets_for_times({place: 0})[place] == (0, 1_000_000)
         assert consumer.offsets_for_times({(single, 0): 2_000_000})[place] is None
+
+
+def test_times_are_datetimes_as_well(cluster: Cluster, single: str, admin: Admin) -> None:
+    at = datetime(2024, 2, 29, 12, tzinfo=UTC)
+    place = TopicPartition(single, 0)
+    with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        for minute in range(3):
+            producer.send(single, b"x", timestamp=at + timedelta(minutes=minute))
+        with pytest.raises(ConfigError, match="time zone"):
+            producer.send(single, b"x", timestamp=at.replace(tzinfo=None))
+    with consumer_for(cluster) as consumer:
+        found = consumer.offsets_for_times({place: at + timedelta(seconds=30)})[place]
+        assert found is not None
+        assert found.offset == 1
+        assert admin.list_offsets({place: at + timedelta(seconds=90)})[place].offset == 2
+        with pytest.raises(ConfigError, match="time zone"):
+            consumer.offsets_for_times({place: at.replace(tzinfo=None)})
+        consumer.assign([place])
+        assert [record.datetime for record in read(consumer, 3)] == [at + timedelta(minutes=n) for n in range(3)]
 
 
 def test_paused_partitions_stay_silent_and_lose_nothing(cluster: Cluster, topic: str) -> None:

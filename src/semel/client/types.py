@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from semel.client.errors import ConfigError, FatalError, RetriableError
+from semel.client.timestamps import datetime_of
 from semel.protocol.errors import ErrorCode
 
 
@@ -66,6 +68,11 @@ class ConsumerRecord(NamedTuple):
     key: Any
     value: Any
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def datetime(self) -> datetime | None:
+        """The timestamp in UTC; None if the record has none, or one after the year 9999."""
+        return datetime_of(self.timestamp)
 
 
 class PartitionError(FatalError):

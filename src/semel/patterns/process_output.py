@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from semel.client.dead_letters import SOURCE_HEADER, reason_headers
@@ -25,7 +26,7 @@ class Output(NamedTuple):
     key: bytes | str | None = None
     topic: str | None = None
     partition: int | None = None
-    timestamp: int | None = None
+    timestamp: int | datetime | None = None
     headers: Iterable[tuple[str, bytes | None]] = ()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
 from semel.client.settings import ClientSettings
+from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from semel.protocol.errors import ErrorCode
@@ -314,13 +316,15 @@ class Admin:
     # -- offsets -------------------------------------------------------------------------------------------------------
     def list_offsets(
         self,
-        times: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
+        times: Mapping[TopicPartition, int | datetime] | Mapping[tuple[str, int], int | datetime],
         *,
         read_committed: bool = False,
         timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """The offset for a time in each partition: EARLIEST, LATEST, MAX_TIMESTAMP or milliseconds since 1970."""
-        wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
+        """The offset for a time in each partition: EARLIEST, LATEST, MAX_TIMESTAMP, milliseconds since 1970, or a
+        datetime with a time zone."""
+        at_ms = [timestamp_ms(at) if isinstance(at, datetime) else at for at in times.values()]
+        wanted = dict(zip(checked_partitions(times), at_ms, strict=True))
         isolation = READ_COMMITTED if read_committed else READ_UNCOMMITTED
         found = list_offsets_retried(self._cluster, wanted, isolation, self._deadline(timeout_ms))
         return {partition: OffsetAndTimestamp(at.offset, at.timestamp) for partition, at in found.items()}

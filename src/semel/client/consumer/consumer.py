@@ -16,6 +16,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ from semel.client.group.offset_requests import EARLIEST, LATEST
 from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
 from semel.client.group.states import MembershipState
 from semel.client.settings import ConsumerSettings, check_callable
+from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import (
     CommitFailedError,
@@ -475,13 +477,15 @@ class Consumer:
         return self._offsets_at(partitions, LATEST, timeout_ms)
 
     def offsets_for_times(
-        self, times: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], timeout_ms: float | None = None
+        self,
+        times: Mapping[TopicPartition, int | datetime] | Mapping[tuple[str, int], int | datetime],
+        timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time (milliseconds since 1970) in each partition; None if there is none."""
+        """The first record at or after a time (milliseconds since 1970, or a datetime with a time zone) in each
+        partition; None if there is none."""
         self._engine.check_usable()
-        wanted = dict(zip(checked_partitions(times), times.values(), strict=True))
-        if any(at_ms < 0 for at_ms in wanted.values()):
-            raise ConfigError("a time for offsets_for_times() is milliseconds since 1970, from 0 up")
+        at_ms = [timestamp_ms(at, "a time for offsets_for_times()") for at in times.values()]
+        wanted = dict(zip(checked_partitions(times), at_ms, strict=True))
         found = list_offsets_retried(self._engine.cluster, wanted, self.settings.isolation, self._deadline(timeout_ms))
         return {
             partition: OffsetAndTimestamp(at.offset, at.timestamp) if at.offset >= 0 else None

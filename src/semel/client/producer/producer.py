@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from semel.client.cluster import Cluster
@@ -46,6 +47,7 @@ from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings, check_callable
 from semel.client.timeouts import timeout_in_ms
+from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.batch import HEADER_SIZE
@@ -117,7 +119,7 @@ class Producer:
         value: Any = None,
         key: Any = None,
         partition: int | None = None,
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
         headers: Headers | None = None,
     ) -> Delivery:
         """Puts one record on its way and returns at once; `result()` of the delivery waits for its offset.
@@ -126,8 +128,8 @@ class Producer:
         a serializer for.
 
         The partition is the given one, or the key's (as the Java client hashes it), or one that is kept until a batch
-        is full. `timestamp` is in milliseconds since 1970, now by default. Blocks up to max.block.ms while memory is
-        full or the topic is not known yet.
+        is full. `timestamp` is in milliseconds since 1970, or a datetime with a time zone; now by default. Blocks
+        up to max.block.ms while memory is full or the topic is not known yet.
         """
         self._check_usable()
         now_s = time.time()
@@ -153,7 +155,7 @@ class Producer:
                 partition = self._sticky.partition(topic, count, size)
         elif not 0 <= partition < count:
             partition = self._checked_partition(topic, partition)
-        row = (key, value, int(now_s * 1000) if timestamp is None else _as_timestamp(timestamp), packed)
+        row = (key, value, int(now_s * 1000) if timestamp is None else timestamp_ms(timestamp), packed)
         return self._sender.append(topic, partition, row, size)
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
@@ -494,12 +496,6 @@ def _as_bytes(data: Any, what: str) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise ConfigError(f"a record's {what} is bytes, text or None, not {type(data).__name__}; encode it first")
-
-
-def _as_timestamp(timestamp: Any) -> int:
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 <= timestamp < 2**63:
-        raise ConfigError(f"a timestamp is a number of milliseconds since 1970, not {timestamp!r}")
-    return timestamp
 
 
 def _as_headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
