@@ -254,14 +254,10 @@ class Topics:
     # -- changing ------------------------------------------------------------------------------------------------------
     def create(self, name: str, partition_count: int, configs: Mapping[str, str] | None = None) -> Topic:
         """A new topic. TopicError if it may not be."""
-        return self.create_many([(name, partition_count, dict(configs or {}))])[0]
-
-    def create_many(self, wanted: list[tuple[str, int, dict[str, str]]]) -> list[Topic]:
-        """New topics that were checked with `check_new`, for the price of one fsync."""
-        return at_once(self.creation(wanted))
+        return at_once(self.creation([(name, partition_count, dict(configs or {}))]))[0]
 
     def creation(self, wanted: list[tuple[str, int, dict[str, str]]]) -> Generator[None, None, list[Topic]]:
-        """The steps of `create_many`. Nobody sees the topics before the last one."""
+        """New topics, checked with `check_new`, for the price of one fsync. Nobody sees them before the last step."""
         created: list[tuple[Topic, list[Partition]]] = []
         claimed: list[str] = []
         try:
@@ -336,12 +332,8 @@ class Topics:
             )
         return topic
 
-    def delete(self, topics: list[Topic]) -> None:
-        """Deletes topics; fetches that wait for them return."""
-        at_once(self.deletion(topics))
-
     def deletion(self, topics: list[Topic]) -> Generator[None, None, None]:
-        """The steps of `delete`. After the first one nobody sees the topics."""
+        """Deletes topics; fetches that wait for them return. After the first step nobody sees the topics."""
         for topic in topics:
             self._store.put(TOPIC_KEY + topic.name, None)
             self._store.put(DELETED_KEY + topic.id.hex(), 1)
@@ -365,12 +357,8 @@ class Topics:
             for topic in topics:
                 self._release(topic.name)
 
-    def add_partitions(self, topic: Topic, count: int) -> None:
-        """More partitions, up to a number."""
-        at_once(self.addition(topic, count))
-
     def addition(self, topic: Topic, count: int) -> Generator[None, None, None]:
-        """The steps of `add_partitions`. Nobody sees the partitions before the last one."""
+        """More partitions, up to a number. Nobody sees them before the last step."""
         before = len(topic.partitions)
         added: list[Partition] = []
         try:

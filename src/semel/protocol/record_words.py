@@ -18,7 +18,6 @@ from semel.protocol.batch import Buffer
 from semel.protocol.record_facts import RecordFacts, facts_of
 from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_RECORD_SIZES, SHORT_SIZES, SHORT_VALUES, SHORT_WORDS
 
-MOST_RECORDS = SHORT_LIMIT  # offset deltas of one or two bytes
 _PADDING = bytes(8)  # so that a word can be read at every position
 _NOWHERE = 1 << 40  # no position
 _ONE_BYTE_OFFSETS = 64

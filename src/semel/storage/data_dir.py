@@ -225,7 +225,7 @@ class DataDir:
         return self._file(f"{key[0][:200]}-{key[1]}.{uuid4().hex}{suffix}")
 
     def delete(self, topic: str, partition: int) -> None:
-        """Takes a partition away at once; its files go later (`remove_garbage`)."""
+        """Takes a partition away at once; its files go later (`garbage_removal`)."""
         log = self._take_out(topic, partition)
         renamed = self._name_aside((topic, partition), _DELETE_SUFFIX)
         try:
@@ -291,13 +291,8 @@ class DataDir:
         except (OSError, StorageError) as error:
             _log.warning("upkeep of %s failed: %s", log, error)
 
-    def remove_garbage(self, now_ms: int) -> None:
-        """Removes the files and folders that were deleted long enough ago."""
-        for _ in self.garbage_removal(now_ms):
-            pass
-
     def garbage_removal(self, now_ms: int) -> Generator[None, None, None]:
-        """The steps of `remove_garbage`. Yields after each file: there may be very many, and each may be large."""
+        """Removes what was deleted long ago. Yields after each file: there may be many, and each may be large."""
         for path in self._take_garbage(now_ms):
             try:
                 if os.path.isdir(path):

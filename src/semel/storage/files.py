@@ -180,7 +180,3 @@ class FileCache:
                 handle.fd = -1
                 if len(self._open) < self._limit:
                     return
-
-    @property
-    def open_count(self) -> int:
-        return len(self._open)

@@ -19,15 +19,13 @@ from semel.storage import checkpoints, recovery, validation
 from semel.storage.config import LogConfig
 from semel.storage.files import Files, Handle
 from semel.storage.open_log import LogShared, OpenLog, storage_error
-from semel.storage.producer_state import MarkerBatch, ProducerEntry, ProducerStates, Verification
+from semel.storage.producer_state import MarkerBatch, ProducerStates, Verification
 from semel.storage.results import (
     AppendResult,
     Isolation,
-    PartitionProducer,
     ReadResult,
     StorageError,
     TimedBatch,
-    TimestampOffset,
 )
 from semel.storage.segment import Segment
 from semel.storage.validation import Inspection
@@ -455,25 +453,10 @@ class PartitionLog:
         """Batches from `offset` on. OFFSET_OUT_OF_RANGE before the start or beyond the end of the log."""
         return (self._opened or self._open()).read(offset, max_bytes, up_to, min_one_batch)
 
-    def offset_for_time(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record with this timestamp or a later one (ListOffsets by time); None if there is none."""
-        batch = self.batch_for_time(timestamp_ms)
-        while batch is not None:
-            found = batch.first_record()
-            if found is not None:
-                return found
-            batch = self.batch_for_time(timestamp_ms, batch.header.next_offset)
-        return None
-
     def batch_for_time(self, timestamp_ms: int, from_offset: int = 0) -> TimedBatch | None:
         """The first batch that should hold such a record; if it turns out that it does not, ask for the next one."""
         opened = self.opened
         return opened.segments.batch_at_or_after(timestamp_ms, max(from_offset, opened.start_offset))
-
-    def max_timestamp(self) -> TimestampOffset | None:
-        """The record with the highest timestamp (ListOffsets -3)."""
-        batch = self.batch_of_max_timestamp()
-        return None if batch is None else batch.first_record()
 
     def batch_of_max_timestamp(self) -> TimedBatch | None:
         opened = self.opened
@@ -506,9 +489,6 @@ class PartitionLog:
     def has_open_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
         return self.states.has_open_transaction(producer_id, producer_epoch)
 
-    def active_producers(self) -> list[PartitionProducer]:
-        return [_info(entry) for entry in self.states.producers.values()]
-
     def all_producer_ids(self) -> set[int]:
         """Every producer id in the state, the snapshots and the batches. Reads the whole log."""
         return recovery.find_producer_ids(self.states, self.folder, self.segments)
@@ -526,14 +506,3 @@ class PartitionLog:
     def apply_retention(self, now_ms: int) -> int:
         """Removes segments that are too old, too many or below the start offset. Returns how many."""
         return self.opened.apply_retention(now_ms)
-
-
-def _info(entry: ProducerEntry) -> PartitionProducer:
-    return PartitionProducer(
-        entry.producer_id,
-        entry.epoch,
-        entry.last_sequence,
-        entry.last_timestamp_ms,
-        entry.coordinator_epoch,
-        entry.txn_first_offset,
-    )

@@ -44,17 +44,6 @@ class ReadResult(NamedTuple):
     aborted: list[tuple[int, int]] | None  # (producer id, first offset); only for up_to="last_stable"
 
 
-class PartitionProducer(NamedTuple):
-    """A producer in the response of DescribeProducers."""
-
-    producer_id: int
-    epoch: int
-    last_sequence: int  # -1 if unknown
-    last_timestamp_ms: int
-    coordinator_epoch: int  # -1 if there never was a marker
-    current_txn_start_offset: int  # -1 outside a transaction
-
-
 class TimestampOffset(NamedTuple):
     timestamp_ms: int
     offset: int

@@ -14,6 +14,7 @@ import pytest
 from semel.broker.settings import Settings
 from semel.broker.store import FILE_NAME, NEXT_PRODUCER_ID, Store
 from semel.broker.topics import TopicError, Topics, name_problem
+from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
 from semel.prove.powercut import JournaledFiles, cut_power
@@ -53,7 +54,7 @@ def test_topics_survive_a_crash(tmp_path: Path) -> None:
         world = World(tmp_path)
         topic = world.topics.create("orders", 3, {"retention.ms": "5"})
         append(world, "orders", 2)
-        world.topics.add_partitions(topic, 4)
+        at_once(world.topics.addition(topic, 4))
         world.topics.set_configs(topic, {"retention.ms": "6"})
         world.crash()
         again = World(tmp_path).topics
@@ -72,7 +73,7 @@ def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
         world = World(tmp_path)
         topic = world.topics.create("gone", 2)
         append(world, "gone")
-        world.topics.delete([topic])
+        at_once(world.topics.deletion([topic]))
         assert world.topics.get("gone") is None
         world.crash()
         world = World(tmp_path)
@@ -138,7 +139,7 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_by_the_next_start(tmp_pat
         append(world, "doomed", 1)
         folder = tmp_path / "doomed-1"
         shutil.copytree(folder, tmp_path / "copy")
-        world.topics.delete([doomed])
+        at_once(world.topics.deletion([doomed]))
         world.crash()
         (tmp_path / "copy").rename(folder)  # as if the crash came before the folder was renamed
         again = World(tmp_path)
@@ -259,9 +260,9 @@ def test_a_folder_in_the_way_of_a_new_topic_is_moved_aside(tmp_path: Path, caplo
         assert again.topics.get("orders") is None
         assert again.topics.create("orders", 1).partitions[0].log.end_offset == 0
         assert [path.parent.name[-6:] for path in stored_records(tmp_path)] == ["-stray"]
-        again.data_dir.remove_garbage(10**15)
+        list(again.data_dir.garbage_removal(10**15))
         again.crash()
-        World(tmp_path).data_dir.remove_garbage(10**15)
+        list(World(tmp_path).data_dir.garbage_removal(10**15))
         assert len(stored_records(tmp_path)) == 1
 
     in_loop(go)
@@ -283,7 +284,7 @@ def test_records_of_another_topic_id_are_moved_aside(tmp_path: Path, caplog: pyt
         log = again.topics.find_log("orders", 0)
         assert log is not None
         assert log.end_offset == 0
-        again.data_dir.remove_garbage(10**15)
+        list(again.data_dir.garbage_removal(10**15))
         assert [path.parent.name[-6:] for path in stored_records(tmp_path / "a")] == ["-stray"]
 
     in_loop(go)
@@ -306,7 +307,7 @@ def test_folders_of_two_topics_under_one_name_are_never_mixed(tmp_path: Path) ->
         again = World(tmp_path / "c")
         ends = [partition.log.end_offset for partition in again.topics.get("orders").partitions]  # type: ignore[union-attr]
         assert sorted(ends) == [0, 1] or ends == [1]
-        again.data_dir.remove_garbage(10**15)
+        list(again.data_dir.garbage_removal(10**15))
         assert len(stored_records(tmp_path / "c")) == 2
 
     in_loop(go)
@@ -318,7 +319,7 @@ def test_a_copied_partition_beyond_the_last_keeps_its_records(tmp_path: Path) ->
         topic = world.topics.create("orders", 3)
         append(world, "orders", 2)
         before = (tmp_path / FILE_NAME).read_bytes()
-        world.topics.add_partitions(topic, 5)
+        at_once(world.topics.addition(topic, 5))
         append(world, "orders", 4)
         world.crash()
         (tmp_path / FILE_NAME).write_bytes(before)  # restored from a copy
@@ -338,7 +339,7 @@ def test_a_topic_that_is_created_again_keeps_no_offset_of_the_deleted_one(tmp_pa
             append(world, "orders")
         topic.partitions[0].log.delete_records(4)
         world.data_dir.checkpoint()
-        world.topics.delete([topic])
+        at_once(world.topics.deletion([topic]))
         world.crash()
         world = World(tmp_path)
         world.topics.create("orders", 1)
@@ -426,10 +427,10 @@ def test_a_full_disk_refuses_changes_and_nothing_is_half_done(tmp_path: Path, mo
         with monkeypatch.context() as patch:
             patch.setattr("semel.broker.store.write_fully", full)
             for change in (
-                lambda: world.topics.create_many([("new", 2, {}), ("newer", 1, {})]),
-                lambda: world.topics.add_partitions(kept, 3),
+                lambda: at_once(world.topics.creation([("new", 2, {}), ("newer", 1, {})])),
+                lambda: at_once(world.topics.addition(kept, 3)),
                 lambda: world.topics.set_configs(kept, {"retention.ms": "6"}),
-                lambda: world.topics.delete([kept]),
+                lambda: at_once(world.topics.deletion([kept])),
             ):
                 with pytest.raises(TopicError, match="No space left") as refused:
                     change()
@@ -445,7 +446,7 @@ def test_a_full_disk_refuses_changes_and_nothing_is_half_done(tmp_path: Path, mo
 
 def reopened(world: World, folder: Path) -> World:
     world.topics.create("after", 1)  # there is room again
-    world.topics.delete([topic for topic in world.topics if topic.name == "after"])
+    at_once(world.topics.deletion([topic for topic in world.topics if topic.name == "after"]))
     world.crash()
     return World(folder)
 
@@ -516,8 +517,8 @@ def test_a_change_of_topics_waits_for_the_store_alone(tmp_path: Path) -> None:
         files.synced.clear()
         topic = world.topics.create("wide", 50)
         assert files.synced == [FILE_NAME]
-        world.topics.add_partitions(topic, 80)
-        world.topics.delete([topic])
+        at_once(world.topics.addition(topic, 80))
+        at_once(world.topics.deletion([topic]))
         assert files.synced == [FILE_NAME] * 3
 
     in_loop(go)
@@ -540,8 +541,8 @@ def test_acknowledged_changes_of_topics_survive_a_power_cut(tmp_path: Path, seed
         gone.partitions[1].log.delete_records(1)
         world.topics.partition("again", 1).log.delete_records(1)  # type: ignore[union-attr]
         world.data_dir.checkpoint()
-        world.topics.delete([gone])
-        world.topics.delete([again])
+        at_once(world.topics.deletion([gone]))
+        at_once(world.topics.deletion([again]))
         new = world.topics.create("again", 3)
         for index in (1, 2):
             append(world, "again", index)
@@ -590,7 +591,7 @@ def test_a_folder_that_cannot_be_renamed_does_not_keep_topics_half_deleted(
 
         with monkeypatch.context() as patch:
             patch.setattr(world.data_dir.files, "rename", rename)
-            world.topics.delete(doomed)
+            at_once(world.topics.deletion(doomed))
         assert fired, "the fault did not fire"
         for registry in (world, reopened(world, tmp_path)):
             assert len(registry.topics) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 
@@ -10,19 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.broker.transactions.records import (
+    KEY_VERSION,
+    VALUE,
+    VALUE_VERSION,
+    Value,
     decode_key,
     decode_value,
     decode_value_by_table,
     encode_key,
-    encode_key_by_table,
     encode_value,
-    encode_value_by_table,
     pack,
     unpack,
     updated_ms_of,
 )
 from semel.broker.transactions.states import IDLE, Transaction, TxnState
 from semel.protocol.errors import DecodeError
+from semel.protocol.messages.internal_topics import TRANSACTION_LOG_KEY, PartitionsSchema, TransactionLogKey
 
 int64 = st.integers(-1, 2**63 - 1)
 epochs = st.integers(-1, 2**15 - 1)
@@ -40,6 +44,35 @@ transactions = st.builds(
     updated_ms=int64,
     client_version=st.sampled_from([0, 2]),
 )
+
+VERSION = struct.Struct(">h")
+
+
+def encode_key_by_table(transactional_id: str) -> bytes:
+    return VERSION.pack(KEY_VERSION) + TRANSACTION_LOG_KEY.encode(TransactionLogKey(transactional_id), KEY_VERSION)
+
+
+def encode_value_by_table(txn: Transaction) -> bytes:
+    """The plain way, as the schema of the record has it."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(txn.partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    value = Value(
+        producer_id=txn.producer_id,
+        previous_producer_id=txn.previous_producer_id,
+        next_producer_id=txn.next_producer_id,
+        producer_epoch=txn.epoch,
+        transaction_timeout_ms=txn.timeout_ms,
+        transaction_status=txn.state,
+        transaction_partitions=(
+            None if txn.state is TxnState.EMPTY else [PartitionsSchema(topic, ids) for topic, ids in by_topic.items()]
+        ),
+        transaction_last_update_timestamp_ms=txn.updated_ms,
+        transaction_start_timestamp_ms=txn.started_ms,
+        client_transaction_version=txn.client_version,
+        last_producer_epoch=txn.last_epoch,
+    )
+    return VERSION.pack(VALUE_VERSION) + VALUE.encode(value, VALUE_VERSION)
 
 
 @given(transactions)

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.rows import Record, decode_batches, encode_batch
-from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, PartitionProducer, SyncGroup
+from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, SyncGroup, TimestampOffset
 from semel.storage.files import Files
+from semel.storage.producer_state import ProducerEntry
 
 START_MS = 1_700_000_000_000
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
@@ -67,7 +68,7 @@ class Folder:
         """The background work of a broker."""
         for log in self.data_dir.logs.values():
             self.data_dir.maintain_log(log, now_ms)
-        self.data_dir.remove_garbage(now_ms)
+        list(self.data_dir.garbage_removal(now_ms))
         self.data_dir.checkpoint()
 
     @property
@@ -117,8 +118,39 @@ def append_in_transaction(
     return log.append(memoryview(data), now_ms=START_MS, guard=guard)
 
 
-def find_producer(log: PartitionLog, producer_id: int) -> PartitionProducer | None:
-    return next((info for info in log.active_producers() if info.producer_id == producer_id), None)
+def find_producer(log: PartitionLog, producer_id: int) -> ProducerEntry | None:
+    return log.states.producers.get(producer_id)
+
+
+def producers(log: PartitionLog) -> dict[int, tuple[int, ...]]:
+    """Id: epoch, last sequence, last timestamp, coordinator epoch, first offset of the open transaction."""
+    return {
+        entry.producer_id: (
+            entry.epoch,
+            entry.last_sequence,
+            entry.last_timestamp_ms,
+            entry.coordinator_epoch,
+            entry.txn_first_offset,
+        )
+        for entry in log.states.producers.values()
+    }
+
+
+def newest_record(log: PartitionLog) -> TimestampOffset | None:
+    """The record with the highest timestamp (ListOffsets -3)."""
+    batch = log.batch_of_max_timestamp()
+    return None if batch is None else batch.first_record()
+
+
+def offset_for_time(log: PartitionLog, timestamp_ms: int) -> TimestampOffset | None:
+    """The first record with this timestamp or a later one (ListOffsets by time)."""
+    batch = log.batch_for_time(timestamp_ms)
+    while batch is not None:
+        found = batch.first_record()
+        if found is not None:
+            return found
+        batch = log.batch_for_time(timestamp_ms, batch.header.next_offset)
+    return None
 
 
 def all_headers(log: PartitionLog) -> list[BatchHeader]:

@@ -18,6 +18,7 @@ from tests.unit.storage.helpers import (
     append_in_transaction,
     batch,
     find_producer,
+    producers,
 )
 
 
@@ -306,16 +307,14 @@ def test_marker_is_a_control_batch_that_ends_the_transaction(folder: Folder) -> 
     assert (header.is_control, header.is_transactional, header.producer_id) == (True, True, 5)
     info = find_producer(log, 5)
     assert info is not None
-    assert (info.coordinator_epoch, info.current_txn_start_offset, info.last_sequence) == (2, -1, 0)
+    assert (info.coordinator_epoch, info.txn_first_offset, info.last_sequence) == (2, -1, 0)
 
 
-def test_active_producers_have_what_describe_producers_needs(folder: Folder) -> None:
+def test_producers_have_what_describe_producers_needs(folder: Folder) -> None:
     log = folder.log()
     append(log, producer_id=1, epoch=0, sequence=0, values=[b"a", b"b"])
     append_in_transaction(log, 2, 0, epoch=4)
-    infos = {info.producer_id: info for info in log.active_producers()}
-    assert infos[1] == (1, 0, 1, START_MS + 1, -1, -1)
-    assert infos[2] == (2, 4, 0, START_MS, -1, 2)
+    assert producers(log) == {1: (0, 1, START_MS + 1, -1, -1), 2: (4, 0, START_MS, -1, 2)}
 
 
 def test_leader_epochs_give_the_offset_for_leader_epoch(folder: Folder) -> None:

@@ -402,7 +402,7 @@ def test_power_cut_during_compaction_loses_nothing(tmp_path: Path, garbage_remov
     log.config = replace(log.config, segment_bytes=5000)  # so that one segment takes the place of several
     assert compact(log)
     if garbage_removed:
-        folder.data_dir.remove_garbage(START_MS + 10**9)
+        list(folder.data_dir.garbage_removal(START_MS + 10**9))
     folder.data_dir.crash()
     for seed in range(40):
         copy = tmp_path / f"copy{seed}"

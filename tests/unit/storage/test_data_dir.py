@@ -246,5 +246,5 @@ def test_the_removal_of_old_files_never_touches_a_new_partition_of_the_same_name
     for _ in removal:
         pass
     assert all((path / name).exists() for name in left)
-    folder.data_dir.remove_garbage(START_MS + 10**12)
+    list(folder.data_dir.garbage_removal(START_MS + 10**12))
     assert not list(folder.path.glob("again-0.*-delete"))

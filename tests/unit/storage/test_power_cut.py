@@ -145,8 +145,8 @@ def test_a_transaction_is_decided_or_open_after_a_power_cut_but_never_half(tmp_p
         promised = asyncio.run(scenario(folder, luck))
         log, _ = restart_after_cut(folder, luck)
         decided = committed_values(log)
-        for info in log.active_producers():
-            if info.current_txn_start_offset >= 0:
+        for info in list(log.states.producers.values()):
+            if info.txn_first_offset >= 0:
                 log.append_marker(info.producer_id, info.epoch, 1, commit=False, now_ms=START_MS)
         log.flush()
         seen = committed_values(log)

@@ -19,6 +19,8 @@ from tests.unit.storage.helpers import (
     append,
     append_in_transaction,
     committed_values,
+    newest_record,
+    offset_for_time,
 )
 
 
@@ -168,26 +170,26 @@ def test_offsets_by_time(folder: Folder) -> None:
     for number in range(30):
         append(log, values=[b"a", b"b"], timestamp_ms=START_MS + number * 10)
     for number in range(30):
-        found = log.offset_for_time(START_MS + number * 10)
+        found = offset_for_time(log, START_MS + number * 10)
         assert found is not None
         assert found == (START_MS + number * 10, number * 2, 0)
-        later = log.offset_for_time(START_MS + number * 10 + 1)
+        later = offset_for_time(log, START_MS + number * 10 + 1)
         assert later is not None
         assert later == (START_MS + number * 10 + 1, number * 2 + 1, 0)
-    assert log.offset_for_time(0) == (START_MS, 0, 0)
-    assert log.offset_for_time(START_MS + 10_000) is None
-    assert log.max_timestamp() == (START_MS + 291, 59, 0)
+    assert offset_for_time(log, 0) == (START_MS, 0, 0)
+    assert offset_for_time(log, START_MS + 10_000) is None
+    assert newest_record(log) == (START_MS + 291, 59, 0)
 
 
 def test_offsets_by_time_when_time_goes_backwards(folder: Folder) -> None:
     log = folder.log(segment_bytes=500, index_interval_bytes=100)
     for timestamp_ms in (50, 10, 40, 90, 20, 90, 5):
         append(log, values=[b"x" * 60], timestamp_ms=START_MS + timestamp_ms)
-    assert log.offset_for_time(START_MS + 51) == (START_MS + 90, 3, 0)
-    assert log.offset_for_time(START_MS) == (START_MS + 50, 0, 0)
-    assert log.max_timestamp() == (START_MS + 90, 3, 0)
+    assert offset_for_time(log, START_MS + 51) == (START_MS + 90, 3, 0)
+    assert offset_for_time(log, START_MS) == (START_MS + 50, 0, 0)
+    assert newest_record(log) == (START_MS + 90, 3, 0)
     restarted = folder.restart(clean=True)
-    assert restarted.max_timestamp() == (START_MS + 90, 3, 0)
+    assert newest_record(restarted) == (START_MS + 90, 3, 0)
 
 
 def test_offsets_by_time_respect_deleted_records(folder: Folder) -> None:
@@ -195,7 +197,7 @@ def test_offsets_by_time_respect_deleted_records(folder: Folder) -> None:
     for number in range(5):
         append(log, timestamp_ms=START_MS + number)
     log.delete_records(3)
-    assert log.offset_for_time(START_MS) == (START_MS + 3, 3, 0)
+    assert offset_for_time(log, START_MS) == (START_MS + 3, 3, 0)
 
 
 def test_a_wrong_index_is_rebuilt_when_it_is_used(folder: Folder) -> None:

@@ -20,6 +20,9 @@ from tests.unit.storage.helpers import (
     append,
     append_in_transaction,
     committed_values,
+    newest_record,
+    offset_for_time,
+    producers,
 )
 
 
@@ -126,9 +129,9 @@ def facts(log: PartitionLog) -> tuple[object, ...]:
         log.last_stable_offset,
         committed_values(log),
         all_headers(log),
-        sorted(log.active_producers()),
-        log.offset_for_time(START_MS + 17),
-        log.max_timestamp(),
+        producers(log),
+        offset_for_time(log, START_MS + 17),
+        newest_record(log),
     )
 
 

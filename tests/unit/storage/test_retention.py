@@ -98,9 +98,9 @@ def test_files_are_renamed_at_once_and_removed_later(folder: Folder) -> None:
     count = log.apply_retention(now_ms)
     doomed = list(folder.partition_path.glob("*.deleted"))
     assert len(doomed) >= 3 * count
-    folder.data_dir.remove_garbage(now_ms + 59_999)
+    list(folder.data_dir.garbage_removal(now_ms + 59_999))
     assert len(list(folder.partition_path.glob("*.deleted"))) == len(doomed)
-    folder.data_dir.remove_garbage(now_ms + 60_000)
+    list(folder.data_dir.garbage_removal(now_ms + 60_000))
     assert not list(folder.partition_path.glob("*.deleted"))
 
 

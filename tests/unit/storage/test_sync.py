@@ -100,7 +100,7 @@ def test_many_waiting_appends_share_one_fsync(slow: Folder, disk: FaultyFiles) -
         disk.sync_gate = threading.Event()
         syncs_before, logs_before = disk.file_syncs, sync.synced_logs
         first = sync.wait(log, append(log).last_offset + 1)
-        while disk.file_syncs == syncs_before and not log._shared.cache.open_count:
+        while disk.file_syncs == syncs_before and not len(log._shared.cache._open):
             await asyncio.sleep(0)
         await asyncio.sleep(0.02)  # the first sync is at the gate
         others = [sync.wait(log, append(log).last_offset + 1) for _ in range(500)]
@@ -300,7 +300,7 @@ def test_few_open_files_serve_many_logs(tmp_path: Path) -> None:
             )
         for log in logs:
             assert [record.value for record in all_records(log)] == [b"0", b"1", b"2"]
-        assert logs[0]._shared.cache.open_count <= 8
+        assert len(logs[0]._shared.cache._open) <= 8
         await data_dir._sync.close()
         data_dir.close()
 

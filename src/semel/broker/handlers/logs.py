@@ -204,13 +204,13 @@ def _describe(broker: BrokerNode, topic: str, index: int) -> transactions.Partit
         return transactions.PartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
     states = [
         transactions.ProducerState(
-            producer_id=info.producer_id,
-            producer_epoch=info.epoch,
-            last_sequence=info.last_sequence,
-            last_timestamp=info.last_timestamp_ms,
-            coordinator_epoch=info.coordinator_epoch,
-            current_txn_start_offset=info.current_txn_start_offset,
+            producer_id=entry.producer_id,
+            producer_epoch=entry.epoch,
+            last_sequence=entry.last_sequence,
+            last_timestamp=entry.last_timestamp_ms,
+            coordinator_epoch=entry.coordinator_epoch,
+            current_txn_start_offset=entry.txn_first_offset,
         )
-        for info in log.active_producers()
+        for entry in log.states.producers.values()
     ]
     return transactions.PartitionResponse(index, active_producers=states)

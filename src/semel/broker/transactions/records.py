@@ -17,9 +17,7 @@ from semel.protocol.api import Format
 from semel.protocol.compiler import write_uvarint
 from semel.protocol.errors import DecodeError
 from semel.protocol.messages.internal_topics import (
-    TRANSACTION_LOG_KEY,
     PartitionsSchema,
-    TransactionLogKey,
     TransactionLogValue,
 )
 from semel.protocol.schema import int16, tag
@@ -45,13 +43,9 @@ VALUE = Format(Value, "0-1", flexible="1+")
 
 
 def encode_key(transactional_id: str) -> bytes:
-    """By hand, for speed; `encode_key_by_table` says the same in the words of the schema."""
+    """By hand, for speed: TRANSACTION_LOG_KEY says the same in the words of the schema."""
     name = transactional_id.encode()
     return _KEY_HEAD.pack(KEY_VERSION, len(name)) + name
-
-
-def encode_key_by_table(transactional_id: str) -> bytes:
-    return _VERSION.pack(KEY_VERSION) + TRANSACTION_LOG_KEY.encode(TransactionLogKey(transactional_id), KEY_VERSION)
 
 
 def decode_key(data: bytes) -> str | None:
@@ -66,7 +60,7 @@ def decode_key(data: bytes) -> str | None:
 
 
 def encode_value(txn: Transaction) -> bytes:
-    """By hand, for speed; `encode_value_by_table` says the same in the words of the schema."""
+    """By hand, for speed: VALUE says the same in the words of the schema."""
     parts = [
         _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.epoch, txn.timeout_ms, txn.state),
         b"\0" if txn.state is TxnState.EMPTY else _encode_partitions(txn.partitions),
@@ -108,29 +102,6 @@ def _encode_tags(txn: Transaction) -> bytes:
     if txn.last_epoch != NO_EPOCH:
         tags.append(_LAST_EPOCH_TAG.pack(_LAST_EPOCH_NUMBER, 2, txn.last_epoch))
     return bytes((len(tags),)) + b"".join(tags)
-
-
-def encode_value_by_table(txn: Transaction) -> bytes:
-    """The plain way, as the schema of the record has it."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(txn.partitions):
-        by_topic.setdefault(topic, []).append(partition)
-    value = Value(
-        producer_id=txn.producer_id,
-        previous_producer_id=txn.previous_producer_id,
-        next_producer_id=txn.next_producer_id,
-        producer_epoch=txn.epoch,
-        transaction_timeout_ms=txn.timeout_ms,
-        transaction_status=txn.state,
-        transaction_partitions=(
-            None if txn.state is TxnState.EMPTY else [PartitionsSchema(topic, ids) for topic, ids in by_topic.items()]
-        ),
-        transaction_last_update_timestamp_ms=txn.updated_ms,
-        transaction_start_timestamp_ms=txn.started_ms,
-        client_transaction_version=txn.client_version,
-        last_producer_epoch=txn.last_epoch,
-    )
-    return _VERSION.pack(VALUE_VERSION) + VALUE.encode(value, VALUE_VERSION)
 
 
 def decode_value(data: bytes) -> Transaction:

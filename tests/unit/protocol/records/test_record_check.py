@@ -13,8 +13,9 @@ from semel.protocol.batch import HEADER_SIZE, read_header, seal_crc
 from semel.protocol.errors import CorruptBatchError, DecodeError
 from semel.protocol.record_check import FEW_RECORDS, SOME_RECORDS, WORDS_FROM_RECORDS, check_records
 from semel.protocol.record_rows import check_alike
-from semel.protocol.record_words import MOST_RECORDS, check_words
+from semel.protocol.record_words import check_words
 from semel.protocol.rows import Record, decode_batch, encode_batch
+from semel.protocol.vector_varints import SHORT_LIMIT
 
 BASE_MS = 1_700_000_000_000
 COUNTS = [1, 2, FEW_RECORDS, FEW_RECORDS + 1, WORDS_FROM_RECORDS, 64, 65, SOME_RECORDS, SOME_RECORDS + 1, 1500]
@@ -177,9 +178,9 @@ def test_every_changed_byte_of_a_record_between_others_of_other_lengths_is_judge
 
 
 def test_words_read_offset_deltas_up_to_two_bytes() -> None:
-    records = [Record(number, BASE_MS, None, b"v" * (number % 3)) for number in range(MOST_RECORDS)]
+    records = [Record(number, BASE_MS, None, b"v" * (number % 3)) for number in range(SHORT_LIMIT)]
     body = memoryview(encode_batch(records))[HEADER_SIZE:]
-    assert check_words(body, MOST_RECORDS) is not None
+    assert check_words(body, SHORT_LIMIT) is not None
 
 
 @pytest.mark.parametrize("count", [5, 100])
