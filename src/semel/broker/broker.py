@@ -149,7 +149,6 @@ class BrokerNode:
         try:
             self.store.commit()
         except OSError as error:
-            self.store.discard_changes()
             raise SettingError(f"the data folder cannot be written: {error}") from error
         self.settings.replace_altered(texts, for_cluster=for_cluster)
         self.topics.on_settings_altered()
@@ -167,7 +166,6 @@ class BrokerNode:
         try:
             self.store.commit()
         except OSError as error:
-            self.store.discard_changes()
             message = f"no producer ids can be reserved, the data folder cannot be written: {error}"
             raise StorageError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message) from error
         return range(first, first + count)

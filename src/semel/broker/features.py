@@ -29,9 +29,5 @@ def finalize(broker: BrokerNode, levels: Mapping[str, int]) -> None:
     known = {**(broker.store.get(_LEVELS) or {}), **levels}
     broker.store.put(_LEVELS, known)
     broker.store.put(_EPOCH, epoch(broker) + 1)
-    try:
-        broker.store.commit()
-    except OSError:
-        broker.store.discard_changes()
-        raise
+    broker.store.commit()
     broker.settings.finalize(known)

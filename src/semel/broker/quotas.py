@@ -49,11 +49,7 @@ class Quotas:
         merged = {**self._entries.get(entity, {}), **values}
         kept = {key: value for key, value in merged.items() if value is not None}
         self._store.put(_KEY + _text(entity), kept or None)
-        try:
-            self._store.commit()
-        except OSError:
-            self._store.discard_changes()
-            raise
+        self._store.commit()
         self._entries.pop(entity, None)
         if kept:
             self._entries[entity] = kept

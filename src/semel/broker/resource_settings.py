@@ -213,11 +213,7 @@ def names_of_kind(store: Store, kind: int) -> list[str]:
 def replace_named_settings(store: Store, kind: int, name: str, texts: Mapping[str, str]) -> None:
     """Sets exactly these, which were checked. Durable on return; OSError: nothing changed."""
     store.put(KINDS[kind].key + name, dict(texts) or None)
-    try:
-        store.commit()
-    except OSError:
-        store.discard_changes()
-        raise
+    store.commit()
 
 
 def named_row(kind: int, name: str) -> Setting:

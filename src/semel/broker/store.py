@@ -57,12 +57,12 @@ class Store:
                 yield key[len(prefix) :], value
 
     def put(self, key: str, value: Any) -> None:
-        """Changes a value; None takes the key away. Durable with the next `commit`, which may fail: try it again, or
-        `discard_changes`."""
+        """Changes a value; None takes the key away. Durable with the next `commit`."""
         self._pending[key] = value
 
     def commit(self) -> None:
-        """Writes the changes since the last commit, as one write and one fsync; then replays them."""
+        """Writes the changes since the last commit, as one write and one fsync; then replays them. OSError: they are
+        dropped, and the values are those of the file."""
         if not self._pending:
             return
         lines = b"".join(_line(key, value) for key, value in self._pending.items())
@@ -71,6 +71,7 @@ class Store:
             if self._fsync:
                 self._files.sync_file(self._fd, self._path)
         except OSError:
+            self.discard_changes()
             self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
             raise
         self._end += len(lines)
@@ -79,7 +80,7 @@ class Store:
         self._pending.clear()
 
     def discard_changes(self) -> None:
-        """Drops what could not be committed; the values are those of the file."""
+        """Drops what was put since the last commit."""
         self._pending.clear()
 
     def close(self) -> None:

@@ -272,7 +272,7 @@ class Topics:
                 topic.partitions = partitions
                 self._put(topic)
             self._data_dir.drop_stale_checkpoints()
-            self._commit()
+            self._store.commit()
             for topic, _ in created:
                 self._register(topic)
         except BaseException as error:
@@ -291,13 +291,6 @@ class Topics:
         for topic, partitions in created:
             for partition in partitions:
                 self._data_dir.delete(topic.name, partition.index)
-
-    def _commit(self) -> None:
-        try:
-            self._store.commit()
-        except OSError:
-            self._store.discard_changes()
-            raise
 
     def draft(self, name: str, configs: dict[str, str]) -> Topic:
         """A topic as it would be, for a request with validate_only."""
@@ -338,7 +331,7 @@ class Topics:
             self._store.put(TOPIC_KEY + topic.name, None)
             self._store.put(DELETED_KEY + topic.id.hex(), 1)
         try:
-            self._commit()
+            self._store.commit()
         except OSError as error:
             raise _refusal(error) from error
         for topic in topics:
@@ -366,7 +359,7 @@ class Topics:
             self._data_dir.drop_stale_checkpoints()
             topic.partitions += added
             self._put(topic)
-            self._commit()
+            self._store.commit()
         except BaseException as error:
             del topic.partitions[before:]
             for partition in added:
@@ -380,7 +373,7 @@ class Topics:
         before, topic.configs = topic.configs, configs
         self._put(topic)
         try:
-            self._commit()
+            self._store.commit()
         except OSError as error:
             topic.configs = before
             raise _refusal(error) from error

@@ -157,7 +157,6 @@ def _alter(broker: BrokerNode, changes: list[Change], counts: Counter[str], refu
     try:
         _apply(broker, accepted)
     except OSError as error:
-        broker.store.discard_changes()
         message = f"the data folder cannot be written: {error}"
         refused |= {change.name: (ErrorCode.KAFKA_STORAGE_ERROR, message) for change in accepted}
 
