@@ -76,7 +76,7 @@ from semel.protocol.messages.topics import (
     CreatableTopic,
     CreateTopicsRequest,
     DescribeLogDirsRequest,
-    TopicPartitions,
+    PartitionsOfTopic,
 )
 from semel.protocol.rows import Record, encode_batch
 from semel.protocol.schema import NO_UUID
@@ -378,7 +378,7 @@ def test_replicas_can_be_moved_to_where_they_are(cluster: Cluster, client: Direc
 
 
 def eventually_folder(client: DirectClient, topic: str) -> str:
-    request = DescribeLogDirsRequest([TopicPartitions(topic, [0])])
+    request = DescribeLogDirsRequest([PartitionsOfTopic(topic, [0])])
     soon(lambda: len(client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].topics), 1)
     folder: str = client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].log_dir
     return folder

@@ -21,7 +21,7 @@ def limit(row: str) -> int:
 def test_limits_are_those_of_the_code() -> None:
     assert limit("request") == TABLE["socket.request.max.bytes"].default >> 20
     assert limit("response to a fetch") == fetch._RESPONSE_LIMIT_BYTES >> 20
-    assert limit("requests of a connection without a response") == connection.MAX_UNANSWERED
+    assert limit("requests of a connection without a response") == connection.MAX_PENDING
     assert limit("clients that do not read their responses") == server.UNSENT_BUDGET_BYTES >> 20
 
 

@@ -1,4 +1,4 @@
-"""One client connection: frames in, answers out in the order of the requests.
+"""One client connection: frames in, responses out in the order of the requests.
 
 As in Kafka a connection's requests are worked on one after the other, so that each sees what the one before it did.
 Only Produce does not wait for the Produce before it to be durable, just to be appended.
@@ -32,22 +32,22 @@ from semel.protocol.produce_size import has_more_partitions
 from semel.protocol.schema import Buffer, Struct, fields_of
 
 if TYPE_CHECKING:
-    from semel.broker.dispatch import Answer, Served
+    from semel.broker.dispatch import HandlerResult, Served
     from semel.broker.server import Server
 
 log = logging.getLogger(__name__)
 
-MAX_UNANSWERED = 64  # requests taken off the socket before their answers are out
+MAX_PENDING = 64  # requests taken off the socket before their responses are out
 MAX_QUEUED_BYTES = 1 << 20  # frames that wait for their turn
 WRITE_HIGH_BYTES = 1 << 20  # beyond this the client must read before it is served again
-JOIN_BELOW_BYTES = 16 << 10  # small answers are cheaper as one buffer
+JOIN_BELOW_BYTES = 16 << 10  # small responses are cheaper as one buffer
 LARGE_REQUEST_BYTES = 16 << 10  # beyond this a request is decoded by a thread
 LARGE_PRODUCE_BYTES = 64 << 10  # the same of Produce, unless most of it is records
 _PRODUCE, _FETCH = 0, 1
 
 
 class ResponseSlot:
-    """The place of an answer in the order of the connection."""
+    """The place of a response in the order of the connection."""
 
     __slots__ = ("charged", "correlation_id", "future", "is_done", "parts", "served", "started_s", "version")
 
@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.clear()
 
     def close(self, reason: str, *, level: int = logging.INFO) -> None:
-        """Ends the connection at once, without an answer to what is under way."""
+        """Ends the connection at once, without a response to what is under way."""
         if self._transport is not None:
             log.log(level, "connection closed", extra={"client": self.client_host, "reason": reason})
             self._transport.abort()
@@ -129,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def finish(self) -> None:
-        """Takes no more requests; closes once the answers that are under way were sent."""
+        """Takes no more requests; closes once the responses that are under way were sent."""
         self._queue.clear()
         if self._transport is not None:
             self._pause_reading()
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._received.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Works on every whole frame that has come; their answers leave together."""
+        """Works on every whole frame that has come; their responses leave together."""
         self._received.add(nbytes)
         self.last_active_s = self._loop.time()
         self._server.bytes_in += nbytes
@@ -157,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._flush()
 
     def eof_received(self) -> bool:
-        return False  # close; answers to a client that went away are of no use
+        return False  # close; responses to a client that went away are of no use
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def _on_frame(self, frame: memoryview) -> None:
@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             self._queued_bytes += len(frame)
         else:
             self._handle(frame)
-        if self._queued_bytes > MAX_QUEUED_BYTES or len(self._slots) + len(self._queue) >= MAX_UNANSWERED:
+        if self._queued_bytes > MAX_QUEUED_BYTES or len(self._slots) + len(self._queue) >= MAX_PENDING:
             self._pause_reading()
 
     def _may_start(self, frame: memoryview | bytearray) -> bool:
@@ -197,14 +197,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._broker.quotas.is_active:
             slot.charged = (header.client_id or "", len(frame))
         if is_large:
-            self._go_as_far_as_possible(slot, self._work_on_large(slot, context, bytes(frame), header.body_at))
+            self._run_eagerly(slot, self._work_on_large(slot, context, bytes(frame), header.body_at))
             return
         try:
-            answer = served.handler(self._broker, context, request)
-        except Exception:
-            self._on_bug(served)
+            result = served.handler(self._broker, context, request)
+        except Exception as error:
+            self._on_bug(served, error)
             return
-        self._settle(slot, answer)
+        self._settle(slot, result)
 
     async def _work_on_large(
         self, slot: ResponseSlot, context: RequestContext, frame: bytes, body_at: int
@@ -216,27 +216,27 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.close(str(error))
             return None
-        answer: Any = served.handler(self._broker, context, request)
-        while answer is not None and not isinstance(answer, Struct):
-            answer = await answer
-        return answer
+        response: Any = served.handler(self._broker, context, request)
+        while response is not None and not isinstance(response, Struct):
+            response = await response
+        return response
 
-    def _settle(self, slot: ResponseSlot, answer: Answer) -> None:
-        """Sends an answer that is there, or waits for one that is not."""
-        if answer is None or isinstance(answer, Struct):
-            self._complete(slot, answer)
-        elif isinstance(answer, asyncio.Future):
+    def _settle(self, slot: ResponseSlot, result: HandlerResult) -> None:
+        """Sends a response that is there, or waits for one that is not."""
+        if result is None or isinstance(result, Struct):
+            self._complete(slot, result)
+        elif isinstance(result, asyncio.Future):
             self._barrier = not slot.served.pipelined
-            self._await(slot, answer)
+            self._await(slot, result)
         else:
-            self._go_as_far_as_possible(slot, answer)
+            self._run_eagerly(slot, result)
 
-    def _go_as_far_as_possible(self, slot: ResponseSlot, work: Coroutine[Any, Any, Struct | None]) -> None:
-        """Most answers have nothing to wait for after all: they cost no task, and leave before what they set going."""
+    def _run_eagerly(self, slot: ResponseSlot, work: Coroutine[Any, Any, Struct | None]) -> None:
+        """Most responses have nothing to wait for: they cost no task, and leave before what they set going."""
         try:
             step = start_now(work, self._loop.create_task)
-        except Exception:
-            self._on_bug(slot.served)
+        except Exception as error:
+            self._on_bug(slot.served, error)
             return
         if isinstance(step, DoneAtOnce):
             self._settle(slot, step.value)
@@ -246,22 +246,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _await(self, slot: ResponseSlot, future: asyncio.Future[Any]) -> None:
         slot.future = future
-        future.add_done_callback(lambda future: self._on_answer(slot, future))
+        future.add_done_callback(lambda future: self._on_response(slot, future))
 
-    def _on_answer(self, slot: ResponseSlot, future: asyncio.Future[Struct | None]) -> None:
+    def _on_response(self, slot: ResponseSlot, future: asyncio.Future[Struct | None]) -> None:
         if self._transport is None or future.cancelled():
             return
         error = future.exception()
         if error is not None:
-            log.error("handler failed", exc_info=error, extra={"api": slot.served.name, "client": self.client_host})
-            self.close(f"a bug in the handler of {slot.served.name}", level=logging.ERROR)
+            self._on_bug(slot.served, error)
             return
-        answer = future.result()
-        if isinstance(answer, asyncio.Future):  # what has to be done is done; only the answer waits
+        response = future.result()
+        if isinstance(response, asyncio.Future):  # what has to be done is done; only the response waits
             self._barrier = not slot.served.pipelined
-            self._await(slot, answer)
+            self._await(slot, response)
         else:
-            self._complete(slot, answer)
+            self._complete(slot, response)
         self._go_on()
 
     def _complete(self, slot: ResponseSlot, response: Struct | None) -> None:
@@ -277,8 +276,8 @@ class Connection(asyncio.BufferedProtocol):
                 return
             try:
                 slot.parts = slot.served.api.frame_response(response, slot.version, slot.correlation_id)
-            except ProtocolError:
-                self._on_bug(slot.served)
+            except ProtocolError as error:
+                self._on_bug(slot.served, error)
                 return
         self._on_ready(slot)
 
@@ -288,8 +287,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         error = future.exception()
         if error is not None:
-            log.error("response not encoded", exc_info=error, extra={"api": slot.served.name})
-            self.close(f"a bug in the handler of {slot.served.name}", level=logging.ERROR)
+            self._on_bug(slot.served, error, "response not encoded")
             return
         slot.parts = future.result()
         self._on_ready(slot)
@@ -302,12 +300,12 @@ class Connection(asyncio.BufferedProtocol):
         self._send_done()
         if faults.armed:
             self._flush()
-            self._after_answer(slot)
+            self._after_response(slot)
 
-    def _after_answer(self, slot: ResponseSlot) -> None:
-        """The fault point, once the answer has left: uvloop writes at the end of its turn."""
+    def _after_response(self, slot: ResponseSlot) -> None:
+        """The fault point, once the response has left: uvloop writes at the end of its turn."""
         if self._transport is not None and self._is_writable and self._transport.get_write_buffer_size():
-            self._loop.call_soon(self._after_answer, slot)
+            self._loop.call_soon(self._after_response, slot)
         else:
             faults.hit(f"{slot.served.name}.after_response")
 
@@ -327,16 +325,16 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_at(self._muted_until_s, self._unmute)
 
     def _unmute(self) -> None:
-        if self._loop.time() >= self._muted_until_s - 0.001:  # else a later answer muted it for longer
+        if self._loop.time() >= self._muted_until_s - 0.001:  # else a later response muted it for longer
             self._is_muted = False
             self._go_on()
 
-    def _on_bug(self, served: Served) -> None:
-        log.exception("handler failed", extra={"api": served.name, "client": self.client_host})
+    def _on_bug(self, served: Served, error: BaseException, what: str = "handler failed") -> None:
+        log.error(what, exc_info=error, extra={"api": served.name, "client": self.client_host})
         self.close(f"a bug in the handler of {served.name}", level=logging.ERROR)
 
     def _refuse_version(self, frame: memoryview | bytearray, error: UnsupportedVersionError) -> None:
-        """Kafka closes the connection, except for ApiVersions, whose answer tells the client what it may ask."""
+        """Kafka closes the connection, except for ApiVersions, whose response tells the client what it may ask."""
         from semel.broker.handlers.cluster import refuse_version
 
         api_key, version, correlation_id = struct.unpack_from(">hhi", frame)
@@ -361,13 +359,13 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- bytes out -----------------------------------------------------------------------------------------------------
     def _send_done(self) -> None:
-        """Moves the answers whose turn it is to the outbox, and sends it unless more are on their way."""
+        """Moves the responses whose turn it is to the outbox, and sends it unless more are on their way."""
         slots = self._slots
         while slots and slots[0].is_done:
-            answer = slots.popleft().parts
-            if answer is not None:
-                self._outbox += answer
-                self._outbox_bytes += sum(map(len, answer))
+            parts = slots.popleft().parts
+            if parts is not None:
+                self._outbox += parts
+                self._outbox_bytes += sum(map(len, parts))
         if self._outbox and (not self._is_corked or self._outbox_bytes > JOIN_BELOW_BYTES):
             self._flush()
         if self._server.is_stopping and not slots and self._transport is not None:

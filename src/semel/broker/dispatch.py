@@ -1,4 +1,4 @@
-"""From a request's key to the code that answers it: versions are checked here, handlers are loaded at first use."""
+"""From a request's key to the code that handles it: versions are checked here, handlers are loaded at first use."""
 
 from __future__ import annotations
 
@@ -29,24 +29,12 @@ class RequestContext(NamedTuple):
     principal: str = "User:ANONYMOUS"
 
 
-Answer = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None
-Handler = Callable[[Any, RequestContext, Any], Answer]
+HandlerResult = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None
+Handler = Callable[[Any, RequestContext, Any], HandlerResult]
 
 
 class Served:
     """A row of the table, ready to be called."""
-
-    __slots__ = (
-        "api",
-        "cancel_on_disconnect",
-        "handler",
-        "max_version",
-        "min_version",
-        "name",
-        "pipelined",
-        "requests",
-        "seconds",
-    )
 
     def __init__(self, row: Row) -> None:
         self.api: Api[Any, Any] = api_of(row.key)
@@ -56,7 +44,7 @@ class Served:
         self.pipelined = row.pipelined
         self.cancel_on_disconnect = row.cancel_on_disconnect
         self.requests = 0
-        self.seconds = 0.0  # from request to answer, waiting included, all together
+        self.seconds = 0.0  # from request to response, waiting included, all together
         module, _, function = row.handler.partition(":")
         self.handler: Handler = getattr(import_module(module), function)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ MANY = 500  # entries: fewer are done in one turn
 
 T = TypeVar("T")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 class Turns:
@@ -34,6 +36,15 @@ class Turns:
             if perf_counter() > self._until_s:
                 await self.next()
         return results
+
+    async def map_topics(
+        self,
+        make: Callable[[str, list[R]], S],
+        each: Callable[[str, T], R],
+        topics: Iterable[tuple[str, Iterable[T]]],
+    ) -> list[S]:
+        """Of each topic (name, partitions): what `make` makes of its name and of what `each` returns for partitions."""
+        return [make(name, await self.map(partial(each, name), partitions)) for name, partitions in topics]
 
     async def run(self, steps: Generator[None, Any, R]) -> R:
         """What a generator returns. It yields where others may run."""

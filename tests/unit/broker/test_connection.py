@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.broker.connection import MAX_UNANSWERED, Connection
+from semel.broker.connection import MAX_PENDING, Connection
 from semel.broker.dispatch import Dispatcher, Served
 from semel.broker.receive_buffer import Room
 from semel.broker.table import TABLE
@@ -264,13 +264,13 @@ def test_a_client_with_too_many_unanswered_requests_is_not_read() -> None:
 
         server.handle(0, handler)
         connection, transport = connect(server)
-        receive(connection, b"".join(request(PRODUCE, number) for number in range(MAX_UNANSWERED)))
+        receive(connection, b"".join(request(PRODUCE, number) for number in range(MAX_PENDING)))
         assert not transport.is_reading
         for future in waiting:
             future.set_result(ProduceResponse())
         await asyncio.sleep(0)
         assert transport.is_reading
-        assert transport.answered() == list(range(MAX_UNANSWERED))
+        assert transport.answered() == list(range(MAX_PENDING))
 
     run(body)
 

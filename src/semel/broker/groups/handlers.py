@@ -104,7 +104,7 @@ async def offset_commit(
         response.topics.append(answer)
         for part in asked.partitions:
             exists = topic is not None and 0 <= part.partition_index < len(topic.partitions)
-            answer.partitions.append(offsets.PartitionError(part.partition_index, _OPEN if exists else missing))
+            answer.partitions.append(offsets.PartitionErrorCode(part.partition_index, _OPEN if exists else missing))
             if topic is not None and exists:
                 is_any_known = True
                 if not _too_long(part.committed_metadata, limit):
@@ -231,10 +231,10 @@ async def offset_delete(
         return offsets.OffsetDeleteResponse(error_code=error.code)
     return offsets.OffsetDeleteResponse(
         topics=[
-            offsets.TopicErrors(
+            offsets.TopicErrorCodes(
                 topic.name,
                 [
-                    offsets.PartitionError(
+                    offsets.PartitionErrorCode(
                         part.partition_index, codes.get((topic.name, part.partition_index), _NO_PARTITION)
                     )
                     for part in topic.partitions

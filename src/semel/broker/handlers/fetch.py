@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from semel.storage import Isolation
 
 _READ_COMMITTED = 1
-_RESPONSE_LIMIT_BYTES = 8 << 20  # an answer is in memory until it is sent; a client may ask again
+_RESPONSE_LIMIT_BYTES = 8 << 20  # a response is in memory until it is sent; a client may fetch again
 
 
 def fetch(
@@ -50,9 +50,9 @@ def fetch(
     work = Fetch(broker, context, request, session, is_full)
     if work.has_many:
         return work.run()
-    answers = work.read()
+    results = work.read()
     if work.is_enough() or request.max_wait_ms <= 0:
-        return work.respond(answers)
+        return work.respond(results)
     return work.wait()
 
 
@@ -72,8 +72,8 @@ class Fetch:
     """A fetch request at work: it reads, and if that is too little it waits until one of its logs moves."""
 
     __slots__ = (
-        "_answer", "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_moved", "_partitions", "_request",
-        "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error",
+        "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_moved", "_partitions", "_request",
+        "_response", "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class Fetch:
         self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
         self.found_bytes = 0
         self.has_error = False
-        self._answer: asyncio.Future[Any] | None = None
+        self._response: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watched: dict[Partition, int] = {}
         self._is_queued = False
@@ -163,17 +163,17 @@ class Fetch:
             return ErrorCode.UNKNOWN_TOPIC_ID
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def respond(self, answers: list[tuple[Key, PartitionData]]) -> FetchResponse:
+    def respond(self, results: list[tuple[Key, PartitionData]]) -> FetchResponse:
         response = FetchResponse(session_id=NO_SESSION if self._session is None else self._session.id)
-        self._add(response, answers)
+        self._add(response, results)
         return response
 
-    def _add(self, response: FetchResponse, answers: list[tuple[Key, PartitionData]]) -> None:
+    def _add(self, response: FetchResponse, results: list[tuple[Key, PartitionData]]) -> None:
         if self._session is not None:
-            told = self._session.changes(answers)
-            answers = answers if self._is_full else told
+            changed = self._session.changes(results)
+            results = results if self._is_full else changed
         current = response.responses[-1] if response.responses else None
-        for (name, topic_id, _), data in answers:
+        for (name, topic_id, _), data in results:
             if current is None or current.topic != name or current.topic_id != topic_id:
                 current = FetchableTopicResponse(name, topic_id, [])
                 response.responses.append(current)
@@ -186,45 +186,45 @@ class Fetch:
         self._start_timer()
         try:
             turns = Turns()
-            answers = await turns.run(self._read_steps())
+            results = await turns.run(self._read_steps())
             while not self.is_enough() and self._timer is not None:
                 await self._moved.wait()
                 self._moved.clear()
                 if self._timer is None or self._may_be_enough():
                     turns = Turns()
-                    answers = await turns.run(self._read_steps())
+                    results = await turns.run(self._read_steps())
         finally:
             self.stop_waiting()
-        response = self.respond(answers[:MANY])
-        for at in range(MANY, len(answers), MANY):
+        response = self.respond(results[:MANY])
+        for at in range(MANY, len(results), MANY):
             await turns.next()
-            self._add(response, answers[at : at + MANY])
+            self._add(response, results[at : at + MANY])
         return response
 
     def _read_steps(self) -> Generator[None, None, list[tuple[Key, PartitionData]]]:
         self.found_bytes = 0
         self.has_error = False
-        answers = []
+        results = []
         may_wait = self._request.max_wait_ms > 0
         for at, (key, ask, _) in enumerate(self._partitions):
             partition = self._find(key)
             self._partitions[at] = (key, ask, partition)
             if may_wait and partition is not None and partition not in self._watched:
                 self._watch(partition)  # before it is read, so that nothing is missed
-            answers.append((key, self._read_partition(key, ask, partition)))
+            results.append((key, self._read_partition(key, ask, partition)))
             yield
-        return answers
+        return results
 
     # -- waiting -------------------------------------------------------------------------------------------------------
     def wait(self) -> asyncio.Future[Any]:
-        """An answer as soon as there is enough, at the latest when max_wait_ms is over."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._answer.add_done_callback(lambda _: self.stop_waiting())  # also when the client went away
+        """A response as soon as there is enough, at the latest when max_wait_ms is over."""
+        self._response = asyncio.get_running_loop().create_future()
+        self._response.add_done_callback(lambda _: self.stop_waiting())  # also when the client went away
         self._start_timer()
         for _, _, partition in self._partitions:
             if partition is not None:
                 self._watch(partition)
-        return self._answer
+        return self._response
 
     def _start_timer(self) -> None:
         if self._request.max_wait_ms > 0:
@@ -246,12 +246,12 @@ class Fetch:
 
     def _look_again(self) -> None:
         self._is_queued = False
-        if self._answer is None or self._answer.done() or not self._may_be_enough():
+        if self._response is None or self._response.done() or not self._may_be_enough():
             return
         self._find_all()
-        answers = self.read()
+        results = self.read()
         if self.is_enough():
-            self._complete(answers)
+            self._complete(results)
 
     def _may_be_enough(self) -> bool:
         """Cheaper than reading: have the logs grown by what is missing? A moved LSO can reveal older bytes."""
@@ -265,11 +265,11 @@ class Fetch:
         return self.found_bytes + sum(grown) >= self._request.min_bytes
 
     def finish(self) -> None:
-        """Answers now, with whatever there is."""
+        """Responds now, with whatever there is."""
         if self._moved is not None:
             self._stop_timer()
             self._moved.set()
-        if self._answer is not None and not self._answer.done():
+        if self._response is not None and not self._response.done():
             self._find_all()
             self._complete(self.read())
 
@@ -277,9 +277,9 @@ class Fetch:
         """Topics may have gone, or come again under the same name, while the fetch waited."""
         self._partitions = [(key, ask, self._find(key)) for key, ask, _ in self._partitions]
 
-    def _complete(self, answers: list[tuple[Key, PartitionData]]) -> None:
-        assert self._answer is not None
-        self._answer.set_result(self.respond(answers))
+    def _complete(self, results: list[tuple[Key, PartitionData]]) -> None:
+        assert self._response is not None
+        self._response.set_result(self.respond(results))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -48,14 +48,14 @@ async def list_offsets(
         counts = Counter(ask.partition_index for ask in topic.partitions)
         found = []
         for ask in topic.partitions:
-            found.append(await _answer(broker, context, request.isolation_level, topic.name, counts, ask))
+            found.append(await _find_one(broker, context, request.isolation_level, topic.name, counts, ask))
             await turns.next()
         response.topics.append(messages.ListOffsetsTopicResponse(topic.name, found))
         await turns.next()
     return response
 
 
-async def _answer(
+async def _find_one(
     broker: BrokerNode,
     context: RequestContext,
     isolation: int,
@@ -125,15 +125,9 @@ async def _look_by_time(broker: BrokerNode, log: PartitionLog, timestamp_ms: int
 async def offset_for_leader_epoch(
     broker: BrokerNode, context: RequestContext, request: messages.OffsetForLeaderEpochRequest
 ) -> messages.OffsetForLeaderEpochResponse:
-    turns = Turns()
-    return messages.OffsetForLeaderEpochResponse(
-        topics=[
-            messages.OffsetForLeaderTopicResult(
-                topic.topic, await turns.map(partial(_epoch_end, broker, topic.topic), topic.partitions)
-            )
-            for topic in request.topics
-        ]
-    )
+    topics = ((topic.topic, topic.partitions) for topic in request.topics)
+    ends = await Turns().map_topics(messages.OffsetForLeaderTopicResult, partial(_epoch_end, broker), topics)
+    return messages.OffsetForLeaderEpochResponse(topics=ends)
 
 
 def _epoch_end(broker: BrokerNode, topic: str, ask: messages.OffsetForLeaderPartition) -> messages.LeaderEpochEndOffset:
@@ -151,48 +145,38 @@ def _epoch_end(broker: BrokerNode, topic: str, ask: messages.OffsetForLeaderPart
 async def delete_records(
     broker: BrokerNode, context: RequestContext, request: messages.DeleteRecordsRequest
 ) -> messages.DeleteRecordsResponse:
-    turns = Turns()
-    return messages.DeleteRecordsResponse(
-        topics=[
-            messages.DeleteRecordsTopicResult(
-                topic.name, await turns.map(partial(_delete, broker, topic.name), topic.partitions)
-            )
-            for topic in request.topics
-        ]
-    )
+    topics = ((topic.name, topic.partitions) for topic in request.topics)
+    results = await Turns().map_topics(messages.DeleteRecordsTopicResult, partial(_delete, broker), topics)
+    return messages.DeleteRecordsResponse(topics=results)
 
 
 def _delete(
     broker: BrokerNode, topic: str, ask: messages.DeleteRecordsPartition
 ) -> messages.DeleteRecordsPartitionResult:
+    result = messages.DeleteRecordsPartitionResult(ask.partition_index, -1)
     partition = broker.topics.partition(topic, ask.partition_index)
     if partition is None:
-        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if partition.topic.is_internal:
-        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if not partition.log.config.delete:
-        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, ErrorCode.POLICY_VIOLATION)
-    try:
-        start_offset = partition.log.delete_records(ask.offset)
-    except StorageError as error:
-        return messages.DeleteRecordsPartitionResult(ask.partition_index, -1, error.code)
-    partition.wake_all()
-    return messages.DeleteRecordsPartitionResult(ask.partition_index, start_offset)
+        result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif partition.topic.is_internal:
+        result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif not partition.log.config.delete:
+        result.error_code = ErrorCode.POLICY_VIOLATION
+    else:
+        try:
+            result.low_watermark = partition.log.delete_records(ask.offset)
+            partition.wake_all()
+        except StorageError as error:
+            result.error_code = error.code
+    return result
 
 
 # --- DescribeProducers (61): which producers a partition remembers, and whether they have a transaction open ---
 async def describe_producers(
     broker: BrokerNode, context: RequestContext, request: transactions.DescribeProducersRequest
 ) -> transactions.DescribeProducersResponse:
-    turns = Turns()
-    return transactions.DescribeProducersResponse(
-        topics=[
-            transactions.TopicResponse(
-                topic.name, await turns.map(partial(_describe, broker, topic.name), topic.partition_indexes)
-            )
-            for topic in request.topics
-        ]
-    )
+    topics = ((topic.name, topic.partition_indexes) for topic in request.topics)
+    described = await Turns().map_topics(transactions.TopicResponse, partial(_describe, broker), topics)
+    return transactions.DescribeProducersResponse(topics=described)
 
 
 def _describe(broker: BrokerNode, topic: str, index: int) -> transactions.PartitionResponse:

@@ -121,24 +121,24 @@ async def describe_topic_partitions(
         names = [name for name in names if name >= request.cursor.topic_name]
         if names and names[0] == request.cursor.topic_name:
             first = request.cursor.partition_index
-    room = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
+    remaining = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
     response = messages.DescribeTopicPartitionsResponse()
     turns = Turns()
     for name in names:
         await turns.next()
-        if room == 0:
+        if remaining == 0:
             response.next_cursor = messages.Cursor(name, 0)
             break
         topic = broker.topics.get(name)
         if topic is None:
             response.topics.append(_unknown_topic(name))
             continue
-        shown = _describe_page(broker, topic, first, room)
+        shown = _describe_page(broker, topic, first, remaining)
         response.topics.append(shown)
         if first + len(shown.partitions) < len(topic.partitions):
             response.next_cursor = messages.Cursor(name, first + len(shown.partitions))
             break
-        room -= len(shown.partitions)
+        remaining -= len(shown.partitions)
         first = 0
     return response
 
@@ -151,7 +151,7 @@ def _unknown_topic(name: str) -> messages.DescribeTopicPartitionsResponseTopic:
 
 
 def _describe_page(
-    broker: BrokerNode, topic: Topic, first: int, room: int
+    broker: BrokerNode, topic: Topic, first: int, remaining: int
 ) -> messages.DescribeTopicPartitionsResponseTopic:
     node = [broker.node_id]
     return messages.DescribeTopicPartitionsResponseTopic(
@@ -162,7 +162,7 @@ def _describe_page(
             messages.DescribeTopicPartitionsResponsePartition(
                 0, part.index, broker.node_id, part.log.leader_epoch, node, node, [], []
             )
-            for part in topic.partitions[first : first + room]
+            for part in topic.partitions[first : first + remaining]
         ],
         topic_authorized_operations=TOPIC_OPERATIONS,
     )

@@ -1,6 +1,6 @@
 """Produce (0): append record batches to partitions.
 
-A batch is appended when its request is read. The answer waits until it is durable, and therefore visible; the next
+A batch is appended when its request is read. The response waits until it is durable, and therefore visible; the next
 Produce of the connection does not. acks=1 is acks=all where there is one replica. Two kinds of batches wait before they
 are appended, and with them the next Produce of the connection: a transaction's first batch on a partition, for the
 coordinator; and one that is large when its records are looked at, for the thread that does so.
@@ -81,7 +81,7 @@ def produce(
     response = appends.at_once(request)
     if appends.heavy:
         return _append_heavy(broker, context, request, response, appends)
-    return _answer(broker, context, request, response, appends.waiting)
+    return _respond(broker, context, request, response, appends.waiting)
 
 
 def _count_partitions(request: ProduceRequest) -> int:
@@ -188,7 +188,7 @@ async def _append_heavy(
             _fill_error(each.result, _as_kafka_says(error, each.topic, each.part))
         else:
             _fill_in(each.result, done, partition, appends.waiting)
-    return _answer(broker, context, request, response, appends.waiting)
+    return _respond(broker, context, request, response, appends.waiting)
 
 
 _modules_frozen = 0
@@ -224,7 +224,7 @@ def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, gu
         )
 
 
-def _answer(
+def _respond(
     broker: BrokerNode, context: RequestContext, request: ProduceRequest, response: ProduceResponse, waiting: Waiting
 ) -> ProduceResponse | asyncio.Future[Any] | None:
     if request.acks == 0:
@@ -237,7 +237,7 @@ def _answer(
 
 def _when_durable(broker: BrokerNode, response: ProduceResponse, waiting: Waiting) -> asyncio.Future[Any]:
     """The response, once every batch in it is on the disk."""
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    when_durable: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     left = len(waiting)
 
     def one_done(result: PartitionProduceResponse) -> Callable[[StorageError | None], None]:
@@ -246,18 +246,18 @@ def _when_durable(broker: BrokerNode, response: ProduceResponse, waiting: Waitin
             if error is not None:
                 _fill_error(result, error)
             left -= 1
-            if not left and not answer.done():
-                answer.set_result(response)
+            if not left and not when_durable.done():
+                when_durable.set_result(response)
 
         return done
 
     for partition, end_offset, result in waiting:
         broker.sync.notify(partition.log, end_offset, one_done(result))
-    return answer
+    return when_durable
 
 
 def _close_on_error(context: RequestContext, response: ProduceResponse) -> None:
-    """With acks=0 there is no answer to carry an error, so Kafka closes the connection to be noticed."""
+    """With acks=0 there is no response to carry an error, so Kafka closes the connection to be noticed."""
     for topic in response.responses:
         for result in topic.partition_responses:
             if result.error_code and context.connection is not None:

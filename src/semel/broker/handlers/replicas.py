@@ -41,27 +41,18 @@ async def elect_leaders(
     broker: BrokerNode, context: RequestContext, request: messages.ElectLeadersRequest
 ) -> messages.ElectLeadersResponse:
     """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
-    turns = Turns()
-    return messages.ElectLeadersResponse(
-        replica_election_results=[
-            messages.ReplicaElectionResult(
-                topic.topic, await turns.map(partial(_elect, broker, topic.topic), topic.partitions)
-            )
-            for topic in request.topic_partitions or []
-        ]
-    )
+    topics = ((topic.topic, topic.partitions) for topic in request.topic_partitions or [])
+    results = await Turns().map_topics(messages.ReplicaElectionResult, partial(_elect, broker), topics)
+    return messages.ElectLeadersResponse(replica_election_results=results)
 
 
 def _elect(broker: BrokerNode, topic: str, index: int) -> messages.PartitionResult:
+    code, message = ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
     if broker.topics.get(topic) is None:
-        return messages.PartitionResult(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
-    if broker.topics.partition(topic, index) is None:
-        return messages.PartitionResult(
-            index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
-        )
-    return messages.PartitionResult(
-        index, ErrorCode.ELECTION_NOT_NEEDED, "Leader election not needed for topic partition."
-    )
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}"
+    elif broker.topics.partition(topic, index) is None:
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
+    return messages.PartitionResult(index, code, message)
 
 
 def list_partition_reassignments(
@@ -73,16 +64,11 @@ def list_partition_reassignments(
 async def alter_partition_reassignments(
     broker: BrokerNode, context: RequestContext, request: messages.AlterPartitionReassignmentsRequest
 ) -> messages.AlterPartitionReassignmentsResponse:
-    turns = Turns()
+    topics = ((topic.name, topic.partitions) for topic in request.topics)
     return messages.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
-        responses=[
-            messages.ReassignableTopicResponse(
-                topic.name, await turns.map(partial(_reassign, broker, topic.name), topic.partitions)
-            )
-            for topic in request.topics
-        ],
+        responses=await Turns().map_topics(messages.ReassignableTopicResponse, partial(_reassign, broker), topics),
     )
 
 
@@ -120,7 +106,7 @@ async def alter_replica_log_dirs(
     return messages.AlterReplicaLogDirsResponse(results=list(results.values()))
 
 
-# --- DescribeLogDirs (35): how large the partitions are, and how much room the data folder has ---
+# --- DescribeLogDirs (35): how large the partitions are, and how much space the data folder has ---
 async def describe_log_dirs(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeLogDirsRequest
 ) -> messages.DescribeLogDirsResponse:

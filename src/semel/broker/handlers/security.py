@@ -12,35 +12,34 @@ from semel.broker.quotas import ANONYMOUS
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import security as messages
+from semel.protocol.schema import Struct
 
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
+    from semel.broker.dispatch import Handler, RequestContext
 
 # --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
 _FIRST_WITH_REQUESTER = 3
 _NO_AUTHORIZER = "No Authorizer is configured"
+_ALREADY_IN = "SaslAuthenticate request received after successful authentication"
+_NO_TOKENS = ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
 
 
-def sasl_handshake(
-    broker: BrokerNode, context: RequestContext, request: messages.SaslHandshakeRequest
-) -> messages.SaslHandshakeResponse:
-    return messages.SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
+def _always(response: Struct) -> Handler:
+    """A handler whose response does not depend on the request."""
+    return lambda broker, context, request: response
 
 
-def sasl_authenticate(
-    broker: BrokerNode, context: RequestContext, request: messages.SaslAuthenticateRequest
-) -> messages.SaslAuthenticateResponse:
-    message = "SaslAuthenticate request received after successful authentication"
-    return messages.SaslAuthenticateResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=message)
-
-
-def describe_acls(
-    broker: BrokerNode, context: RequestContext, request: messages.DescribeAclsRequest
-) -> messages.DescribeAclsResponse:
-    return messages.DescribeAclsResponse(
+sasl_handshake = _always(messages.SaslHandshakeResponse(ErrorCode.ILLEGAL_SASL_STATE))
+sasl_authenticate = _always(messages.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, _ALREADY_IN))
+describe_acls = _always(
+    messages.DescribeAclsResponse(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=f"{_NO_AUTHORIZER} on the broker"
     )
+)
+renew_delegation_token = _always(messages.RenewDelegationTokenResponse(_NO_TOKENS, -1))
+expire_delegation_token = _always(messages.ExpireDelegationTokenResponse(_NO_TOKENS, -1))
+describe_delegation_token = _always(messages.DescribeDelegationTokenResponse(_NO_TOKENS))
 
 
 def create_acls(
@@ -68,7 +67,7 @@ def create_delegation_token(
 ) -> messages.CreateDelegationTokenResponse:
     requester = ("User", ANONYMOUS) if context.version >= _FIRST_WITH_REQUESTER else ("", "")
     return messages.CreateDelegationTokenResponse(
-        error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        error_code=_NO_TOKENS,
         principal_type="User",
         principal_name=ANONYMOUS,
         token_requester_principal_type=requester[0],
@@ -77,24 +76,6 @@ def create_delegation_token(
         expiry_timestamp_ms=-1,
         max_timestamp_ms=-1,
     )
-
-
-def renew_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: messages.RenewDelegationTokenRequest
-) -> messages.RenewDelegationTokenResponse:
-    return messages.RenewDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
-
-
-def expire_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: messages.ExpireDelegationTokenRequest
-) -> messages.ExpireDelegationTokenResponse:
-    return messages.ExpireDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED, -1)
-
-
-def describe_delegation_token(
-    broker: BrokerNode, context: RequestContext, request: messages.DescribeDelegationTokenRequest
-) -> messages.DescribeDelegationTokenResponse:
-    return messages.DescribeDelegationTokenResponse(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
 
 
 # --- SCRAM users (50, 51). Kept as Kafka keeps them; nobody logs in with them, as there is no SASL listener ---

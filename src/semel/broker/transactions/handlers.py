@@ -13,7 +13,7 @@ from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
-from semel.protocol.messages.offsets import PartitionError, TopicErrors
+from semel.protocol.messages.offsets import PartitionErrorCode, TopicErrorCodes
 from semel.storage import StorageError
 
 if TYPE_CHECKING:
@@ -298,9 +298,9 @@ def _by_topic(codes: dict[TopicPartition, ErrorCode]) -> dict[str, dict[int, Err
     return topics
 
 
-def _topic_errors(codes: dict[TopicPartition, ErrorCode]) -> list[TopicErrors]:
+def _topic_errors(codes: dict[TopicPartition, ErrorCode]) -> list[TopicErrorCodes]:
     return [
-        TopicErrors(name, [PartitionError(index, code) for index, code in partitions.items()])
+        TopicErrorCodes(name, [PartitionErrorCode(index, code) for index, code in partitions.items()])
         for name, partitions in _by_topic(codes).items()
     ]
 

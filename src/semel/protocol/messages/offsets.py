@@ -31,20 +31,20 @@ class OffsetCommitRequest(Struct):
     topics: list[OffsetCommitRequestTopic] = []
 
 
-class PartitionError(Struct):
+class PartitionErrorCode(Struct):
     partition_index: int32 = 0
     error_code: int16 = 0
 
 
-class TopicErrors(Struct):
+class TopicErrorCodes(Struct):
     name: str = ""
-    partitions: list[PartitionError] = []
+    partitions: list[PartitionErrorCode] = []
 
 
 class OffsetCommitResponseTopic(Struct):
     name: Annotated[str, versions("2-9"), ignorable] = ""
     topic_id: Annotated[uuid, versions("10+"), ignorable] = NO_UUID
-    partitions: list[PartitionError] = []
+    partitions: list[PartitionErrorCode] = []
 
 
 class OffsetCommitResponse(Struct):
@@ -124,7 +124,7 @@ class OffsetDeleteRequest(Struct):
 class OffsetDeleteResponse(Struct):
     error_code: int16 = 0
     throttle_time_ms: int32 = 0
-    topics: list[TopicErrors] = []
+    topics: list[TopicErrorCodes] = []
 
 
 OFFSET_DELETE = Api(47, OffsetDeleteRequest, OffsetDeleteResponse, "0")

@@ -119,14 +119,14 @@ CREATE_PARTITIONS = Api(37, CreatePartitionsRequest, CreatePartitionsResponse, "
 
 
 # ElectLeaders (43): ask for the election of partition leaders.
-class TopicPartitions(Struct):
+class PartitionsOfTopic(Struct):
     topic: str = ""
     partitions: list[int32] = []
 
 
 class ElectLeadersRequest(Struct):
     election_type: Annotated[int8, versions("1+")] = 0
-    topic_partitions: list[TopicPartitions] | None = []
+    topic_partitions: list[PartitionsOfTopic] | None = []
     timeout_ms: int32 = 60000
 
 
@@ -261,7 +261,7 @@ ALTER_REPLICA_LOG_DIRS = Api(34, AlterReplicaLogDirsRequest, AlterReplicaLogDirs
 
 # DescribeLogDirs (35): sizes of the logs in each data folder.
 class DescribeLogDirsRequest(Struct):
-    topics: list[TopicPartitions] | None = []
+    topics: list[PartitionsOfTopic] | None = []
 
 
 class DescribeLogDirsPartition(Struct):

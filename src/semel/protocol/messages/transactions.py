@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from semel.protocol.api import Api, Format
-from semel.protocol.messages.offsets import TopicErrors
+from semel.protocol.messages.offsets import TopicErrorCodes
 from semel.protocol.schema import Struct, ignorable, int8, int16, int32, int64, versions
 
 
@@ -120,7 +120,7 @@ class TxnOffsetCommitRequest(Struct):
 
 class TxnOffsetCommitResponse(Struct):
     throttle_time_ms: int32 = 0
-    topics: list[TopicErrors] = []
+    topics: list[TopicErrorCodes] = []
 
 
 TXN_OFFSET_COMMIT = Api(28, TxnOffsetCommitRequest, TxnOffsetCommitResponse, "0-5", flexible="3+")
@@ -165,7 +165,7 @@ class WriteTxnMarkersRequest(Struct):
 
 class WritableTxnMarkerResult(Struct):
     producer_id: int64 = 0
-    topics: list[TopicErrors] = []
+    topics: list[TopicErrorCodes] = []
 
 
 class WriteTxnMarkersResponse(Struct):
