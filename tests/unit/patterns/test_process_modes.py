@@ -74,7 +74,7 @@ class Script:
         if self.loses_responses:
             raise CommitUncertainError("the response was lost")
 
-    def close(self, _: float) -> None:
+    def close(self, *, timeout_ms: float) -> None:
         pass
 
 

@@ -9,7 +9,8 @@ batches          one batch
 What it does:
 producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting
 transactions     the calls of a transaction                coordinator         their requests
-deliveries       what a program holds of its records       tables              Arrow tables to batches
+deliveries       what a program holds of its records       futures             what makes them futures
+tables           Arrow tables to batches
 handle           one transaction, many processes           sticky_partitioner  partitions for rows without a key
 """
 

@@ -151,6 +151,12 @@ class ProducerBatch:
             failed = next((half.error for half in parent.halves if half.error is not None), None)
             parent.finish(parent.halves[0].base_offset, log_append_time, failed)
 
+    def call_when_done(self, callback: Callable[[ProducerBatch], None]) -> None:
+        """It is not done yet, and the lock that guards it is held."""
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append(callback)
+
     def finished(self) -> Iterator[ProducerBatch]:
         """This batch and those that it was a part of, as far as they are done."""
         batch: ProducerBatch | None = self

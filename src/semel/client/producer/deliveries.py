@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.producer.batches import BatchMetadata, ProducerBatch, RecordMetadata
+from semel.client.producer.futures import DeliveryFuture
 from semel.client.timeouts import timeout_in_ms
 
 
-class Delivery:
-    """What `send` returns: the place of one record, once it is known."""
+class Delivery(DeliveryFuture):
+    """What `send` returns: the place of one record, once it is known. `await` it, call `result`, or give it to
+    `concurrent.futures.wait` or `as_completed`."""
 
     __slots__ = ("_batch", "_changed", "_index", "_timestamp")
 
@@ -47,12 +49,11 @@ class Delivery:
     def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
         """Calls the function with this delivery when it is done: in the sender's thread, so it must not block."""
         with self._changed:
-            if not self._batch.done:
-                if self._batch.callbacks is None:
-                    self._batch.callbacks = []
-                self._batch.callbacks.append(lambda _batch: function(self))
-                return
-        function(self)
+            is_done = self._batch.done
+            if not is_done:
+                self._batch.call_when_done(lambda _batch: function(self))
+        if is_done:
+            function(self)
 
 
 class TableShare(NamedTuple):
@@ -64,8 +65,10 @@ class TableShare(NamedTuple):
     rows: Any  # which rows of the table they are, in order
 
 
-class TableDelivery:
-    """What `send_table` returns: where each row of the table was stored, once it is known."""
+class TableDelivery(DeliveryFuture):
+    """What `send_table` returns: where each row of the table was stored, once it is known. A future, as `Delivery`."""
+
+    __slots__ = ("_batches", "_changed", "_row_count", "_shares")
 
     def __init__(self, shares: list[TableShare], row_count: int, changed: Condition) -> None:
         self._shares = shares
@@ -97,6 +100,26 @@ class TableDelivery:
         for batch in self._batches:
             wait_done(batch, self._changed, timeout_ms)
         return next((batch.error for batch in self._batches if batch.error is not None), None)
+
+    def add_done_callback(self, function: Callable[[TableDelivery], Any]) -> None:
+        """Calls the function with this delivery when all its rows are done: in the sender's thread, so it must not
+        block."""
+        pending: set[ProducerBatch] = set()
+
+        def one_is_done(batch: ProducerBatch) -> None:
+            with self._changed:
+                pending.discard(batch)
+                is_last = not pending
+            if is_last:
+                function(self)
+
+        with self._changed:
+            pending.update(batch for batch in self._batches if not batch.done)
+            is_done = not pending
+            for batch in pending:
+                batch.call_when_done(one_is_done)
+        if is_done:
+            function(self)
 
     @timeout_in_ms
     def places(self, *, timeout_ms: float | None = None) -> tuple[Any, Any]:
