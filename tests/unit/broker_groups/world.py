@@ -276,7 +276,8 @@ class World:
     async def txn_commit(self, offset: int, producer_id: int = 77, **changes: Any) -> ErrorCode:
         group = changes.pop("group", "g")
         commits = [OffsetToCommit("t", changes.pop("partition", 0), offset)]
-        return await self.groups.txn_offset_commit(group, commits, producer_id=producer_id, producer_epoch=0, **changes)
+        who = Committer(changes.pop("generation", -1), **changes)
+        return (await self.groups.commits.commit(group, who, commits, producer=(producer_id, 0))).code
 
     def end_transaction(self, producer_id: int = 77, *, commit: bool, group: str = "g") -> None:
         partition = self.log.partition_for(group)

@@ -172,9 +172,8 @@ def test_offsets_whose_fsync_failed_can_be_committed_again(tmp_path: Path, disk:
         disk.failures_due = moment == "transactional commit"
 
         async def commit_in_transaction() -> E:
-            return await groups.txn_offset_commit(
-                "g", [OffsetToCommit("t", 0, 3)], producer_id=who[0], producer_epoch=who[1]
-            )
+            outcome = await groups.commits.commit("g", Committer(), [OffsetToCommit("t", 0, 3)], producer=who)
+            return outcome.code
 
         await until(commit_in_transaction, E.NONE)
         assert offset_of(groups) == 2

@@ -80,8 +80,10 @@ class Commits:
         *,
         version: int = GROUP_ID_NOT_FOUND_FROM,
         retention_ms: int = NO_TIME,
+        producer: tuple[int, int] | None = None,
     ) -> CommitOutcome:
-        """Stores offsets. Returns when they are durable, or with the error for those that are not.
+        """Stores offsets. Returns when they are durable, or with the error for those that are not. With `producer` (id,
+        epoch) inside its transaction, where they wait for its marker.
 
         Very many are written in several batches, so that others are served in between; whether the caller may commit is
         checked for each.
@@ -89,7 +91,7 @@ class Commits:
         turns = Turns()
         stored = 0
         for some in _in_batches(commits):
-            code = await self._commit(group_id, who, some, version, retention_ms)
+            code = await self._commit(group_id, who, some, version, retention_ms, producer)
             if code is not ErrorCode.NONE:
                 return CommitOutcome(stored, code)
             stored += len(some)
@@ -97,73 +99,39 @@ class Commits:
         return CommitOutcome(stored, ErrorCode.NONE)
 
     async def _commit(
-        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], version: int, retention_ms: int
+        self,
+        group_id: str,
+        who: Committer,
+        commits: Sequence[OffsetToCommit],
+        version: int,
+        retention_ms: int,
+        producer: tuple[int, int] | None,
     ) -> ErrorCode:
+        is_plain = producer is None
         try:
             group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
             if group is not None:
-                self._check_plain(group, who)
+                self._check_classic(group, who, is_plain)
             elif consumers is not None:
-                _check_consumer(consumers, who, version)
+                _check_consumer(consumers, who, version if is_plain else None)
             elif who.generation >= 0:
-                raise GroupError(
-                    ErrorCode.GROUP_ID_NOT_FOUND if version >= GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
-                )
+                knows_code = is_plain and version >= GROUP_ID_NOT_FOUND_FROM
+                raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if knows_code else ErrorCode.ILLEGAL_GENERATION)
             now_ms = self._core.clock.now_ms()
             expire_ms = NO_TIME if retention_ms == NO_TIME else now_ms + retention_ms
-            return await self._write(group_id, _records(group_id, commits, now_ms, expire_ms))
+            return await self._write(group_id, _records(group_id, commits, now_ms, expire_ms), producer)
         except GroupError as error:
             return error.code
 
-    async def txn_commit(
-        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], producer: tuple[int, int]
-    ) -> ErrorCode:
-        """Stores offsets inside a producer's transaction (id, epoch); they wait there for its marker."""
-        turns = Turns()
-        for some in _in_batches(commits):
-            code = await self._txn_commit(group_id, who, some, producer)
-            if code is not ErrorCode.NONE:
-                return code
-            await turns.next()
-        return ErrorCode.NONE
-
-    async def _txn_commit(
-        self, group_id: str, who: Committer, commits: Sequence[OffsetToCommit], producer: tuple[int, int]
-    ) -> ErrorCode:
-        try:
-            group, consumers = self._core.groups.get(group_id), self._core.consumer_groups.get(group_id)
-            if group is not None:
-                self._check_transactional(group, who)
-            elif consumers is not None:
-                _check_consumer(consumers, who, None)
-            elif who.generation >= 0:
-                raise GroupError(ErrorCode.ILLEGAL_GENERATION)
-            return await self._write(
-                group_id, _records(group_id, commits, self._core.clock.now_ms(), NO_TIME), producer
-            )
-        except GroupError as error:
-            return error.code
-
-    def _check_plain(self, group: Group, who: Committer) -> None:
+    def _check_classic(self, group: Group, who: Committer, is_plain: bool) -> None:
         if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
-            group.decide(GroupEvent.COMMIT_SIMPLE)
+            group.decide(GroupEvent.COMMIT_SIMPLE if is_plain else GroupEvent.TXN_COMMIT_SIMPLE)
             return
-        self._check_identity(group, who)
-        if group.decide(GroupEvent.COMMIT).act is Act.ACCEPT_ALIVE:
-            self._rebalance.alive(group.members[who.member_id])
-
-    def _check_transactional(self, group: Group, who: Committer) -> None:
-        if who.is_simple or (who.generation < 0 and group.state is GroupState.EMPTY):
-            group.decide(GroupEvent.TXN_COMMIT_SIMPLE)
-            return
-        self._check_identity(group, who)
-        group.decide(GroupEvent.TXN_COMMIT)
-
-    @staticmethod
-    def _check_identity(group: Group, who: Committer) -> None:
         if group.state is not GroupState.DEAD:
             group.check_member(who.member_id, who.group_instance_id)
             group.check_generation(who.generation)
+        if group.decide(GroupEvent.COMMIT if is_plain else GroupEvent.TXN_COMMIT).act is Act.ACCEPT_ALIVE:
+            self._rebalance.alive(group.members[who.member_id])
 
     async def _write(
         self, group_id: str, records: list[OffsetRecord], producer: tuple[int, int] | None = None

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 
 from semel.broker import resource_settings
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic
 from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent, GroupState
-from semel.broker.groups.commits import Commits, Committer, OffsetToCommit
+from semel.broker.groups.commits import Commits
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import ConsumerConfig
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
-from semel.broker.groups.state import Core, GroupConfig, GroupsState, expired_consumer_slots, expired_slots
+from semel.broker.groups.state import Core, GroupConfig, GroupsState, expired_slots
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
 from semel.broker.settings import Settings
 from semel.broker.store import Store
@@ -94,23 +94,6 @@ class GroupCoordinator:
         """The partition of `__consumer_offsets` that keeps a group: the one that a transaction has to register."""
         return self._core.partition_of(group_id)
 
-    async def txn_offset_commit(
-        self,
-        group_id: str,
-        commits: Sequence[OffsetToCommit],
-        *,
-        producer_id: int,
-        producer_epoch: int,
-        generation: int = -1,
-        member_id: str = "",
-        group_instance_id: str | None = None,
-    ) -> ErrorCode:
-        """Stores offsets inside a transaction; refuses members of an older generation (KIP-447)."""
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
-        who = Committer(generation, member_id, group_instance_id)
-        return await self.commits.txn_commit(group_id, who, commits, (producer_id, producer_epoch))
-
     def on_marker(self, partition: int, producer_id: int, commit: bool) -> None:
         """A transaction that wrote offsets into this partition of `__consumer_offsets` ended."""
         self._core.runtime.end_transaction(partition, producer_id, commit)
@@ -183,7 +166,7 @@ class GroupCoordinator:
             if not self._core.offsets.slots_of(group.group_id) and not group.pending:
                 await self._delete(group, GroupEvent.EXPIRE)
         for consumers in self.consumer_groups():
-            slots = expired_consumer_slots(consumers, self._core.offsets, now_ms, self.config.retention_ms)
+            slots = expired_slots(consumers, self._core.offsets, now_ms, self.config.retention_ms)
             await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
             if is_empty and not self._core.offsets.slots_of(consumers.group_id):

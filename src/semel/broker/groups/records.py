@@ -24,16 +24,6 @@ from semel.broker.groups.consumer.model import (
     TargetSet,
 )
 from semel.protocol.messages import internal_topics as log
-from semel.protocol.messages.internal_topics import (
-    GROUP_METADATA_KEY,
-    GROUP_METADATA_VALUE,
-    OFFSET_COMMIT_KEY,
-    OFFSET_COMMIT_VALUE,
-    GroupMetadataKey,
-    GroupMetadataValue,
-    OffsetCommitKey,
-    OffsetCommitValue,
-)
 from semel.protocol.schema import NO_UUID
 
 TOPIC = "__consumer_offsets"
@@ -73,15 +63,15 @@ class OffsetRecord(NamedTuple):
 
 class GroupRecord(NamedTuple):
     group: str
-    value: GroupMetadataValue | None  # None: deleted
+    value: log.GroupMetadataValue | None  # None: deleted
 
 
 GroupsRecord = OffsetRecord | GroupRecord | Change
 
 
 def offset_key(slot: OffsetKey) -> bytes:
-    key = OffsetCommitKey(group=slot.group, topic=slot.topic, partition=slot.partition)
-    return _TYPE.pack(OFFSET_KEYS[-1]) + OFFSET_COMMIT_KEY.encode(key, 0)
+    key = log.OffsetCommitKey(group=slot.group, topic=slot.topic, partition=slot.partition)
+    return _TYPE.pack(OFFSET_KEYS[-1]) + log.OFFSET_COMMIT_KEY.encode(key, 0)
 
 
 def encode_offset(slot: OffsetKey, committed: CommittedOffset | None) -> KeyValue:
@@ -89,7 +79,7 @@ def encode_offset(slot: OffsetKey, committed: CommittedOffset | None) -> KeyValu
         return offset_key(slot), None
     expiring = committed.expire_time_ms != NO_TIME
     version = OFFSET_VALUE_VERSION_EXPIRING if expiring else OFFSET_VALUE_VERSION
-    value = OffsetCommitValue(
+    value = log.OffsetCommitValue(
         offset=committed.offset,
         leader_epoch=committed.leader_epoch,
         metadata=committed.metadata,
@@ -97,14 +87,14 @@ def encode_offset(slot: OffsetKey, committed: CommittedOffset | None) -> KeyValu
         expire_timestamp=committed.expire_time_ms,
         topic_id=committed.topic_id,
     )
-    return offset_key(slot), _TYPE.pack(version) + OFFSET_COMMIT_VALUE.encode(value, version)
+    return offset_key(slot), _TYPE.pack(version) + log.OFFSET_COMMIT_VALUE.encode(value, version)
 
 
-def encode_group(group: str, value: GroupMetadataValue | None) -> KeyValue:
+def encode_group(group: str, value: log.GroupMetadataValue | None) -> KeyValue:
     if value is None:
         return _group_key(group), None
     version = GROUP_VALUE_VERSION
-    return _group_key(group), _TYPE.pack(version) + GROUP_METADATA_VALUE.encode(value, version)
+    return _group_key(group), _TYPE.pack(version) + log.GROUP_METADATA_VALUE.encode(value, version)
 
 
 def read_record(key: bytes, value: bytes | None) -> GroupsRecord | None:
@@ -113,20 +103,22 @@ def read_record(key: bytes, value: bytes | None) -> GroupsRecord | None:
     if kind in KINDS:
         return change_of(kind, key, value)
     if kind in OFFSET_KEYS:
-        slot = OFFSET_COMMIT_KEY.decode(key, 0, _TYPE.size)
+        slot = log.OFFSET_COMMIT_KEY.decode(key, 0, _TYPE.size)
         return OffsetRecord(
             OffsetKey(slot.group, slot.topic, slot.partition),
-            None if value is None else _committed_of(OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
+            None
+            if value is None
+            else _committed_of(log.OFFSET_COMMIT_VALUE.decode(value, _version(value), _TYPE.size)),
         )
     if kind == GROUP_KEY:
         return GroupRecord(
-            GROUP_METADATA_KEY.decode(key, 0, _TYPE.size).group,
-            None if value is None else GROUP_METADATA_VALUE.decode(value, _version(value), _TYPE.size),
+            log.GROUP_METADATA_KEY.decode(key, 0, _TYPE.size).group,
+            None if value is None else log.GROUP_METADATA_VALUE.decode(value, _version(value), _TYPE.size),
         )
     return None
 
 
-def _committed_of(value: OffsetCommitValue) -> CommittedOffset:
+def _committed_of(value: log.OffsetCommitValue) -> CommittedOffset:
     return CommittedOffset(
         value.offset,
         value.leader_epoch,
@@ -138,7 +130,7 @@ def _committed_of(value: OffsetCommitValue) -> CommittedOffset:
 
 
 def _group_key(group: str) -> bytes:
-    return _TYPE.pack(GROUP_KEY) + GROUP_METADATA_KEY.encode(GroupMetadataKey(group=group), 0)
+    return _TYPE.pack(GROUP_KEY) + log.GROUP_METADATA_KEY.encode(log.GroupMetadataKey(group=group), 0)
 
 
 def _version(value: bytes) -> int:
@@ -249,8 +241,7 @@ def _target_value(partitions: Partitions) -> bytes:
 
 
 def _read_target(body: bytes) -> Partitions:
-    read = log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE.decode(body, 0)
-    return frozenset((topic.topic_id, index) for topic in read.topic_partitions for index in topic.partitions)
+    return _partitions(log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE.decode(body, 0).topic_partitions)
 
 
 def _current_value(value: Current) -> bytes:
@@ -277,7 +268,7 @@ def _read_current(body: bytes) -> Current:
     )
 
 
-def _partitions(topics: Iterable[log.CurrentTopicPartitions]) -> Partitions:
+def _partitions(topics: Iterable[log.CurrentTopicPartitions | log.TargetTopicPartitions]) -> Partitions:
     return frozenset((topic.topic_id, index) for topic in topics for index in topic.partitions)
 
 

@@ -282,7 +282,9 @@ class Core:
         return self.runtime.partition_for(group_id)
 
 
-def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms: int) -> list[OffsetKey]:
+def expired_slots(
+    group: Group | ConsumerGroup, offsets: GroupOffsets, now_ms: int, retention_ms: int
+) -> list[OffsetKey]:
     """Offsets that are not needed: not subscribed to, not in a transaction, and unused for the retention time."""
     since_ms = _unused_since(group)
     if since_ms is None:
@@ -291,17 +293,6 @@ def expired_slots(group: Group, offsets: GroupOffsets, now_ms: int, retention_ms
         slot
         for slot, committed in _unread(group.group_id, group.subscribes, offsets)
         if _is_over(committed, since_ms(committed), now_ms, retention_ms)
-    ]
-
-
-def expired_consumer_slots(
-    group: ConsumerGroup, offsets: GroupOffsets, now_ms: int, retention_ms: int
-) -> list[OffsetKey]:
-    """The same for a group of the consumer protocol."""
-    return [
-        slot
-        for slot, committed in _unread(group.group_id, group.subscribes, offsets)
-        if _is_over(committed, committed.commit_time_ms, now_ms, retention_ms)
     ]
 
 
@@ -317,9 +308,9 @@ def _unread(
                     yield slot, committed
 
 
-def _unused_since(group: Group) -> Callable[[CommittedOffset], int] | None:
+def _unused_since(group: Group | ConsumerGroup) -> Callable[[CommittedOffset], int] | None:
     """From when a group's offsets count as unused; None: all of them are in use."""
-    if group.protocol_type is None:  # a client without group management
+    if isinstance(group, ConsumerGroup) or group.protocol_type is None:  # the latter: no group management
         return lambda committed: committed.commit_time_ms
     if group.state is GroupState.EMPTY:
         emptied_ms = group.emptied_ms

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.broker.expressions import ExpressionError, compile_expression
-from semel.broker.groups.commits import OffsetToCommit
+from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
@@ -173,15 +173,10 @@ async def _commit_offsets(
     error = await _allow_offsets(broker, version, request)
     if error is not ErrorCode.NONE:
         return error
-    return await broker.groups.txn_offset_commit(
-        request.group_id,
-        commits,
-        producer_id=request.producer_id,
-        producer_epoch=request.producer_epoch,
-        generation=request.generation_id,
-        member_id=request.member_id,
-        group_instance_id=request.group_instance_id,
-    )
+    who = Committer(request.generation_id, request.member_id, request.group_instance_id)
+    producer = (request.producer_id, request.producer_epoch)
+    outcome = await broker.groups.commits.commit(request.group_id, who, commits, producer=producer)
+    return outcome.code
 
 
 async def _allow_offsets(broker: BrokerNode, version: int, request: messages.TxnOffsetCommitRequest) -> ErrorCode:
