@@ -301,9 +301,12 @@ CHECKS: dict[TransactionEvent, tuple[Check, ...]] = {
     TransactionEvent.EXPIRE: ((pending, E.CONCURRENT_TRANSACTIONS),),
 }
 
-_IMPOSSIBLE = (TxnRule(always, E.INVALID_TXN_STATE),)
+_FENCED = TxnRule(always, E.PRODUCER_FENCED)
+_STALE = TxnRule(foreign_epoch, E.PRODUCER_FENCED)
+_REFUSED = TxnRule(always, E.INVALID_TXN_STATE)
+_NEVER = (_REFUSED,)
 _WAIT = (TxnRule(always, E.CONCURRENT_TRANSACTIONS),)
-_DONE = (TxnRule(always, E.NONE),)
+_DONE = (TxnRule(always),)
 _VERIFY = (TxnRule(contained), TxnRule(always, E.TRANSACTION_ABORTABLE))
 _INIT = (
     TxnRule(worn_out, to=TxnState.EMPTY, change=rotate),
@@ -311,133 +314,59 @@ _INIT = (
     TxnRule(is_new, to=TxnState.EMPTY, change=bump),
     TxnRule(expects_current, to=TxnState.EMPTY, change=bump),
     TxnRule(expects_last, to=TxnState.EMPTY, change=repeat),
-    TxnRule(always, E.PRODUCER_FENCED),
+    _FENCED,
+)
+_CLEAR = (
+    TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort the new owner's transaction
+    TxnRule(v2_broker, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, end_v2),
+    TxnRule(always, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, fence_v1),
+)
+_OVERDUE = (
+    TxnRule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
+    TxnRule(v2_broker, to=TxnState.PREPARE_ABORT, change=end_v2),
+    TxnRule(always, to=TxnState.PREPARE_ABORT, change=fence_v1),
 )
 _BEGIN = (TxnRule(always, to=TxnState.ONGOING, change=begin),)
-_EXPIRE = (TxnRule(unused, to=TxnState.DEAD, change=forget), TxnRule(always, E.INVALID_TXN_STATE))
+_GROW = (TxnRule(contained), TxnRule(always, to=TxnState.ONGOING, change=grow))
+_COMMIT_V1 = (TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v1),)
+_ABORT_V1 = (TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v1),)
+_COMMIT_V2 = (_STALE, TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v2))
+_ABORT_V2 = (_STALE, TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v2))
+_SAME_END = (TxnRule(bumped_by_it, E.CONCURRENT_TRANSACTIONS), _FENCED)  # the end that is under way
+_OTHER_END = (TxnRule(bumped_by_it, E.INVALID_TXN_STATE), _FENCED)
+_NO_TXN = (_STALE, _REFUSED)
+_ABORT_NONE = (_STALE, TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2))
+_COMMIT_AGAIN = (TxnRule(retried_end), *_NO_TXN)
+_ABORT_AGAIN = (TxnRule(retried_end), *_ABORT_NONE)
+_COMMIT_LATE = (TxnRule(retried_end, E.INVALID_TXN_STATE), *_NO_TXN)  # the transaction ended the other way
+_ABORT_LATE = (TxnRule(retried_end, E.INVALID_TXN_STATE), *_ABORT_NONE)
+_COMMITTED = (TxnRule(always, to=TxnState.COMPLETE_COMMIT, change=complete),)
+_ABORTED = (TxnRule(always, to=TxnState.COMPLETE_ABORT, change=complete),)
+_EXPIRE = (TxnRule(unused, to=TxnState.DEAD, change=forget), _REFUSED)
 
+# fmt: off
+# Empty: initialised, no transaction yet. Ongoing: partitions were added. Prepare...: decided, markers are on their way.
+# Complete...: every partition has its marker.
+_STATES = (
+    TxnState.EMPTY, TxnState.ONGOING, TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT, TxnState.COMPLETE_COMMIT,
+    TxnState.COMPLETE_ABORT,
+)
+_ROWS: dict[TransactionEvent, tuple[tuple[TxnRule, ...], ...]] = {
+    #                                  Empty        Ongoing     PrepareCommit PrepareAbort CompleteCommit CompleteAbort
+    TransactionEvent.INIT:            (_INIT,       _CLEAR,     _WAIT,        _WAIT,       _INIT,         _INIT),
+    TransactionEvent.ADD:             (_BEGIN,      _GROW,      _WAIT,        _WAIT,       _BEGIN,        _BEGIN),
+    TransactionEvent.VERIFY:          (_VERIFY,     _VERIFY,    _WAIT,        _WAIT,       _VERIFY,       _VERIFY),
+    TransactionEvent.COMMIT_V1:       (_NEVER,      _COMMIT_V1, _WAIT,        _NEVER,      _DONE,         _NEVER),
+    TransactionEvent.ABORT_V1:        (_NEVER,      _ABORT_V1,  _NEVER,       _WAIT,       _NEVER,        _DONE),
+    TransactionEvent.COMMIT_V2:       (_NO_TXN,     _COMMIT_V2, _SAME_END,    _OTHER_END,  _COMMIT_AGAIN, _COMMIT_LATE),
+    TransactionEvent.ABORT_V2:        (_ABORT_NONE, _ABORT_V2,  _OTHER_END,   _SAME_END,   _ABORT_LATE,   _ABORT_AGAIN),
+    TransactionEvent.TIMEOUT:         (_NEVER,      _OVERDUE,   _NEVER,       _NEVER,      _NEVER,        _NEVER),
+    TransactionEvent.MARKERS_WRITTEN: (_NEVER,      _NEVER,     _COMMITTED,   _ABORTED,    _NEVER,        _NEVER),
+    TransactionEvent.EXPIRE:          (_EXPIRE,     _NEVER,     _NEVER,       _NEVER,      _EXPIRE,       _EXPIRE),
+}
+# fmt: on
 CELLS: dict[tuple[TxnState, TransactionEvent], tuple[TxnRule, ...]] = {
-    # Empty: initialised, no transaction yet
-    (TxnState.EMPTY, TransactionEvent.INIT): _INIT,
-    (TxnState.EMPTY, TransactionEvent.ADD): _BEGIN,
-    (TxnState.EMPTY, TransactionEvent.VERIFY): _VERIFY,
-    (TxnState.EMPTY, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (TxnState.EMPTY, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (TxnState.EMPTY, TransactionEvent.COMMIT_V2): (
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, E.INVALID_TXN_STATE),
-    ),
-    (TxnState.EMPTY, TransactionEvent.ABORT_V2): (
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
-    ),
-    (TxnState.EMPTY, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (TxnState.EMPTY, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (TxnState.EMPTY, TransactionEvent.EXPIRE): _EXPIRE,
-    # Ongoing: partitions were added
-    (TxnState.ONGOING, TransactionEvent.INIT): (
-        TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort the new owner's transaction
-        TxnRule(v2_broker, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, end_v2),
-        TxnRule(always, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, fence_v1),
-    ),
-    (TxnState.ONGOING, TransactionEvent.ADD): (
-        TxnRule(contained),
-        TxnRule(always, to=TxnState.ONGOING, change=grow),
-    ),
-    (TxnState.ONGOING, TransactionEvent.VERIFY): _VERIFY,
-    (TxnState.ONGOING, TransactionEvent.COMMIT_V1): (TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v1),),
-    (TxnState.ONGOING, TransactionEvent.ABORT_V1): (TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v1),),
-    (TxnState.ONGOING, TransactionEvent.COMMIT_V2): (
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v2),
-    ),
-    (TxnState.ONGOING, TransactionEvent.ABORT_V2): (
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v2),
-    ),
-    (TxnState.ONGOING, TransactionEvent.TIMEOUT): (
-        TxnRule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
-        TxnRule(v2_broker, to=TxnState.PREPARE_ABORT, change=end_v2),
-        TxnRule(always, to=TxnState.PREPARE_ABORT, change=fence_v1),
-    ),
-    (TxnState.ONGOING, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (TxnState.ONGOING, TransactionEvent.EXPIRE): _IMPOSSIBLE,
-    # PrepareCommit: decided; markers are on their way
-    (TxnState.PREPARE_COMMIT, TransactionEvent.INIT): _WAIT,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.ADD): _WAIT,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.VERIFY): _WAIT,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.COMMIT_V1): _WAIT,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.COMMIT_V2): (
-        TxnRule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
-        TxnRule(always, E.PRODUCER_FENCED),
-    ),
-    (TxnState.PREPARE_COMMIT, TransactionEvent.ABORT_V2): (
-        TxnRule(bumped_by_it, E.INVALID_TXN_STATE),
-        TxnRule(always, E.PRODUCER_FENCED),
-    ),
-    (TxnState.PREPARE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (TxnState.PREPARE_COMMIT, TransactionEvent.MARKERS_WRITTEN): (
-        TxnRule(always, to=TxnState.COMPLETE_COMMIT, change=complete),
-    ),
-    (TxnState.PREPARE_COMMIT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
-    # PrepareAbort: the same
-    (TxnState.PREPARE_ABORT, TransactionEvent.INIT): _WAIT,
-    (TxnState.PREPARE_ABORT, TransactionEvent.ADD): _WAIT,
-    (TxnState.PREPARE_ABORT, TransactionEvent.VERIFY): _WAIT,
-    (TxnState.PREPARE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (TxnState.PREPARE_ABORT, TransactionEvent.ABORT_V1): _WAIT,
-    (TxnState.PREPARE_ABORT, TransactionEvent.COMMIT_V2): (
-        TxnRule(bumped_by_it, E.INVALID_TXN_STATE),
-        TxnRule(always, E.PRODUCER_FENCED),
-    ),
-    (TxnState.PREPARE_ABORT, TransactionEvent.ABORT_V2): (
-        TxnRule(bumped_by_it, E.CONCURRENT_TRANSACTIONS),
-        TxnRule(always, E.PRODUCER_FENCED),
-    ),
-    (TxnState.PREPARE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (TxnState.PREPARE_ABORT, TransactionEvent.MARKERS_WRITTEN): (
-        TxnRule(always, to=TxnState.COMPLETE_ABORT, change=complete),
-    ),
-    (TxnState.PREPARE_ABORT, TransactionEvent.EXPIRE): _IMPOSSIBLE,
-    # CompleteCommit: every partition has its marker
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.INIT): _INIT,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.ADD): _BEGIN,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.VERIFY): _VERIFY,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.COMMIT_V1): _DONE,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.ABORT_V1): _IMPOSSIBLE,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.COMMIT_V2): (
-        TxnRule(retried_end),
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, E.INVALID_TXN_STATE),
-    ),
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.ABORT_V2): (
-        TxnRule(retried_end, E.INVALID_TXN_STATE),
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
-    ),
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (TxnState.COMPLETE_COMMIT, TransactionEvent.EXPIRE): _EXPIRE,
-    # CompleteAbort: the same
-    (TxnState.COMPLETE_ABORT, TransactionEvent.INIT): _INIT,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.ADD): _BEGIN,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.VERIFY): _VERIFY,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.COMMIT_V1): _IMPOSSIBLE,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.ABORT_V1): _DONE,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.COMMIT_V2): (
-        TxnRule(retried_end, E.INVALID_TXN_STATE),
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, E.INVALID_TXN_STATE),
-    ),
-    (TxnState.COMPLETE_ABORT, TransactionEvent.ABORT_V2): (
-        TxnRule(retried_end),
-        TxnRule(foreign_epoch, E.PRODUCER_FENCED),
-        TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_nothing_v2),
-    ),
-    (TxnState.COMPLETE_ABORT, TransactionEvent.TIMEOUT): _IMPOSSIBLE,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.MARKERS_WRITTEN): _IMPOSSIBLE,
-    (TxnState.COMPLETE_ABORT, TransactionEvent.EXPIRE): _EXPIRE,
+    (state, event): row[column] for column, state in enumerate(_STATES) for event, row in _ROWS.items()
 }
 
 
