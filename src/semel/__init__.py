@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.producer import Producer as Producer
+    from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
     from semel.patterns.process import Output as Output
@@ -28,6 +29,7 @@ _LAZY = {
     "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",
     "process": "semel.patterns.process",
+    "read_table": "semel.client.read_table",
     "route": "semel.spark.batch_writer",
     "sink": "semel.spark.sink",
     "spark_session": "semel.spark.session",

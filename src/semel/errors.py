@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semel.client.errors import RequestTimedOutError as RequestTimedOutError
     from semel.client.errors import RetriableError as RetriableError
     from semel.client.errors import SerializationError as SerializationError
+    from semel.client.errors import TableTooLargeError as TableTooLargeError
     from semel.client.errors import TimedOutError as TimedOutError
     from semel.client.errors import UnsupportedByBrokerError as UnsupportedByBrokerError
     from semel.client.types import CommitFailedError as CommitFailedError
@@ -80,6 +81,7 @@ _HOMES = {
         "RequestTimedOutError",
         "RetriableError",
         "SerializationError",
+        "TableTooLargeError",
         "TimedOutError",
         "UnsupportedByBrokerError",
     ),

@@ -107,6 +107,10 @@ class SerializationError(FatalError, ValueError):
         return type(self), (str(self), self.code, self.topic, self.key)
 
 
+class TableTooLargeError(FatalError, ValueError):
+    """A topic has more to read than the table may hold."""
+
+
 class IllegalStateError(FatalError, RuntimeError):
     """A call in the wrong order, such as a send outside of a transaction."""
 

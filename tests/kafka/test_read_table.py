@@ -1,0 +1,139 @@
+"""`semel.read_table`: a topic up to its end offsets as one Arrow table."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import semel
+from semel.client import Producer
+from semel.client.consumer.decode import Form, output_schema
+from tests.support.broker import Cluster
+from tests.support.reading import create_topic
+
+AT = datetime(2024, 2, 29, 12, tzinfo=UTC)
+AT_MS = 1_709_208_000_000
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return create_topic(cluster.bootstrap, cluster.unique("table"), partitions=3)
+
+
+def fill(cluster: Cluster, topic: str, count: int, first: int = 0) -> None:
+    with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        for number in range(first, first + count):
+            producer.send(
+                topic,
+                b"%d" % number,
+                key=None if number % 2 else b"k",
+                partition=number % 3,
+                timestamp=AT_MS + number * 1000,
+                headers=[("h", b"%d" % number)] if number % 4 == 0 else None,
+            )
+
+
+def values(table: object) -> list[int]:
+    return [int(value) for value in table.column("value").to_pylist()]  # type: ignore[attr-defined]
+
+
+def test_all_records_are_in_the_table_by_partition_and_offset(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1000)
+    table = semel.read_table(topic, brokers=cluster.bootstrap)
+    assert table.column_names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    assert values(table) == [*range(0, 1000, 3), *range(1, 1000, 3), *range(2, 1000, 3)]
+    places = list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+    assert places == sorted(set(places))
+    row = table.slice(0, 1).to_pylist()[0]
+    assert row == {
+        "topic": topic, "partition": 0, "offset": 0, "timestamp": AT_MS,
+        "key": b"k", "value": b"0", "headers": [{"key": "h", "value": b"0"}],
+    }  # fmt: skip
+    frame = table.to_pandas()
+    assert frame["value"].map(int).sum() == sum(range(1000))
+    assert set(frame["topic"]) == {topic}
+
+
+def test_an_empty_topic_is_an_empty_table_with_the_schema(cluster: Cluster, topic: str) -> None:
+    table = semel.read_table(topic, brokers=cluster.bootstrap)
+    assert table.num_rows == 0
+    assert table.schema == output_schema(Form(headers=True))
+
+
+def test_an_unknown_topic_or_partition_is_an_error_and_creates_none(cluster: Cluster, topic: str) -> None:
+    unknown = cluster.unique("nowhere")
+    with pytest.raises(semel.UnknownPartitionError, match=unknown):
+        semel.read_table(unknown, brokers=cluster.bootstrap)
+    with semel.Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        assert unknown not in admin.list_topics()
+    with pytest.raises(semel.UnknownPartitionError, match="no partition 7; it has 0 to 2"):
+        semel.read_table(topic, brokers=cluster.bootstrap, partitions=[0, 7])
+
+
+def test_partitions_and_start_say_what_is_read(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 30)
+    brokers = cluster.bootstrap
+    assert values(semel.read_table(topic, brokers=brokers, partitions=[1])) == list(range(1, 30, 3))
+    assert values(semel.read_table(topic, brokers=brokers, partitions=[0, 1], start={1: 8})) == [
+        *range(0, 30, 3), 25, 28,
+    ]  # fmt: skip
+    late = semel.read_table(topic, brokers=brokers, start=AT + timedelta(seconds=27))
+    assert values(late) == [27, 28, 29]
+    assert semel.read_table(topic, brokers=brokers, start=AT + timedelta(days=1)).num_rows == 0
+    assert semel.read_table(topic, brokers=brokers, start={0: 10, 1: 10, 2: 10}).num_rows == 0
+    with pytest.raises(semel.OffsetOutOfRangeError, match=r"offset 99.*ends at 10"):
+        semel.read_table(topic, brokers=brokers, start={0: 99})
+    with semel.Admin(bootstrap_servers=brokers) as admin:
+        admin.delete_records({(topic, 0): 5})
+    with pytest.raises(semel.OffsetOutOfRangeError):
+        semel.read_table(topic, brokers=brokers, start={0: 2})
+    assert values(semel.read_table(topic, brokers=brokers, partitions=[0])) == [15, 18, 21, 24, 27]
+    with pytest.raises(semel.ConfigError, match="partition 2, which is not read"):
+        semel.read_table(topic, brokers=brokers, partitions=[0], start={2: 1})
+    with pytest.raises(semel.ConfigError, match="start is 5"):
+        semel.read_table(topic, brokers=brokers, start=5)  # type: ignore[arg-type]
+
+
+def test_a_table_ends_before_open_transactions_and_passes_aborted_ones(cluster: Cluster, topic: str) -> None:
+    options = {"bootstrap_servers": cluster.bootstrap, "transactional_id": cluster.unique("txn")}
+    with Producer(**options) as producer:
+        producer.init_transactions()
+        for commit in (True, False):
+            producer.begin_transaction()
+            producer.send(topic, b"1" if commit else b"2", partition=0).result()
+            producer.commit_transaction() if commit else producer.abort_transaction()
+        started_s = time.monotonic()
+        assert values(semel.read_table(topic, brokers=cluster.bootstrap)) == [1], "markers stand at the end"
+        assert time.monotonic() - started_s < 30
+        producer.begin_transaction()
+        producer.send(topic, b"3", partition=0).result()
+        assert values(semel.read_table(topic, brokers=cluster.bootstrap)) == [1]
+        seen = semel.read_table(topic, brokers=cluster.bootstrap, isolation_level="read_uncommitted")
+        assert values(seen) == [1, 2, 3]
+        producer.abort_transaction()
+
+
+def test_a_table_larger_than_its_limit_is_an_error(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1000)
+    with pytest.raises(semel.TableTooLargeError, match=r"limit_bytes \(5000\)"):
+        semel.read_table(topic, brokers=cluster.bootstrap, limit_bytes=5000)
+
+
+def test_records_that_come_after_the_call_are_left_out(cluster: Cluster, topic: str, monkeypatch) -> None:
+    from semel.client.consumer import Consumer
+
+    fill(cluster, topic, 30)
+    ends = Consumer.end_offsets
+    written: list[int] = []
+
+    def and_more_come(consumer, partitions, timeout_ms=None):
+        found = ends(consumer, partitions, timeout_ms)
+        fill(cluster, topic, 30, 30)
+        written.append(30)
+        return found
+
+    monkeypatch.setattr(Consumer, "end_offsets", and_more_come)
+    assert sorted(values(semel.read_table(topic, brokers=cluster.bootstrap))) == list(range(30))
+    assert written == [30]
