@@ -6,8 +6,6 @@ comes from the proxy's thread, so that it arrives before the frame does.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import signal
 import time
@@ -46,6 +44,7 @@ class Running:
         self.fired_s = 0.0
         self.over = False
         self.frozen: list[int] = []  # processes without an actor of their own
+        self._zombie: Zombie | None = None
 
     @property
     def fired(self) -> bool:
@@ -69,6 +68,11 @@ class Running:
     def _lasted(self) -> bool:
         return self.fired and time.monotonic() - self.fired_s >= self.fault.for_ms / 1000
 
+    def _poll_zombie(self, actor: Actor) -> None:
+        self._zombie = self._zombie or Zombie(actor)
+        self._zombie.poll()
+        self.over = self._zombie.over
+
     @property
     def own(self) -> OwnBroker:
         assert self.stage.own is not None, f"{self.fault} needs a broker of one's own"
@@ -78,17 +82,22 @@ class Running:
     def actor(self) -> Actor:
         return self.stage.actors[self.fault.target]
 
+    @property
+    def process(self) -> Process | None:
+        """The target's, where it is one."""
+        return self.own.process if self.fault.target == BROKER else self.actor.process
+
 
 class OnTheWire(Running):
     """Something happens to a frame."""
 
     def arm(self) -> None:
         super().arm()
+        self._rule = self.stage.proxy.add(self._make_rule())
+
+    def _make_rule(self) -> Rule:
         effect = Effect[self.fault.what.upper()]
-        self._rule = Rule(
-            self.fault.api, effect, nth=self.fault.nth, delay_ms=self.fault.for_ms, client=self.fault.client
-        )
-        self.stage.proxy.add(self._rule)
+        return Rule(self.fault.api, effect, nth=self.fault.nth, delay_ms=self.fault.for_ms, client=self.fault.client)
 
     def poll(self) -> None:
         if self._rule.fired.is_set():
@@ -100,16 +109,14 @@ class OnTheWire(Running):
             self.stage.proxy.remove(self._rule)
 
 
-class AtAnApi(Running):
+class AtAnApi(OnTheWire):
     """A process is killed, frozen or replaced when one of its own frames passes."""
 
-    _zombie: Zombie | None = None
     _hit: Process | None = None
 
-    def arm(self) -> None:
-        super().arm()
+    def _make_rule(self) -> Rule:
         is_request = self.fault.side == "request"
-        self._rule = Rule(
+        return Rule(
             self.fault.api,
             Effect.DROP_REQUEST if is_request and self.fault.what == "kill" else Effect.PASS,
             nth=self.fault.nth,
@@ -117,7 +124,6 @@ class AtAnApi(Running):
             on_request=is_request,
             then=self._act,
         )
-        self.stage.proxy.add(self._rule)
 
     def _act(self) -> None:
         """On the proxy's thread."""
@@ -134,9 +140,7 @@ class AtAnApi(Running):
             return
         self._fire()
         if self.fault.what == "takeover":
-            self._zombie = self._zombie or Zombie(self.actor)
-            self._zombie.poll()
-            self.over = self._zombie.over
+            self._poll_zombie(self.actor)
         elif self.fault.what == "restart":
             self._start_again()
         elif self.fault.what == "kill":
@@ -154,8 +158,7 @@ class AtAnApi(Running):
             self.over = True
 
     def disarm(self) -> None:
-        if self.armed:
-            self.stage.proxy.remove(self._rule)
+        super().disarm()
         if self.fired and not self.over and self._zombie is None:
             self.actor.thaw()
 
@@ -192,8 +195,7 @@ class AtABrokersPoint(Running):
     def disarm(self) -> None:
         if not self.armed:
             return
-        with contextlib.suppress(FileNotFoundError):
-            (self.own.faults / self.fault.point).unlink()
+        (self.own.faults / self.fault.point).unlink(missing_ok=True)
         self.own.cuts_at.pop(self.fault.point, None)
         if self.fault.what == "stop":
             self.own.process.resume()
@@ -201,8 +203,6 @@ class AtABrokersPoint(Running):
 
 class AtASinksPoint(Running):
     """The driver or a task of it is killed, frozen or replaced exactly there."""
-
-    _zombie: Zombie | None = None
 
     def arm(self) -> None:
         super().arm()
@@ -223,15 +223,12 @@ class AtASinksPoint(Running):
         if self.fault.what == "kill":
             self.over = True
         elif self.fault.what == "takeover":
-            self._zombie = self._zombie or Zombie(self.stage.actors["driver"])
-            self._zombie.poll()
-            self.over = self._zombie.over
+            self._poll_zombie(self.stage.actors["driver"])
         elif self._lasted:
-            self._thaw(int(self._mark.read_text()))
+            self._thaw()
 
-    def _thaw(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    def _thaw(self) -> None:
+        send(signal.SIGCONT, [int(self._mark.read_text())])
         self.over = True
 
     def disarm(self) -> None:
@@ -239,7 +236,7 @@ class AtASinksPoint(Running):
             return
         self._file.unlink(missing_ok=True)
         if self.fault.what == "stop" and self.fired and not self.over:
-            self._thaw(int(self._mark.read_text()))
+            self._thaw()
 
 
 class AtAnyTime(Running):
@@ -251,18 +248,14 @@ class AtAnyTime(Running):
             self._fire()
 
     def poll(self) -> None:
-        if self.fired and self._lasted and not self.over:
-            self.over = True
-            self._end()
+        if self._lasted:
+            self.disarm()
 
     def disarm(self) -> None:
         if self.armed and not self.over:
             self.over = True
-            self._end()
-
-    def _end(self) -> None:
-        if self.fault.what in _ENDS:
-            _ENDS[self.fault.what](self)
+            if self.fault.what in _ENDS:
+                _ENDS[self.fault.what](self)
 
 
 def _part(running: Running) -> list[int]:
@@ -278,10 +271,8 @@ def _kill_part(running: Running) -> bool:
 def _kill(running: Running) -> bool:
     if running.fault.target in (TASK, EXECUTOR):
         return _kill_part(running)
-    if running.fault.target == BROKER:
-        running.own.process.kill()
-    else:
-        running.actor.kill()
+    if running.process is not None:
+        running.process.kill()
     return True
 
 
@@ -294,10 +285,9 @@ def _stop(running: Running) -> bool:
     if running.fault.target in (TASK, EXECUTOR):
         running.frozen = _part(running)
         return send(signal.SIGSTOP, running.frozen) > 0
-    process = running.own.process if running.fault.target == BROKER else running.actor.process
-    if process is None or not process.running:
+    if running.process is None or not running.process.running:
         return False
-    process.pause()
+    running.process.pause()
     return True
 
 
@@ -305,9 +295,8 @@ def _thaw(running: Running) -> None:
     if running.fault.target in (TASK, EXECUTOR):
         send(signal.SIGCONT, running.frozen)
         return
-    process = running.own.process if running.fault.target == BROKER else running.actor.process
-    if process is not None and process.running:
-        process.resume()
+    if running.process is not None and running.process.running:
+        running.process.resume()
 
 
 def _restart(running: Running) -> None:
@@ -323,14 +312,6 @@ def _clock(running: Running) -> None:
     running.own.control.set(clock_offset_ms=now + running.fault.step_ms)
 
 
-def _disk_full(running: Running) -> None:
-    running.own.control.set(disk_is_full=True)
-
-
-def _disk_has_room(running: Running) -> None:
-    running.own.control.set(disk_is_full=False)
-
-
 def _checkpoint_lost(running: Running) -> None:
     assert running.checkpoint is not None, "this workload has no checkpoint"
     running.actor.kill()
@@ -343,10 +324,13 @@ _ACTS: dict[str, Callable[[Running], bool | None]] = {
     "stop": _stop,
     "restart": _restart,
     "clock": _clock,
-    "disk_full": _disk_full,
+    "disk_full": lambda running: running.own.control.set(disk_is_full=True),
     "checkpoint_lost": _checkpoint_lost,
 }
-_ENDS: dict[str, Callable[[Running], None]] = {"stop": _thaw, "disk_full": _disk_has_room}
+_ENDS: dict[str, Callable[[Running], None]] = {
+    "stop": _thaw,
+    "disk_full": lambda running: running.own.control.set(disk_is_full=False),
+}
 
 
 class Zombie:

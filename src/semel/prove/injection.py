@@ -161,20 +161,26 @@ class ProcessInjector(faults.Injector):
         self._cuts_power = injection.power_cut
 
     def hit(self, point: str) -> None:
-        fault = self._due(point)
-        if fault is not None:
-            if fault.action == "delay":
-                time.sleep(fault.delay_ms / 1000)
-            else:
-                _act(fault.action)
+        if delay_s := self._act(point):
+            time.sleep(delay_s)
 
     async def reach(self, point: str) -> None:
+        if delay_s := self._act(point):
+            await asyncio.sleep(delay_s)
+
+    def _act(self, point: str) -> float:
+        """Does what is due at a point; returns how long to wait if that is a delay, else 0."""
         fault = self._due(point)
-        if fault is not None:
-            if fault.action == "delay":
-                await asyncio.sleep(fault.delay_ms / 1000)
-            else:
-                _act(fault.action)
+        if fault is None:
+            return 0.0
+        if fault.action == "delay":
+            return fault.delay_ms / 1000
+        if fault.action == "exit":
+            os._exit(3)
+        number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(fault.action)
+        if number is not None:  # to this thread: sent to the process, this thread would run on for a moment
+            signal.pthread_kill(threading.get_ident(), number)
+        return 0.0
 
     def clock_offset_ms(self) -> int:
         return 0 if self._control is None else self._control.clock_offset_ms
@@ -245,14 +251,6 @@ def _take(file: Path) -> bool:
     mine.write_text(str(os.getpid()))
     mine.rename(file.with_name(f"{file.name}.fired"))
     return True
-
-
-def _act(action: str) -> None:
-    if action == "exit":
-        os._exit(3)
-    number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(action)
-    if number is not None:  # to this thread: sent to the process, this thread would run on for a moment
-        signal.pthread_kill(threading.get_ident(), number)
 
 
 # --- the clock and the disk ---

@@ -31,7 +31,8 @@ class Journal:
         self._kept_numbers = itertools.count(next_kept)
         self._lock = threading.Lock()
         self._fd = os.open(side / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._events = (side / "journal").read_bytes().count(b"\n")
+        # How many there are: a sync of a folder that begins now covers these and no more.
+        self.events = (side / "journal").read_bytes().count(b"\n")
 
     @classmethod
     def open(cls, data_dir: str | Path) -> Journal:
@@ -52,11 +53,7 @@ class Journal:
         line = _SEPARATOR.join([event, *names, *details]) + "\n"
         with self._lock:
             os.write(self._fd, line.encode())
-            self._events += 1
-
-    def mark(self) -> int:
-        """How many events there are: a later sync of a folder covers these and no more."""
-        return self._events
+            self.events += 1
 
     def keep(self, path: str) -> str:
         """Saves a file that is about to lose its name, so that a power cut can bring it back."""
@@ -330,19 +327,20 @@ class JournaledFiles(Files):
         self._journal.note("sync", path, str(size))
 
     def sync_dir(self, path: str) -> None:
-        mark = self._journal.mark()
+        mark = self._journal.events
         if self._real_sync:
             super().sync_dir(path)
         self._journal.note("sync_dir", path, str(mark))
 
     def sync_all(self, folder: str) -> None:
-        sizes = [(path, os.path.getsize(path)) for path in _files_below(folder)]
+        files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+        sizes = [(path, os.path.getsize(path)) for path in files]
         if self._real_sync:
             super().sync_all(folder)
         for path, size in sizes:
             self._journal.note("sync", path, str(size))
         for place, _, _ in os.walk(folder):
-            self._journal.note("sync_dir", place, str(self._journal.mark()))
+            self._journal.note("sync_dir", place, str(self._journal.events))
 
     def truncate(self, fd: int, path: str, size: int) -> None:
         if size < os.fstat(fd).st_size:
@@ -365,7 +363,3 @@ class JournaledFiles(Files):
     def remove_dir(self, path: str) -> None:
         self._journal.note("remove_dir", path)
         super().remove_dir(path)
-
-
-def _files_below(folder: str) -> list[str]:
-    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]

@@ -18,6 +18,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -111,7 +112,7 @@ class Proxy:
         self._rules: list[Rule] = []
         self._servers: dict[tuple[str, int], asyncio.Server] = {}
         self._ports: dict[tuple[str, int], int] = {}
-        self._links: set[_Link] = set()
+        self.links: set[_Link] = set()
         self._refuses = False
         self.seen: Counter[int] = Counter()  # requests by API key
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -141,7 +142,7 @@ class Proxy:
         """Cuts every connection; how many there were."""
 
         async def cut() -> int:
-            links = list(self._links)
+            links = list(self.links)
             for link in links:
                 link.cut()
             return len(links)
@@ -160,7 +161,7 @@ class Proxy:
         async def stop() -> None:
             for server in self._servers.values():
                 server.close()
-            for link in list(self._links):
+            for link in list(self.links):
                 link.cut()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             if others:
@@ -203,9 +204,6 @@ class Proxy:
                 self._rules.remove(rule)
             return rule
 
-    def forget(self, link: _Link) -> None:
-        self._links.discard(link)
-
     async def _accept(
         self, broker: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -218,7 +216,7 @@ class Proxy:
             writer.close()
             return
         link = _Link(self, (reader, writer), upstream)
-        self._links.add(link)
+        self.links.add(link)
         with contextlib.suppress(asyncio.CancelledError):  # when the proxy closes
             await link.run()
 
@@ -229,14 +227,14 @@ class Proxy:
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+@dataclass(slots=True)
 class _Pending:
     """A request that is on its way."""
 
-    __slots__ = ("api_key", "rule", "swallow", "version")
-
-    def __init__(self, api_key: int, version: int, rule: Rule | None, swallow: int) -> None:
-        self.api_key, self.version, self.rule = api_key, version, rule
-        self.swallow = swallow  # responses that the client must not get
+    api_key: int
+    version: int
+    rule: Rule | None
+    swallow: int  # responses that the client must not get
 
 
 class _Link:
@@ -265,7 +263,7 @@ class _Link:
         for writer in (self._client_out, self._broker_out):
             with contextlib.suppress(OSError, RuntimeError):
                 writer.transport.abort()
-        self._proxy.forget(self)
+        self._proxy.links.discard(self)
 
     async def _requests(self) -> None:
         while True:

@@ -36,8 +36,6 @@ class Actor:
         self._make = make
         self.process: Process | None = None
         self.wanted = False
-        self.frozen_until_s = 0.0
-        self.starts = 0
         self.ends: list[str] = []  # exit code and last output of those that ended by themselves with an error
         self.has_finished = False  # it ended by itself, without an error
         self._old: list[Process] = []  # replaced while frozen; they wake up as zombies
@@ -47,7 +45,6 @@ class Actor:
         self.wanted = True
         self.has_finished = False
         self.process = self._make()
-        self.starts += 1
         self._started_s = time.monotonic()
 
     def supervise(self) -> None:
@@ -107,16 +104,15 @@ class Actor:
 
     def tasks(self) -> list[int]:
         """The Python workers of a Spark driver or of its executors: those that a daemon has forked."""
-        if self.process is None or not self.process.running:
-            return []
-        daemons = {pid: parent for pid, parent, command in _family(self.process.pid) if "pyspark.daemon" in command}
+        daemons = {pid: parent for pid, parent, command in self._family() if "pyspark.daemon" in command}
         return [pid for pid, parent in daemons.items() if parent in daemons]
 
     def executors(self) -> list[int]:
         """The JVMs that a Spark driver has started as executors."""
-        if self.process is None or not self.process.running:
-            return []
-        return [pid for pid, _, command in _family(self.process.pid) if "CoarseGrainedExecutorBackend" in command]
+        return [pid for pid, _, command in self._family() if "CoarseGrainedExecutorBackend" in command]
+
+    def _family(self) -> list[tuple[int, int, str]]:
+        return [] if self.process is None or not self.process.running else _family(self.process.pid)
 
 
 def send(number: signal.Signals, processes: Iterable[int]) -> int:
@@ -162,12 +158,6 @@ class OwnBroker:
         self.broker.start()
         self.power_cut_seed: int | None = None  # its next death takes what was not synced
         self.cuts_at: dict[str, int] = {}  # the same at a point: its name and the seed
-        self.deaths = 0
-        self.lost_bytes = 0
-
-    @property
-    def bootstrap(self) -> str:
-        return self.broker.bootstrap
 
     @property
     def process(self) -> Process:
@@ -179,12 +169,11 @@ class OwnBroker:
         if self.process.running:
             return
         self.process.kill()
-        self.deaths += 1
         for point in [point for point in self.cuts_at if (self.faults / f"{point}.fired").exists()]:
             self.power_cut_seed = self.cuts_at.pop(point)
         if self.power_cut_seed is not None:
             luck = random.Random(self.power_cut_seed) if self.power_cut_seed else None
-            self.lost_bytes += cut_power(self.broker.directory, luck)
+            cut_power(self.broker.directory, luck)
             self.power_cut_seed = None
         try:
             self.broker.start()
@@ -210,7 +199,7 @@ class Stage:
         try:
             if brokers is None:
                 self.own = OwnBroker(self.folder, patch, settings)
-            self.direct = self.own.bootstrap if self.own else first_reachable(brokers or "")
+            self.direct = self.own.broker.bootstrap if self.own else first_reachable(brokers or "")
             self.proxy = Proxy(self.direct)
         except BaseException:
             self.close()
