@@ -14,7 +14,7 @@ import pytest
 from semel.audit import audit
 from semel.demo.program import FAULTS, GUARANTEES
 from semel.local.brokers import Broker
-from semel.prove.checker import read
+from semel.prove.checker.reading import read
 from tests.support.demo import run_demo
 
 OUTPUT = "demo-bank.exactly_once"

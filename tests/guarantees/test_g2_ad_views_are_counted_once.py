@@ -11,7 +11,7 @@ import pytest
 
 from semel.demo.program import FAULTS
 from semel.local.brokers import Broker
-from semel.prove.checker import read
+from semel.prove.checker.reading import read
 from tests.support.demo import run_demo
 
 ALL = [fault.name for fault in FAULTS]

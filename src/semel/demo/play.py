@@ -226,7 +226,7 @@ def read(brokers: str, topic: str) -> Sequence[OutputRecord]:
     """Every committed record."""
     if find_spec("confluent_kafka") is None:
         return _read_own(brokers, topic)
-    from semel.prove.checker import read as read_independently
+    from semel.prove.checker.reading import read as read_independently
 
     return read_independently(brokers, [topic])
 

@@ -9,14 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from semel.prove import inputs
-from semel.prove.checker import (
+from semel.prove.checker.check import CheckResult, Violation, ViolationKind, check
+from semel.prove.checker.reading import (
     CheckerError,
-    CheckResult,
+    Observation,
     Seen,
-    Violation,
-    ViolationKind,
     Watcher,
-    check,
     create_topics,
     group_offsets,
     read,
@@ -60,10 +58,6 @@ class RoundResult(msgspec.Struct):
     allowed: dict[str, int]  # kinds that the guarantee does not rule out
     ends: list[str] = []  # processes that ended by themselves with an error: exit code and last output
 
-    @property
-    def ok(self) -> bool:
-        return not self.violations
-
 
 class CampaignResult(msgspec.Struct):
     """What became of all of them."""
@@ -86,10 +80,7 @@ class CampaignResult(msgspec.Struct):
 
     @property
     def allowed(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for result in self.rounds:
-            total.update(result.allowed)
-        return total
+        return sum((Counter(result.allowed) for result in self.rounds), Counter())
 
 
 Tell = Callable[[RoundResult], None]
@@ -100,16 +91,15 @@ def run(
     stage: Stage,
     schedule: Schedule,
     prefix: str,
-    tell: Tell,
+    result: CampaignResult,
     *,
-    say: Say = lambda _: None,
-    into: CampaignResult | None = None,
-    stop_at_violation: bool = False,
-) -> CampaignResult:
-    """Plays all scenes. StageError or CheckerError if that is not possible; `into` has what was done by then.
+    tell: Tell,
+    say: Say,
+    stop_at_violation: bool,
+) -> None:
+    """Plays all scenes. StageError or CheckerError if that is not possible; `result` has what was done by then.
 
     `tell` gets each round's result, `say` gets lines about the progress."""
-    result = into or CampaignResult()
     for number, scene in enumerate(schedule.scenes):
         play = ScenePlay(stage, scene, f"{prefix}.{number}", say)
         try:
@@ -126,7 +116,6 @@ def run(
             play.end()
         if stop_at_violation and result.violations:
             break
-    return result
 
 
 class ScenePlay:
@@ -176,9 +165,13 @@ class ScenePlay:
         words = "\n".join(self._stage.last_output(PRODUCER))
         return StageError(f"the pipeline does not work even without faults.\n{words}")
 
+    @property
+    def _observation(self) -> Observation:
+        assert self._watcher is not None
+        return self._watcher.observation
+
     def _outputs(self) -> list[Seen]:
-        records = list(self._require_watcher().observation.records)
-        return [record for record in records if record.topic in self._workload.outputs]
+        return [record for record in list(self._observation.records) if record.topic in self._workload.outputs]
 
     def end(self) -> None:
         self._stage.clear()
@@ -198,7 +191,9 @@ class ScenePlay:
         finally:
             inflictor.disarm()
         self.unfired = [running.fault for running in inflictor.running if not running.fired]
-        self._recover()
+        for actor in self._stage.actors.values():  # what is down comes up, so that it can be looked at
+            actor.thaw()
+        self._stage.supervise()
         verdict = self._verdict(is_last)
         allowed = ALLOWED[self._scene.guarantee]
         counted = Counter(v.kind.value for v in verdict.violations if v.kind in allowed)
@@ -223,9 +218,7 @@ class ScenePlay:
     def _work(self, inflictor: Inflictor, when: str, check: Callable[[], None] = lambda: None) -> list[Violation]:
         """Until everything that was fed in has come out, or it is certain that it will not. `check` may raise."""
         producer = self._workload.feed(self._transactions)
-        progress = _Progress(
-            self._stage, self._workload, self._require_watcher(), self._transactions, self._stuck_after_s
-        )
+        progress = _Progress(self._stage, self._workload, self._observation, self._transactions, self._stuck_after_s)
         fed_s = done_s = 0.0
         began_s = said_s = time.monotonic()
         deadline_s = began_s + FEED_TIMEOUT_S
@@ -236,7 +229,7 @@ class ScenePlay:
             now_s = time.monotonic()
             if now_s - said_s >= PROGRESS_EVERY_S:
                 said_s = now_s
-                doing = progress.state() if fed_s else "feeding in"
+                doing = progress.behind if fed_s else "feeding in"
                 self._say(f"     {self._scene.workload}, {when}, {now_s - began_s:.0f} s: {doing:.120}")
             if not fed_s and not producer.wanted:
                 fed_s, deadline_s = now_s, now_s + self._stuck_after_s
@@ -246,7 +239,7 @@ class ScenePlay:
                     return []
             if now_s > deadline_s:
                 lasting = [str(running.fault) for running in inflictor.running if running.fired and not running.over]
-                what = "the producer did not finish" if not fed_s else progress.describe()
+                what = f"not caught up in time: {progress.behind}" if fed_s else "the producer did not finish"
                 return [self._stuck(what + (f"; still going on: {'; '.join(lasting)}" if lasting else ""))]
             time.sleep(TICK_S)
 
@@ -256,40 +249,29 @@ class ScenePlay:
             ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip()
         )
 
-    def _recover(self) -> None:
-        """Whatever is down comes up, so that it can be looked at."""
-        for actor in self._stage.actors.values():
-            actor.thaw()
-        self._stage.supervise()
-
     def _verdict(self, is_last: bool) -> CheckResult:
-        observation = self._require_watcher().observation
         expectations = [self._workload.expectation(self._transactions)]
         if is_last:
             expectations.append(inputs.source_expectation(self._workload.source, self._transactions))
             expectations += self._workload.further_expectations(self._transactions)
-        verdicts = [check(expectation, self._stage.direct, observation) for expectation in expectations]
+        verdicts = [check(expectation, self._stage.direct, self._observation) for expectation in expectations]
         violations = [violation for verdict in verdicts for violation in verdict.violations]
         return msgspec.structs.replace(verdicts[0], violations=violations)
-
-    def _require_watcher(self) -> Watcher:
-        assert self._watcher is not None
-        return self._watcher
 
 
 class _Progress:
     """Has the pipeline caught up with what was fed in?"""
 
     def __init__(
-        self, stage: Stage, workload: Workload, watcher: Watcher, transactions: int, stuck_after_s: float
+        self, stage: Stage, workload: Workload, observation: Observation, transactions: int, stuck_after_s: float
     ) -> None:
-        self._stage, self._workload, self._watcher = stage, workload, watcher
+        self._stage, self._workload, self._observation = stage, workload, observation
         self._began_s = time.monotonic()
         self._quiet_s = min(QUIET_WITHOUT_GROUP_S, stuck_after_s / 2)
         self._transactions = transactions
         self._looked_s = 0.0
         self._source_ends: dict[tuple[str, int], int] | None = None
-        self._behind = "nothing was seen yet"
+        self.behind = "nothing was seen yet"  # why it has not
 
     def done(self) -> bool:
         """Cheap enough to be asked often: it looks a few times a second."""
@@ -300,43 +282,36 @@ class _Progress:
         try:
             return self._look(now_s)
         except CheckerError as error:
-            self._behind = str(error)  # the broker is coming back
+            self.behind = str(error)  # the broker is coming back
             return False
 
-    def state(self) -> str:
-        """Why it is not done."""
-        return self._behind
-
-    def describe(self) -> str:
-        return f"not caught up in time: {self._behind}"
-
     def _look(self, now_s: float) -> bool:
-        observation = self._watcher.observation
+        observation = self._observation
         outputs = [record for record in list(observation.records) if record.topic in self._workload.outputs]
         complete = self._workload.complete(outputs, self._transactions)
         last_s = observation.times_s[-1] if observation.times_s else 0.0
         groups = self._workload.groups()
         if not groups:
-            self._behind = f"{len(outputs)} records in the output"
+            self.behind = f"{len(outputs)} records in the output"
             # Before its first record it may still be starting.
             return complete or (bool(outputs) and now_s - max(last_s, self._began_s) >= self._quiet_s)
         if not self._at_the_end(groups):
             return False
-        self._behind = f"the groups are at the end, but only {len(outputs)} records are in the output"
+        self.behind = f"the groups are at the end, but only {len(outputs)} records are in the output"
         return complete or now_s - last_s >= QUIET_S
 
     def _at_the_end(self, groups: list[tuple[str, str]]) -> bool:
         for group, topic in groups:
             last = self._last_offsets(topic)
             if not last:
-                self._behind = f"{topic} is empty"
+                self.behind = f"{topic} is empty"
                 return False
             offsets = group_offsets(self._stage.direct, group, last, timeout_s=5)
             behind = {
                 place: (offsets.get(place, 0), end) for place, end in last.items() if offsets.get(place, 0) <= end
             }
             if behind:
-                self._behind = f"group {group} is behind (offset, last record): {behind}"
+                self.behind = f"group {group} is behind (offset, last record): {behind}"
                 return False
         return True
 

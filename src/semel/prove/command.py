@@ -17,7 +17,7 @@ import msgspec
 from semel.local import checkout
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
-from semel.prove.checker import CheckerError, delete_topics, topics_like
+from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
 from semel.prove.schedule import (
@@ -121,12 +121,13 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     """Plays it on a stage of its own, and leaves nothing running, whatever happens."""
     prefix = wish.prefix or f"semel-prove-{uuid.uuid4().hex[:8]}"
     stage, others = None, None
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        stage = Stage(wish.brokers, _patch(schedule.mutant), tuple(schedule.settings))
+        patch = Patch(str(checkout.ROOT), MUTANTS, schedule.mutant) if schedule.mutant else None
+        stage = Stage(wish.brokers, patch, tuple(schedule.settings))
         others = _topics(stage.direct, prefix)
         stops = bool(schedule.mutant)
-        play(stage, schedule, prefix, told.round, say=told.say, into=result, stop_at_violation=stops)
+        play(stage, schedule, prefix, result, tell=told.round, say=told.say, stop_at_violation=stops)
         return _code(result)
     except (StageError, CheckerError) as error:
         result.error = str(error)
@@ -139,11 +140,6 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
         if stage is not None:
             stage.clear()
             _clean_up(stage, wish, prefix, others, told)
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM is taken as Ctrl-C is."""
-    raise KeyboardInterrupt
 
 
 def _code(result: CampaignResult) -> int:
@@ -215,10 +211,6 @@ def _mutants() -> ModuleType:
     return module
 
 
-def _patch(mutant: str) -> Patch | None:
-    return Patch(str(checkout.ROOT), MUTANTS, mutant) if mutant else None
-
-
 def _workloads(wish: Wish) -> list[str]:
     if wish.app is not None:
         if wish.workloads:
@@ -235,24 +227,20 @@ def _workloads(wish: Wish) -> list[str]:
 
 
 def _options(wish: Wish) -> dict[str, str]:
-    """What the workload is told."""
+    """The options of the workload."""
     limit = {} if wish.stuck_after_s is None else {"stuck_after_s": str(wish.stuck_after_s)}
-    return {**limit, **_app_options(wish)}
-
-
-def _app_options(wish: Wish) -> dict[str, str]:
     if wish.app is None:
-        return {}
+        return limit
     expected = wish.expected or expectation_name(wish.app)
     try:
         load_function(wish.app)
         load_function(expected)
     except AppError as error:
         raise WishError(str(error)) from error
-    return {"app": wish.app, "expected": expected}
+    return {**limit, "app": wish.app, "expected": expected}
 
 
-# --- what is told ---
+# --- output for people and for programs ---
 
 
 class Teller:
@@ -279,7 +267,7 @@ class Teller:
         more = len(result.fired) - SHOWN_FAULTS
         shown += f"; {more} more" if more > 0 else ""
         price = "".join(f", {count} {kind}" for kind, count in result.allowed.items())
-        verdict = "ok" if result.ok else "VIOLATED"
+        verdict = "VIOLATED" if result.violations else "ok"
         self.say(
             f"{self._told:>4}/{self._rounds} {result.workload:<16}{verdict:<9}{result.took_s:5.1f} s "
             f"{len(result.fired):>3} faults, {result.records} records{price}  ({shown})"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from semel.prove.checker import Expectation, Seen
+from semel.prove.checker.check import Expectation
+from semel.prove.checker.reading import Seen
 
 TRANSACTION_SIZE = 20
 ABORT_EVERY = 4  # so often a transaction that is aborted comes first

@@ -7,10 +7,12 @@ passes, so that a campaign which deals a whole deck hits each of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+
+from semel.prove.injection import SINK_POINTS, TASK_POINTS
 
 FORMAT = 2
 NETWORK = "network"
@@ -148,16 +150,6 @@ FIRST_GENERATION_APIS = ("AddPartitionsToTxn", "AddOffsetsToTxn")  # TV2 does wi
 PLAIN_APIS = ("Produce", "OffsetCommit")
 GROUP_APIS = ("FindCoordinator", "JoinGroup", "SyncGroup", "OffsetFetch", "Heartbeat")
 READ_APIS = ("Metadata", "Fetch")
-SINK_POINTS = (
-    "sink.before_begin",
-    "sink.after_begin",
-    "sink.after_write",
-    "sink.after_audit",
-    "sink.after_ledger",
-    "sink.after_offsets",
-    "sink.after_commit",
-)
-TASK_POINTS = ("task.after_opening", "task.after_rows")
 
 REPEATABLE = frozenset({*TRANSACTION_APIS, *FIRST_GENERATION_APIS, "OffsetCommit"})  # a client may send these twice
 
@@ -216,7 +208,7 @@ def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
     yield Fault("stop", target, for_ms=LONG_FREEZE_MS)
 
 
-def point_cards(target: str, points: tuple[str, ...]) -> Iterator[Fault]:
+def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
     for point in points:
         yield Fault("kill", target, point)
 

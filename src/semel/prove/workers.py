@@ -15,7 +15,7 @@ from typing import Any
 from semel.client.errors import FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.patterns.process import Output, Processor
-from semel.prove.checker import Seen, read
+from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
 from semel.prove.workloads import load_function
 
@@ -33,7 +33,8 @@ FAILURES_MAX = 5
 def produce(options: dict[str, Any]) -> int:
     failures = 0
     while True:
-        committed = max(map(_number, read(options["direct"], [options["topic"]])), default=-1)
+        records = read(options["direct"], [options["topic"]])
+        committed = max((transaction_of(record) or 0 for record in records), default=-1)
         done = max(committed, _acknowledged(options["state"]))
         if done + 1 >= options["upto"]:
             print(f"fed {done + 1}", flush=True)
@@ -46,10 +47,6 @@ def produce(options: dict[str, Any]) -> int:
             if failures > FAILURES_MAX:
                 return 3
             time.sleep(0.2)
-
-
-def _number(seen: Seen) -> int:
-    return transaction_of(seen) or 0
 
 
 def _acknowledged(path: str) -> int:
@@ -217,12 +214,7 @@ QUERIES = {"copy": copy, "any_order": any_order, "count": count}
 
 def run_app(options: dict[str, Any]) -> int:
     print("working", flush=True)
-    load_function(options["app"])(
-        brokers=options["brokers"],
-        source=options["source"],
-        output=options["output"],
-        application_id=options["application_id"],
-    )
+    load_function(options.pop("app"))(**options)
     return 0
 
 

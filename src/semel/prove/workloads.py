@@ -13,7 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from semel.prove.checker import Expectation, OffsetsRule, Seen
+from semel.prove.checker.check import Expectation, OffsetsRule
+from semel.prove.checker.reading import Seen
+from semel.prove.injection import SINK_POINTS, TASK_POINTS
 from semel.prove.inputs import by_key, forbidden_up_to, key_of, values_up_to
 from semel.prove.schedule import (
     ABORT_POINTS,
@@ -21,8 +23,6 @@ from semel.prove.schedule import (
     GROUP_APIS,
     PLAIN_APIS,
     READ_APIS,
-    SINK_POINTS,
-    TASK_POINTS,
     TRANSACTION_APIS,
     Fault,
     broker_cards,
@@ -124,19 +124,23 @@ class Workload(ABC):
         """(group, topic it reads): when all of them stand at the end, the work is done."""
         return [(self.application, self.source)]
 
+    @abstractmethod
     def expectation(self, transactions: int) -> Expectation:
-        """What the outputs must hold after so many transactions of input. By default: every record, in order."""
-        return self.copied(self.outputs, transactions)
+        """What the outputs must hold after so many transactions of input."""
 
     def further_expectations(self, transactions: int) -> list[Expectation]:
         """Of topics in between, looked at when a scene ends."""
         return []
 
-    def copied(self, topics: tuple[str, ...], transactions: int, **changes: Any) -> Expectation:
+    def copied(
+        self, reader: tuple[str, str], topics: tuple[str, ...], transactions: int, **changes: Any
+    ) -> Expectation:
+        """Every record is there once, in order, and the reader, one of `groups`, stands where the output ends."""
         fields: dict[str, Any] = {
             "ids": dict.fromkeys(values_up_to(transactions), 1),
             "order": by_key,
             "forbidden": forbidden_up_to(transactions),
+            "offsets": (OffsetsRule(*reader, lambda record: [(record.value or b"").decode()]),),
             **changes,
         }
         return Expectation(topics, **fields)
@@ -180,10 +184,6 @@ class Workload(ABC):
 TRANSACTION_TIMEOUT_MS = 4_000
 REQUEST_TIMEOUT_MS = 1_500
 RESPONSE_POINTS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn", "OffsetFetch", "JoinGroup")
-
-
-def value_of(record: Seen) -> list[str]:
-    return [(record.value or b"").decode()]
 
 
 def unit_of(record: Seen) -> str | None:
@@ -244,8 +244,7 @@ class LoopWorkload(Workload):
         self.run(name, "loop", options)
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
+        return self.copied(self.groups()[-1], self.outputs, transactions, transaction=unit_of)
 
 
 class ChainWorkload(LoopWorkload):
@@ -272,15 +271,10 @@ class ChainWorkload(LoopWorkload):
         for name, (source, sink) in zip(self.SERVICES, pairwise(self.stations), strict=True):
             self.start_link(name, f"{self.prefix}-{name}", source, sink, static=True)
 
-    def expectation(self, transactions: int) -> Expectation:
-        group, source = self.groups()[-1]
-        rule = OffsetsRule(group, source, value_of)
-        return self.copied(self.outputs, transactions, offsets=(rule,), transaction=unit_of)
-
     def further_expectations(self, transactions: int) -> list[Expectation]:
         return [
-            self.copied((sink,), transactions, offsets=(OffsetsRule(group, source, value_of),), transaction=unit_of)
-            for (group, source), sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
+            self.copied(reader, (sink,), transactions, transaction=unit_of)
+            for reader, sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
         ]
 
 
@@ -377,8 +371,7 @@ class SparkWorkload(Workload):
         return {"batch.size": int(self.options["batch_bytes"])} if "batch_bytes" in self.options else {}
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True)
+        return self.copied(self.groups()[0], self.outputs, transactions, one_epoch_each=True)
 
 
 class AnyOrderWorkload(SparkWorkload):
@@ -395,8 +388,7 @@ class AnyOrderWorkload(SparkWorkload):
         return {"topics": list(self.outputs)}
 
     def expectation(self, transactions: int) -> Expectation:
-        rule = OffsetsRule(self.application, self.source, value_of)
-        return self.copied(self.outputs, transactions, offsets=(rule,), one_epoch_each=True, order=None)
+        return self.copied(self.groups()[0], self.outputs, transactions, one_epoch_each=True, order=None)
 
 
 class ExecutorsWorkload(AnyOrderWorkload):

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from semel.local.brokers import SemelBroker
-from semel.prove.checker import create_topics
+from semel.prove.checker.reading import create_topics
 from semel.prove.injection import Control
 from tests.support.broker import faulty_semel
 from tests.support.waiting import PATIENCE_S, until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,16 +11,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from semel.local.brokers import SemelBroker
-from semel.prove.checker import (
-    CheckResult,
-    Expectation,
-    Observation,
-    OffsetsRule,
-    ViolationKind,
-    Watcher,
-    check,
-    create_topics,
-)
+from semel.prove.checker.check import CheckResult, Expectation, OffsetsRule, ViolationKind, check
+from semel.prove.checker.reading import Observation, Watcher, create_topics
 from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, until
 
@@ -75,6 +68,10 @@ def only(verdict: CheckResult, kind: ViolationKind) -> Any:
     return verdict.violations[0]
 
 
+def kinds(verdict: CheckResult) -> Counter[ViolationKind]:
+    return Counter(violation.kind for violation in verdict.violations)
+
+
 def test_nothing_is_found_where_nothing_is_wrong(topic: Topic) -> None:
     topic.transaction(True, "1", "2", tag="first")
     topic.transaction(False, "3", tag="second")
@@ -91,8 +88,7 @@ def test_nothing_is_found_where_nothing_is_wrong(topic: Topic) -> None:
         one_epoch_each=True,
     )
     assert verdict.violations == []
-    assert (verdict.records_read, verdict.records_observed) == (3, 3)
-    assert (verdict.transactions, verdict.aborted_transactions) == (2, 1)
+    assert verdict.records_read == 3
 
 
 def test_lost_record_is_named_with_the_aborted_transaction_that_had_it(topic: Topic) -> None:
@@ -130,7 +126,7 @@ def test_total_that_is_too_low_is_lost_and_too_high_is_twice(topic: Topic) -> No
     topic.write("1", "2", key="a")
     assert only(topic.check(totals={"a": 3}, total_of=numbered), ViolationKind.LOST).record == "a"
     assert only(topic.check(totals={"a": 1}, total_of=numbered), ViolationKind.DUPLICATED).record == "a"
-    assert topic.check(totals={"a": 2}, total_of=numbered).ok
+    assert topic.check(totals={"a": 2}, total_of=numbered).violations == []
 
 
 def test_aborted_record_that_a_reader_got_is_named_with_its_transaction(topic: Topic) -> None:
@@ -139,7 +135,7 @@ def test_aborted_record_that_a_reader_got_is_named_with_its_transaction(topic: T
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
         assert watcher.wait_for(2)
     verdict = topic.check(watcher.observation, ids={})
-    assert verdict.counts == {ViolationKind.ABORTED_READ: 2}
+    assert kinds(verdict) == {ViolationKind.ABORTED_READ: 2}
     assert verdict.violations[0].record == "1"
     assert verdict.violations[0].transaction.startswith("producer ")
 
@@ -154,7 +150,7 @@ def test_record_of_an_open_transaction_that_a_reader_got_is_named(topic: Topic) 
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
         assert watcher.wait_for(1)
     verdict = topic.check(watcher.observation, ids={})
-    assert verdict.counts == {ViolationKind.ABORTED_READ: 1, ViolationKind.UNDECIDED: 1}
+    assert kinds(verdict) == {ViolationKind.ABORTED_READ: 1, ViolationKind.UNDECIDED: 1}
     producer.abort_transaction(PATIENCE_S)
 
 
@@ -243,7 +239,7 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
         semel_broker.start()
         until(lambda: both_ends_seen(watcher, (name, 0), 0))
     verdict = check(Expectation((name,)), semel_broker.bootstrap, watcher.observation)
-    assert set(verdict.counts) == {ViolationKind.NON_MONOTONIC}
+    assert set(kinds(verdict)) == {ViolationKind.NON_MONOTONIC}
     details = " / ".join(violation.detail for violation in verdict.violations)
     assert "high watermark went back from 5" in details
     assert "last stable offset went back from 5" in details

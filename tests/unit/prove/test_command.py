@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import Process
-from semel.prove.checker import create_topics, read, topics_like
+from semel.prove.checker.reading import create_topics, read, topics_like
 from semel.prove.schedule import Fault, Round, Scene, Schedule
 from tests.support.prove import prove
 from tests.support.waiting import PATIENCE_S, eventually, until

@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient
 
 from semel.client.errors import KafkaError
 from semel.client.producer import Producer as OurProducer
-from semel.prove.checker import Expectation, check, create_topics
+from semel.prove.checker.check import Expectation, check
+from semel.prove.checker.reading import create_topics
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +17,6 @@ from semel.prove.checker.reading import (
     CheckerError,
     Fate,
     LogBatch,
-    LogHistory,
     Observation,
     Place,
     Seen,
@@ -60,27 +60,10 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What a check found, and how much it looked at."""
+    """What a check found, and how many committed records it looked at."""
 
     violations: list[Violation]
-    records_read: int = 0
-    records_observed: int = 0  # by the watcher
-    transactions: int = 0
-    aborted_transactions: int = 0
-
-    @property
-    def ok(self) -> bool:
-        return not self.violations
-
-    @property
-    def counts(self) -> Counter[ViolationKind]:
-        return Counter(violation.kind for violation in self.violations)
-
-    def summary(self) -> str:
-        """One line."""
-        if self.ok:
-            return f"nothing violated in {self.records_read} records, {self.transactions} transactions"
-        return ", ".join(f"{count} {kind.value}" for kind, count in self.counts.most_common())
+    records_read: int
 
 
 # --- what should have come out of a pipeline ---
@@ -142,7 +125,7 @@ class Evidence:
     expectation: Expectation
     committed: list[Seen]
     everything: list[Seen]  # also what was aborted
-    logs: dict[Place, LogHistory]
+    logs: dict[Place, list[LogBatch]]
     observation: Observation
     offsets: list[tuple[OffsetsRule, list[Seen], dict[Place, int]]]
 
@@ -150,8 +133,9 @@ class Evidence:
         return self.expectation.identify(record)
 
     def batch_of(self, record: Seen) -> LogBatch | None:
-        log = self.logs.get((record.topic, record.partition))
-        return log.batch_at(record.offset) if log is not None else None
+        batches = self.logs.get((record.topic, record.partition), [])
+        at = bisect_right(batches, record.offset, key=lambda batch: batch.first_offset) - 1
+        return batches[at] if at >= 0 and batches[at].last_offset >= record.offset else None
 
     def transaction_of(self, record: Seen) -> str:
         """What to call its transaction in a message."""
@@ -187,16 +171,7 @@ def check(
     settled = _await_decisions(brokers, expectation.topics, settle_s)
     evidence = _gather(expectation, brokers, observation or Observation())
     violations = [violation for rule in RULES.values() for violation in rule(evidence)]
-    endings = {
-        (producer, epoch, commit) for log in evidence.logs.values() for _, producer, epoch, commit in log.markers
-    }
-    return CheckResult(
-        violations if settled else [*violations, *_undecided(evidence)],
-        len(evidence.committed),
-        len(evidence.observation.records),
-        len(endings),
-        sum(not commit for *_, commit in endings),
-    )
+    return CheckResult(violations if settled else [*violations, *_undecided(evidence)], len(evidence.committed))
 
 
 def _await_decisions(brokers: str, topics: tuple[str, ...], settle_s: float) -> bool:

@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +17,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 READ_TIMEOUT_S = 60.0
+_TIMEOUT_S = 20.0  # of one request
 KNOWN_TIMEOUT_S = 20.0  # until a node knows a topic that was created
 Place = tuple[str, int]
 
@@ -76,27 +76,27 @@ def seen_of(message: Any) -> Seen:
     )
 
 
-def known_topics(brokers: str, timeout_s: float = 20.0) -> Any:
+def known_topics(brokers: str) -> Any:
     """Name -> metadata, of all topics; CheckerError if no broker responds."""
     try:
-        return AdminClient(settings(brokers)).list_topics(timeout=timeout_s).topics
+        return AdminClient(settings(brokers)).list_topics(timeout=_TIMEOUT_S).topics
     except KafkaException as error:
         raise CheckerError(f"{brokers} does not respond: {error.args[0].str()}") from error
 
 
-def partitions_of(brokers: str, topics: Iterable[str], timeout_s: float = 20.0) -> list[Place]:
+def partitions_of(brokers: str, topics: Iterable[str]) -> list[Place]:
     """All partitions of the topics; CheckerError if one is not there."""
     wanted = list(topics)
-    found = known_topics(brokers, timeout_s)
+    found = known_topics(brokers)
     missing = [topic for topic in wanted if topic not in found]
     if missing:
         raise CheckerError(f"{brokers} has no topic {', '.join(missing)}")
     return [(topic, partition) for topic in wanted for partition in sorted(found[topic].partitions)]
 
 
-def topics_like(brokers: str, prefix: str, timeout_s: float = 20.0) -> list[str]:
+def topics_like(brokers: str, prefix: str) -> list[str]:
     """The topics whose names begin so."""
-    return sorted(name for name in known_topics(brokers, timeout_s) if name.startswith(prefix))
+    return sorted(name for name in known_topics(brokers) if name.startswith(prefix))
 
 
 def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> None:
@@ -129,9 +129,7 @@ def delete_topics(brokers: str, topics: Iterable[str]) -> None:
         raise CheckerError(f"a topic could not be deleted: {error.args[0].str()}") from error
 
 
-def read(
-    brokers: str, topics: Iterable[str], *, committed: bool = True, timeout_s: float = READ_TIMEOUT_S
-) -> list[Seen]:
+def read(brokers: str, topics: Iterable[str], *, committed: bool = True) -> list[Seen]:
     """All records of the topics, each partition in order, up to its end now (the last stable offset, if committed)."""
     places = partitions_of(brokers, topics)
     if not places:
@@ -139,7 +137,7 @@ def read(
     consumer = open_consumer(brokers, committed)
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
-        records = _read_to_the_end(consumer, len(places), time.monotonic() + timeout_s)
+        records = _read_to_the_end(consumer, len(places), time.monotonic() + READ_TIMEOUT_S)
     finally:
         consumer.close()
     return sorted(records, key=lambda seen: seen[:3])
@@ -214,7 +212,6 @@ _FETCH, _VERSION = 1, 4  # the oldest version that every broker in use still ser
 _HEADER = struct.Struct(">qiibIhiqqqhii")  # the 61 bytes in front of every batch
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
 _CHUNK_BYTES = 8 << 20
-_TIMEOUT_S = 20.0
 
 
 class LogReadError(Exception):
@@ -240,29 +237,18 @@ class LogBatch(NamedTuple):
         return f"producer {self.producer_id} epoch {self.epoch}" if self.fate is not Fate.PLAIN else ""
 
 
-class LogHistory(NamedTuple):
-    """The data batches of a partition, in order, and the ends of its transactions."""
-
-    batches: list[LogBatch]
-    markers: list[tuple[int, int, int, bool]]  # offset, producer id, epoch, commit
-
-    def batch_at(self, offset: int) -> LogBatch | None:
-        at = bisect_right(self.batches, offset, key=lambda batch: batch.first_offset) - 1
-        return self.batches[at] if at >= 0 and self.batches[at].last_offset >= offset else None
-
-
-def read_log(brokers: str, topic: str, timeout_s: float = _TIMEOUT_S) -> dict[int, LogHistory]:
-    """The logs of all partitions of a topic, each from its leader."""
-    found = AdminClient({"bootstrap.servers": brokers, "log_level": 0}).list_topics(topic, timeout=timeout_s)
+def read_log(brokers: str, topic: str) -> dict[int, list[LogBatch]]:
+    """The data batches of all partitions of a topic, in order, each partition from its leader."""
+    found = AdminClient({"bootstrap.servers": brokers, "log_level": 0}).list_topics(topic, timeout=_TIMEOUT_S)
     logs = {}
     for partition, metadata in found.topics[topic].partitions.items():
         leader = found.brokers[metadata.leader]
-        with socket.create_connection((leader.host, leader.port), timeout_s) as sock:
+        with socket.create_connection((leader.host, leader.port), _TIMEOUT_S) as sock:
             logs[partition] = _read_partition(sock, topic, partition)
     return logs
 
 
-def _read_partition(sock: socket.socket, topic: str, partition: int) -> LogHistory:
+def _read_partition(sock: socket.socket, topic: str, partition: int) -> list[LogBatch]:
     raw: list[tuple[int, int, int, int, int, bool | None]] = []
     offset = 0
     while True:
@@ -335,23 +321,17 @@ def _skip_varint(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> LogHistory:
-    """A marker decides everything that its producer wrote before it and that is not decided yet."""
-    fates: dict[int, Fate] = {}
-    waiting: dict[int, list[int]] = {}
-    markers = []
-    for number, (first, _, producer_id, epoch, attributes, commit) in enumerate(raw):
-        if commit is not None:
-            markers.append((first, producer_id, epoch, commit))
-            fates |= dict.fromkeys(waiting.pop(producer_id, []), Fate.COMMITTED if commit else Fate.ABORTED)
-        elif attributes & _TRANSACTIONAL:
-            waiting.setdefault(producer_id, []).append(number)
+def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> list[LogBatch]:
+    """The next marker of its producer decides a batch, so the log is read backwards."""
+    fates: dict[int, Fate] = {}  # by the producer's marker that was met last
     batches = []
-    for number, (first, last, producer_id, epoch, attributes, commit) in enumerate(raw):
-        if commit is None:
-            fate = fates.get(number, Fate.OPEN) if attributes & _TRANSACTIONAL else Fate.PLAIN
+    for first, last, producer_id, epoch, attributes, commit in reversed(raw):
+        if commit is not None:
+            fates[producer_id] = Fate.COMMITTED if commit else Fate.ABORTED
+        else:
+            fate = fates.get(producer_id, Fate.OPEN) if attributes & _TRANSACTIONAL else Fate.PLAIN
             batches.append(LogBatch(first, last, producer_id, epoch, fate))
-    return LogHistory(batches, markers)
+    return batches[::-1]
 
 
 # --- a reader that runs all the time, as a consumer of the output would ---
