@@ -1,4 +1,4 @@
-"""The judges of a demo are awake: each kind of damage is seen, in the right column."""
+"""The comparison of a demo sees each kind of damage, in the right column."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Run:
             self.rejected += [record] if made is None else []
             self.output += [Stored(record.timestamp_ms + 50, event.value) for event in made or ()]
 
-    def judge(self) -> Outcome:
-        return self.workload.judge("exactly_once", self.source, self.output, self.rejected)
+    def compare(self) -> Outcome:
+        return self.workload.compare("exactly_once", self.source, self.output, self.rejected)
 
 
 @pytest.fixture(params=sorted(WORKLOADS))
@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def test_a_whole_output_is_exact(run: Run) -> None:
-    outcome = run.judge()
+    outcome = run.compare()
     assert outcome.is_exact
     assert outcome.counted == outcome.records_in >= 600
     assert outcome.rejected == len(run.rejected) > 10
@@ -54,7 +54,7 @@ def test_a_whole_output_is_exact(run: Run) -> None:
 
 def test_a_lost_row_is_lost(run: Run) -> None:
     del run.output[25]
-    outcome = run.judge()
+    outcome = run.compare()
     assert (outcome.lost, outcome.duplicated) == (1, 0)
     assert outcome.counted == outcome.records_in - 1
     assert not outcome.is_exact
@@ -63,16 +63,16 @@ def test_a_lost_row_is_lost(run: Run) -> None:
 
 def test_a_row_that_is_there_twice_is_duplicated(run: Run) -> None:
     run.output.append(run.output[3])
-    outcome = run.judge()
+    outcome = run.compare()
     assert (outcome.lost, outcome.duplicated) == (0, 1)
     assert outcome.total_after > outcome.total_before
 
 
 def test_dead_letters_are_counted_too(run: Run) -> None:
     lost = run.rejected.pop()
-    assert run.judge().lost == 1
+    assert run.compare().lost == 1
     run.rejected += [lost, lost]
-    assert run.judge().duplicated == 1
+    assert run.compare().duplicated == 1
 
 
 def test_the_same_seed_gives_the_same_records(run: Run) -> None:
@@ -88,7 +88,7 @@ def test_money_moves_between_accounts_and_only_deposits_make_more_of_it() -> Non
     run = Run(WORKLOADS["bank"])
     valid = [json.loads(record.value or b"") for record in run.source if record not in run.rejected]
     deposits = sum(transfer["cents"] for transfer in valid if transfer["kind"] == "deposit")
-    assert run.judge().total_before == deposits
+    assert run.compare().total_before == deposits
 
 
 def test_views_come_out_of_order_but_never_later_than_the_pipeline_waits() -> None:

@@ -52,10 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.demo.run import DemoOptions, default_report
+    from semel.demo.run import DemoOptions
     from semel.demo.run import run as run_demo
 
-    report = args.report or default_report(args.workload)
+    report = args.report or Path.cwd() / f"semel-demo-{args.workload}.html"
     for flag, path in (("--report", report), ("--picture", args.picture)):
         _check_place(flag, path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does

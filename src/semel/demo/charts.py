@@ -123,7 +123,7 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attribute
     came, said = _sums(outcome.series_in), _sums(outcome.series_out)
     high = max([1, *(value for _, value in came), *(value for _, value in said)])
     scale = Scale(0, high * 1.05, bottom, top)
-    parts = _levels(scale, shown, clock)
+    parts = _levels(scale, shown, 4)
     parts += clock.axis(top, bottom)
     parts += fault_lines(clock, story, top, bottom)
     end_x = clock.scale.end
@@ -133,11 +133,11 @@ def totals(outcome: Outcome, story: Story, shown: Shown, label: str, **attribute
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}", **attributes)
 
 
-def _levels(scale: Scale, shown: Shown, clock: TimeAxis) -> list[str]:
+def _levels(scale: Scale, shown: Shown, about: int) -> list[str]:
     parts = []
-    for tick in scale.ticks(4):
+    for tick in scale.ticks(about):
         y = scale(tick)
-        parts.append(line((LEFT, y), (clock.scale.end, y), class_="grid"))
+        parts.append(line((LEFT, y), (WIDTH - RIGHT, y), class_="grid"))
         parts.append(text(LEFT - 6, y + 4, shown(tick), class_="tick", text_anchor="end"))
     return parts
 
@@ -157,7 +157,7 @@ def throughput(outcome: Outcome, story: Story, label: str) -> str:
     clock = TimeAxis.of(story)
     seconds = Counter(int(at_ms / 1000 - story.started_s) for at_ms, _ in outcome.series_out)
     scale = Scale(0, max(seconds.values(), default=1) * 1.05, bottom, top)
-    parts = _levels(Scale(0, scale.high, bottom, top), lambda value: f"{value:,.0f}", clock)
+    parts = _levels(scale, lambda value: f"{value:,.0f}", 4)
     parts += clock.axis(top, bottom)
     width = max(1.5, clock.scale(1) - clock.scale(0) - 1)
     for second, rows in sorted(seconds.items()):
@@ -176,10 +176,7 @@ def balances(outcome: Outcome, shown: Shown, label: str) -> str:
     values = [value for part in outcome.parts for value in (part.expected, part.found)]
     scale = Scale(min(0, *values), max(1, *values) * 1.05, bottom, top)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(outcome.parts))
-    parts = []
-    for tick in scale.ticks(3):
-        parts.append(line((LEFT, scale(tick)), (WIDTH - RIGHT, scale(tick)), class_="grid"))
-        parts.append(text(LEFT - 6, scale(tick) + 4, shown(tick), class_="tick", text_anchor="end"))
+    parts = _levels(scale, shown, 3)
     for number, part in enumerate(outcome.parts):
         x = round(LEFT + number * slot, 1)
         words = title(f"{part.name}: should be {shown(part.expected)}, is {shown(part.found)}")
@@ -188,15 +185,10 @@ def balances(outcome: Outcome, shown: Shown, label: str) -> str:
         bars += _upright(scale, part.found, x + slot * 0.32, slot * 0.36, kind)
         parts.append(element("g", words + bars))
         if slot > 30 or number % 3 == 0:
-            parts.append(
-                text(round(x + slot / 2, 1), bottom + 15, _short(part.name), class_="tick", text_anchor="middle")
-            )
+            name = part.name.removeprefix("acc-")
+            parts.append(text(round(x + slot / 2, 1), bottom + 15, name, class_="tick", text_anchor="middle"))
     parts.append(line((LEFT, scale(0)), (WIDTH - RIGHT, scale(0)), class_="zero"))
     return drawing(WIDTH, height, parts, label, class_=f"chart {outcome.guarantee}")
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("acc-")
 
 
 def _upright(scale: Scale, value: float, x: float, width: float, kind: str) -> str:

@@ -66,7 +66,7 @@ class Feeder(threading.Thread):
             self.error = error
 
     def _with_one_producer(self) -> bool:
-        """Until it is told to stop (True), or the producer is of no more use."""
+        """Returns when it is to finish (True), or the producer cannot go on."""
         with Producer(self._options) as producer:
             try:
                 producer.init_transactions()
@@ -125,27 +125,21 @@ class DemoStage:
         self.broker = Broker(self.folder / "broker", settings={"group.initial.rebalance.delay.ms": 0})
         self._seed, self._per_s = seed, per_s
         self.feeder: Feeder | None = None
-        self.driver: Process | None = None
+        self._driver: Process | None = None
         self._read_lines = 0
 
     def __enter__(self) -> DemoStage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends all processes; the folder goes, unless it is to be kept."""
-        if self.driver is not None:
-            self.driver.kill()
+        if self._driver is not None:
+            self._driver.kill()
         self.broker.stop()
         if not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- the broker and the producer ---
-
-    def start_broker(self) -> None:
-        self.broker.start()
 
     def create_topics(self) -> None:
         wanted = {name: count for g in GUARANTEES for name, count in DemoTopics.of(self.prefix, g).partitions().items()}
@@ -168,21 +162,19 @@ class DemoStage:
             "folder": str(self.folder / "checkpoints"),
         }
         command = [sys.executable, "-m", "semel.demo.drivers", self.engine, json.dumps(job)]
-        self.driver = Process(command, stdin=True, cwd=self.folder)
+        self._driver = Process(command, stdin=True, cwd=self.folder)
         self._read_lines = 0
 
-    def command(self, *words: object) -> None:
-        assert self.driver is not None
-        self.driver.write(" ".join(map(str, words)) + "\n")
+    @property
+    def driver(self) -> Process:
+        assert self._driver is not None
+        return self._driver
 
-    def kill_driver(self) -> None:
-        """kill -9 of the program and its JVM."""
-        assert self.driver is not None
-        self.driver.kill()
+    def command(self, *words: object) -> None:
+        self.driver.write(" ".join(map(str, words)) + "\n")
 
     def events(self, timeout_s: float) -> Iterator[dict[str, Any] | None]:
         """What the program says, as it says it; None now and then, so that the caller can look at the clock."""
-        assert self.driver is not None
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             running = self.driver.running
@@ -201,7 +193,6 @@ class DemoStage:
         raise DemoStageError(f"the program did not get on within {timeout_s:.0f} s:\n{self._last_output()}")
 
     def _last_output(self) -> str:
-        assert self.driver is not None
         return "\n".join(self.driver.output.splitlines()[-30:])
 
 
@@ -297,7 +288,7 @@ class Play:
     # --- scenes ---
 
     def _begin(self) -> None:
-        self._stage.start_broker()
+        self._stage.broker.start()
         self._note("broker", "up", f"broker is up on {self._stage.broker.bootstrap}")
         self._stage.create_topics()
         self._stage.start_feeder()
@@ -307,7 +298,7 @@ class Play:
         self._stage.command("arm", fault.name, BATCHES_BEFORE)
         self._await("all_held", fault)
         if fault.victim == "driver":
-            self._stage.kill_driver()
+            self._stage.driver.kill()  # and its JVM
             self._note("driver", "killed", f"kill -9: the driver, {fault.what}", bad=True)
             self._start_driver()
         else:
@@ -315,7 +306,7 @@ class Play:
             self._note("broker", "killed", f"kill -9: the broker, {fault.what}", bad=True)
             self._stage.command("open")
             self._pause(BROKER_DOWN_S)
-            self._stage.start_broker()
+            self._stage.broker.start()
             self._note("broker", "up", "broker is up again")
 
     def _finish(self) -> None:
@@ -325,7 +316,7 @@ class Play:
         self._screen.moment(f"producer is done: {feeder.committed:,} {self._stage.workload.records}; draining")
         self._stage.command("finish")
         self._await("finished")
-        self._stage.kill_driver()
+        self._stage.driver.kill()  # and its JVM
         self._note("driver", "down", "all three have read everything")
 
     # --- pieces ---
@@ -381,7 +372,7 @@ class Play:
         self._screen.moment(text, bad=bad)
 
 
-def judge(stage: DemoStage) -> list[Outcome]:
+def count(stage: DemoStage) -> list[Outcome]:
     """Reads all topics through the independent client and counts."""
     outcomes = []
     for guarantee in GUARANTEES:
@@ -389,5 +380,5 @@ def judge(stage: DemoStage) -> list[Outcome]:
         source, output, rejected = (
             read(stage.broker.bootstrap, topic) for topic in (topics.source, topics.output, topics.rejected)
         )
-        outcomes.append(stage.workload.judge(guarantee, source, output, rejected))
+        outcomes.append(stage.workload.compare(guarantee, source, output, rejected))
     return outcomes

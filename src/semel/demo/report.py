@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,17 @@ from semel.demo.play import Story, reader_name
 from semel.demo.program import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, FAULTS, RETURNED
 from semel.demo.workloads import DemoWorkload, Outcome
 
+
+class Facts(NamedTuple):
+    """All that a report is made of."""
+
+    workload: DemoWorkload
+    engine: str
+    seed: int
+    outcomes: list[Outcome]
+    story: Story
+
+
 # --- The result of a demo as a small table, and as JSON ---
 
 
@@ -21,7 +33,7 @@ def table_header(workload: DemoWorkload) -> tuple[str, ...]:
     return ("", "records in", "counted", "lost", "duplicated", f"{workload.total} in", f"{workload.total} out")
 
 
-def table_rows(workload: DemoWorkload, outcomes: list[Outcome]) -> list[tuple[str, ...]]:
+def table_rows(facts: Facts) -> list[tuple[str, ...]]:
     return [
         (
             outcome.guarantee,
@@ -29,16 +41,16 @@ def table_rows(workload: DemoWorkload, outcomes: list[Outcome]) -> list[tuple[st
             f"{outcome.counted:,}",
             f"{outcome.lost:,}",
             f"{outcome.duplicated:,}",
-            workload.shown(outcome.total_before),
-            workload.shown(outcome.total_after),
+            facts.workload.shown(outcome.total_before),
+            facts.workload.shown(outcome.total_after),
         )
-        for outcome in outcomes
+        for outcome in facts.outcomes
     ]
 
 
-def text_table(workload: DemoWorkload, outcomes: list[Outcome]) -> str:
+def text_table(facts: Facts) -> str:
     """Aligned columns, numbers to the right."""
-    table = [table_header(workload), *table_rows(workload, outcomes)]
+    table = [table_header(facts.workload), *table_rows(facts)]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
 
     def line(row: tuple[str, ...]) -> str:
@@ -49,11 +61,12 @@ def text_table(workload: DemoWorkload, outcomes: list[Outcome]) -> str:
     return "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])
 
 
-def as_json(workload: DemoWorkload, outcomes: list[Outcome], story: Story, seed: int, engine: str) -> dict[str, Any]:
+def as_json(facts: Facts) -> dict[str, Any]:
+    story = facts.story
     return {
-        "demo": workload.name,
-        "engine": engine,
-        "seed": seed,
+        "demo": facts.workload.name,
+        "engine": facts.engine,
+        "seed": facts.seed,
         "duration_s": round(story.ended_s - story.started_s, 1),
         "guarantees": {
             outcome.guarantee: {
@@ -64,14 +77,13 @@ def as_json(workload: DemoWorkload, outcomes: list[Outcome], story: Story, seed:
                 "duplicated": outcome.duplicated,
                 "total_before": outcome.total_before,
                 "total_after": outcome.total_after,
-                f"wrong_{workload.part}s": outcome.wrong_parts,
+                f"wrong_{facts.workload.part}s": outcome.wrong_parts,
             }
-            for outcome in outcomes
+            for outcome in facts.outcomes
         },
         "faults": [
             {"at_s": round(moment.at_s - story.started_s, 1), "killed": moment.who, "what": moment.text}
-            for moment in story.moments
-            if moment.what == "killed"
+            for moment in charts.kills(story)
         ],
         "held": [{"fault": fault, "guarantee": guarantee, "point": point} for fault, guarantee, point in story.held],
     }
@@ -161,16 +173,6 @@ POINTS = {
 }
 
 
-class Facts(NamedTuple):
-    """All that a page is made of."""
-
-    workload: DemoWorkload
-    engine: str
-    seed: int
-    outcomes: list[Outcome]
-    story: Story
-
-
 def page(facts: Facts) -> str:
     body = [
         _headline(facts),
@@ -201,7 +203,7 @@ def _what_happened(story: Story) -> str:
 
 def _headline(facts: Facts) -> str:
     exact = next(outcome for outcome in facts.outcomes if outcome.guarantee == EXACTLY_ONCE)
-    killed = [moment.who for moment in facts.story.moments if moment.what == "killed"]
+    killed = [moment.who for moment in charts.kills(facts.story)]
     engine = "Spark" if facts.engine == "spark" else "semel.process"
     verdict = (
         f"Exactly once, {exact.records_in:,} {facts.workload.records} through {len(killed)} kills: "
@@ -229,7 +231,7 @@ def _times(count: int) -> str:
 def _table(facts: Facts) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table_header(facts.workload))
     lines = []
-    for outcome, row in zip(facts.outcomes, table_rows(facts.workload, facts.outcomes), strict=True):
+    for outcome, row in zip(facts.outcomes, table_rows(facts), strict=True):
         wrong = {3: outcome.lost, 4: outcome.duplicated, 6: outcome.total_after != outcome.total_before}
         cells = "".join(
             f'<td class="{"wrong" if wrong.get(number) else ""}">{escape(cell)}</td>'
@@ -244,16 +246,12 @@ def _table(facts: Facts) -> str:
 
 def _lane(facts: Facts, outcome: Outcome) -> str:
     workload, story, name = facts.workload, facts.story, outcome.guarantee.replace("_", " ")
-
-    def shown(value: float) -> str:
-        return workload.shown(round(value)).removesuffix(".00")
-
-    drift = outcome.total_after - outcome.total_before
-    difference = f"{'+' if drift > 0 else '-'}{workload.shown(abs(drift))}" if drift else "exact"
+    shown, difference = partial(_rounded, workload), _difference(workload, outcome)
+    kind = "right" if difference == "exact" else "wrong"
     wrong = f"{outcome.wrong_parts} of {len(outcome.parts)} {workload.part}s wrong"
     return (
         f'<article class="{outcome.guarantee}"><h2><i></i>{name}</h2><p>{MEANINGS[outcome.guarantee]}</p>'
-        f'<h3>{workload.total.capitalize()} <b class="{"wrong" if drift else "right"}">{difference}</b></h3>'
+        f'<h3>{workload.total.capitalize()} <b class="{kind}">{difference}</b></h3>'
         '<p class="key"><span class="came"></span>came in <span class="said"></span>by the output</p>'
         + charts.totals(outcome, story, shown, f"{name}: {workload.total} over time")
         + "<h3>Rows written per second</h3>"
@@ -265,6 +263,15 @@ def _lane(facts: Facts, outcome: Outcome) -> str:
         + charts.balances(outcome, shown, f"{name}: {workload.part}s")
         + "</article>"
     )
+
+
+def _rounded(workload: DemoWorkload, value: float) -> str:
+    return workload.shown(round(value)).removesuffix(".00")
+
+
+def _difference(workload: DemoWorkload, outcome: Outcome) -> str:
+    drift = outcome.total_after - outcome.total_before
+    return f"{'+' if drift > 0 else '-'}{workload.shown(abs(drift))}" if drift else "exact"
 
 
 def _by_part(workload: DemoWorkload) -> str:
@@ -327,16 +334,12 @@ def picture(facts: Facts) -> str:
 
 def _column(facts: Facts, outcome: Outcome, x: float) -> list[str]:
     workload = facts.workload
-
-    def shown(value: float) -> str:
-        return workload.shown(round(value)).removesuffix(".00")
-
     wrong = [f"{outcome.lost:,} lost"] * bool(outcome.lost) + [f"{outcome.duplicated:,} twice"] * bool(
         outcome.duplicated
     )
-    drift = outcome.total_after - outcome.total_before
-    money = f"{'+' if drift > 0 else '-'}{workload.shown(abs(drift))}" if drift else "exact"
-    verdict = f"{', '.join(wrong) or 'none lost, none twice'}; {workload.total} {money}"
+    difference = _difference(workload, outcome)
+    verdict = f"{', '.join(wrong) or 'none lost, none twice'}; {workload.total} {difference}"
+    shown = partial(_rounded, workload)
     chart = charts.totals(outcome, facts.story, shown, "", width=charts.WIDTH, height=170, x=x, y=TOP)
     return [
         element("rect", x=x + 6, y=26, width=11, height=11, rx=3, class_=f"mark {outcome.guarantee}"),

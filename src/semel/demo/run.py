@@ -32,11 +32,11 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class DemoOptions:
-    workload: str = "bank"
-    engine: str = "auto"  # spark, process
-    seed: int = 1
+    workload: str
+    engine: str  # auto, spark, process
+    seed: int
+    report: Path
     per_s: float = 100.0
-    report: Path | None = None
     picture: Path | None = None
     as_json: bool = False
     keep: bool = False
@@ -84,7 +84,7 @@ def _on_stage(options: DemoOptions, engine: str, screen: Screen) -> int:
         with stage:
             code = _play(options, stage, screen)
     except KeyboardInterrupt:
-        screen.close()
+        screen.erase()
         screen.line(f"stopped: broker, producer and program have ended; {left}")
         raise
     if options.keep:
@@ -93,12 +93,12 @@ def _on_stage(options: DemoOptions, engine: str, screen: Screen) -> int:
 
 
 def _play(options: DemoOptions, stage: DemoStage, screen: Screen) -> int:
-    from semel.demo.play import Play, judge, reader_name
+    from semel.demo.play import Play, count, reader_name
 
     story = Play(stage, screen, options.faults).run()
     screen.moment(f"counting, through {reader_name()}")
-    outcomes = judge(stage)
-    screen.close()
+    outcomes = count(stage)
+    screen.erase()
     _tell(options, stage, screen, story, outcomes)
     exact = next(outcome for outcome in outcomes if outcome.guarantee == EXACTLY_ONCE)
     return 0 if exact.is_exact else 1
@@ -106,19 +106,14 @@ def _play(options: DemoOptions, stage: DemoStage, screen: Screen) -> int:
 
 def _tell(options: DemoOptions, stage: DemoStage, screen: Screen, story: Story, outcomes: list[Outcome]) -> None:
     from semel.demo import report
-    from semel.demo.report import Facts, picture, write
 
-    facts = Facts(stage.workload, stage.engine, options.seed, outcomes, story)
-    page = write(options.report or default_report(options.workload), facts)
+    facts = report.Facts(stage.workload, stage.engine, options.seed, outcomes, story)
+    page = report.write(options.report, facts)
     if options.picture is not None:
-        options.picture.write_text(picture(facts))
+        options.picture.write_text(report.picture(facts))
     if options.as_json:
-        result = report.as_json(stage.workload, outcomes, story, options.seed, stage.engine)
+        result = report.as_json(facts)
         kept = {"kept": str(stage.folder)} if options.keep else {}
         print(json.dumps({**result, "report": str(page), **kept}), flush=True)
-    screen.line(f"\n{report.text_table(stage.workload, outcomes)}\n")
+    screen.line(f"\n{report.text_table(facts)}\n")
     screen.line(f"report: {page}")
-
-
-def default_report(name: str) -> Path:
-    return Path.cwd() / f"semel-demo-{name}.html"

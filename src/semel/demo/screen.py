@@ -52,7 +52,7 @@ class Screen:
         """A line that stays."""
         if self._silent:
             return
-        self._erase()
+        self.erase()
         print(text, file=self._out, flush=True)
         self._last_s = 0.0 if self._live else time.monotonic()
 
@@ -73,7 +73,7 @@ class Screen:
             return
         lines = [self._lane(guarantee, lane) for guarantee, lane in self.lanes.items()]
         spin = SPINNER[int(self.elapsed_s * 10) % len(SPINNER)]
-        self._erase()
+        self.erase()
         print("\n".join(["", *lines, f"  {spin} {self.footer}"]), file=self._out, flush=True)
         self._drawn = len(lines) + 2
 
@@ -83,11 +83,8 @@ class Screen:
         state = self._red(lane.state) if lane.state else f"{lane.rows:>7,} rows in {lane.batches} batches"
         return f"  {guarantee:<14} {bars:<12}  {state}"
 
-    def close(self) -> None:
+    def erase(self) -> None:
         """Takes the changing part away."""
-        self._erase()
-
-    def _erase(self) -> None:
         if self._drawn:
             print(f"\x1b[{self._drawn}A\x1b[J", end="", file=self._out, flush=True)
             self._drawn = 0

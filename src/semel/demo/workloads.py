@@ -1,4 +1,4 @@
-"""The pipelines of the demo: topics, example, events and judge of each."""
+"""The pipelines of the demo: topics, example, events and expected output of each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-# --- A workload: its topics, its example, its events and its judge ---
+# --- A workload: its topics, its example, its events and what must come out ---
 
 
 PARTITIONS = 2
@@ -109,14 +109,61 @@ class DemoWorkload(ABC):
         """The pipeline without Spark, for one record: what goes out, or None if it is rejected."""
 
     @abstractmethod
-    def judge(
+    def amounts(self, value: bytes) -> dict[str, int] | None:
+        """What a record of the source adds to each part; None if it is rejected, nothing if it is not counted."""
+
+    @abstractmethod
+    def amount(self, line: dict[str, Any]) -> tuple[str, int]:
+        """(part, what a record of the output adds to it)"""
+
+    @abstractmethod
+    def lost_and_duplicated(self, valid: list[bytes], lines: list[dict[str, Any]]) -> tuple[int, int]:
+        """Of the valid records of the source, by the records of the output."""
+
+    def compare(
         self,
         guarantee: str,
         source: Sequence[OutputRecord],
         output: Sequence[OutputRecord],
         rejected: Sequence[OutputRecord],
     ) -> Outcome:
-        """Compares what came out with what went in, all of it as an independent reader saw it."""
+        """What came out with what went in, all of it as an independent reader saw it."""
+        wrong: list[bytes] = []
+        valid: list[bytes] = []
+        due, found = Counter[str](), Counter[str]()
+        series_in, series_out = [], []
+        for record in source:
+            value = record.value or b""
+            amounts = self.amounts(value)
+            if amounts is None:
+                wrong.append(value)
+            elif amounts:
+                valid.append(value)
+                due.update(amounts)
+                series_in.append((record.timestamp_ms, sum(amounts.values())))
+        lines = [json.loads(record.value or b"{}") for record in output]
+        for record, line in zip(output, lines, strict=True):
+            part, amount = self.amount(line)
+            found[part] += amount
+            series_out.append((record.timestamp_ms, amount))
+        lost, duplicated = self.lost_and_duplicated(valid, lines)
+        dead_letters = Counter(record.value or b"" for record in rejected)
+        lost += sum(dead_letters[value] == 0 for value in wrong)
+        duplicated += sum(max(0, dead_letters[value] - 1) for value in wrong)
+        records_in = len(valid) + len(wrong)
+        return Outcome(
+            guarantee,
+            records_in=records_in,
+            rejected=len(wrong),
+            counted=records_in - lost + duplicated,
+            lost=lost,
+            duplicated=duplicated,
+            total_before=sum(due.values()),
+            total_after=sum(found.values()),
+            parts=[Part(name, due[name], found[name]) for name in sorted({*due, *found})],
+            series_in=series_in,
+            series_out=series_out,
+        )
 
     @abstractmethod
     def shown(self, total: int) -> str:
@@ -140,12 +187,6 @@ def _load(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def rejected_twice_or_never(expected: Iterable[bytes], found: Counter[bytes]) -> tuple[int, int]:
-    """(lost, duplicated) of the dead letters."""
-    wanted = list(expected)
-    return sum(found[value] == 0 for value in wanted), sum(max(0, found[value] - 1) for value in wanted)
 
 
 # --- The bank: deposits and transfers in, a statement line for each booking out ---
@@ -186,40 +227,17 @@ class Bank(DemoWorkload):
     def shown(self, total: int) -> str:
         return f"{total / 100:,.2f}"
 
-    def judge(
-        self,
-        guarantee: str,
-        source: Sequence[OutputRecord],
-        output: Sequence[OutputRecord],
-        rejected: Sequence[OutputRecord],
-    ) -> Outcome:
-        bookings, wrong, series_in = _bank_expected(source)
-        lines = [(record.timestamp_ms, json.loads(record.value or b"{}")) for record in output]
-        found = Counter((line["id"], line["account"]) for _, line in lines)
-        balances = Counter[str]()
-        for _, line in lines:
-            balances[line["account"]] += line["cents"]
-        lost, duplicated = rejected_twice_or_never(wrong, Counter(record.value or b"" for record in rejected))
-        for number, parts in bookings.items():
-            copies = [found[number, account] for account in parts]
-            lost += min(copies) == 0
-            duplicated += max(0, max(copies) - 1)
-        due = Counter[str]()
-        for parts in bookings.values():
-            due.update(parts)
-        return Outcome(
-            guarantee,
-            records_in=len(source),
-            rejected=len(wrong),
-            counted=len(source) - lost + duplicated,
-            lost=lost,
-            duplicated=duplicated,
-            total_before=sum(due.values()),
-            total_after=sum(balances.values()),
-            parts=[Part(account, due[account], balances[account]) for account in sorted({*due, *balances})],
-            series_in=series_in,
-            series_out=[(at_ms, line["cents"]) for at_ms, line in lines],
-        )
+    def amounts(self, value: bytes) -> dict[str, int] | None:
+        return _bookings_of(value)
+
+    def amount(self, line: dict[str, Any]) -> tuple[str, int]:
+        return line["account"], line["cents"]
+
+    def lost_and_duplicated(self, valid: list[bytes], lines: list[dict[str, Any]]) -> tuple[int, int]:
+        """By transfer: it is lost if one of its lines is missing."""
+        found = Counter((line["id"], line["account"]) for line in lines)
+        copies = [[found[json.loads(value)["id"], part] for part in _bookings_of(value) or ()] for value in valid]
+        return sum(min(counts) == 0 for counts in copies), sum(max(0, max(counts) - 1) for counts in copies)
 
 
 def _bank_event(number: int, **facts: Any) -> Event:
@@ -244,25 +262,6 @@ def _bank_wrong(rng: random.Random, number: int) -> Event:
     if kind == 2:
         return _bank_event(number, kind="transfer", **{"from": account}, to=account, cents=500)
     return _bank_event(number, kind="transfer", to=account, cents=500)
-
-
-Bookings = dict[int, dict[str, int]]
-
-
-def _bank_expected(source: Sequence[OutputRecord]) -> tuple[Bookings, list[bytes], list[tuple[int, int]]]:
-    """The same rules once more, without Spark: (id -> account -> cents, what must be rejected, money over time)."""
-    bookings: Bookings = {}
-    wrong: list[bytes] = []
-    series: list[tuple[int, int]] = []
-    for record in source:
-        value = record.value or b""
-        parts = _bookings_of(value)
-        if parts is None:
-            wrong.append(value)
-        else:
-            bookings[json.loads(value)["id"]] = parts
-            series.append((record.timestamp_ms, sum(parts.values())))
-    return bookings, wrong, series
 
 
 def _bookings_of(value: bytes) -> dict[str, int] | None:
@@ -322,36 +321,23 @@ class Ads(DemoWorkload):
     def shown(self, total: int) -> str:
         return f"{total:,}"
 
-    def judge(
-        self,
-        guarantee: str,
-        source: Sequence[OutputRecord],
-        output: Sequence[OutputRecord],
-        rejected: Sequence[OutputRecord],
-    ) -> Outcome:
-        due, wrong, series_in = _ads_expected(source)
-        counts = [(record.timestamp_ms, json.loads(record.value or b"{}")) for record in output]
-        found = Counter[tuple[int, str]]()
-        for _, count in counts:
-            found[_ads_milliseconds(count["start"]), count["campaign"]] += count["views"]
-        lost, duplicated = rejected_twice_or_never(wrong, Counter(record.value or b"" for record in rejected))
-        for window in {*due, *found}:
-            lost += max(0, due[window] - found[window])
-            duplicated += max(0, found[window] - due[window])
-        records_in = sum(due.values()) + len(wrong)
-        return Outcome(
-            guarantee,
-            records_in=records_in,
-            rejected=len(wrong),
-            counted=records_in - lost + duplicated,
-            lost=lost,
-            duplicated=duplicated,
-            total_before=sum(due.values()),
-            total_after=sum(found.values()),
-            parts=_ads_parts(due, found),
-            series_in=series_in,
-            series_out=[(at_ms, count["views"]) for at_ms, count in counts],
-        )
+    def amounts(self, value: bytes) -> dict[str, int] | None:
+        """Windows that are still open are left out: those of the closing views."""
+        view = _ads_valid(value)
+        return None if view is None else {} if view["campaign"] == CLOSING else {view["campaign"]: 1}
+
+    def amount(self, line: dict[str, Any]) -> tuple[str, int]:
+        return line["campaign"], line["views"]
+
+    def lost_and_duplicated(self, valid: list[bytes], lines: list[dict[str, Any]]) -> tuple[int, int]:
+        """By window and campaign."""
+        missing = Counter[tuple[int, str]]()  # below 0: there are too many
+        for view in map(json.loads, valid):
+            seen_ms = _ads_milliseconds(view["seen_at"])
+            missing[seen_ms - seen_ms % 1000, view["campaign"]] += 1
+        for line in lines:
+            missing[_ads_milliseconds(line["start"]), line["campaign"]] -= line["views"]
+        return (+missing).total(), (-missing).total()
 
 
 def _ads_view(number: int, campaign: str, seen_ms: int) -> Event:
@@ -366,37 +352,9 @@ def _ads_wrong(rng: random.Random, number: int, seen_ms: int) -> Event:
     return _ads_view(number, "", seen_ms)
 
 
-def _ads_expected(
-    source: Sequence[OutputRecord],
-) -> tuple[Counter[tuple[int, str]], list[bytes], list[tuple[int, int]]]:
-    """(window and campaign -> views, what must be rejected, views over time). Windows that are still open are left
-    out: those of the closing views."""
-    due = Counter[tuple[int, str]]()
-    wrong: list[bytes] = []
-    series: list[tuple[int, int]] = []
-    for record in source:
-        value = record.value or b""
-        view = _ads_valid(value)
-        if view is None:
-            wrong.append(value)
-        elif view["campaign"] != CLOSING:
-            seen_ms = _ads_milliseconds(view["seen_at"])
-            due[seen_ms - seen_ms % 1000, view["campaign"]] += 1
-            series.append((record.timestamp_ms, 1))
-    return due, wrong, series
-
-
 def _ads_valid(value: bytes) -> dict[str, Any] | None:
     view: dict[str, Any] = json.loads(value) if value.startswith(b"{") else {}
     return view if view.get("campaign") else None
-
-
-def _ads_parts(due: Counter[tuple[int, str]], found: Counter[tuple[int, str]]) -> list[Part]:
-    wanted, counted = Counter[str](), Counter[str]()
-    for sums, windows in ((wanted, due), (counted, found)):
-        for (_, campaign), views in windows.items():
-            sums[campaign] += views
-    return [Part(campaign, wanted[campaign], counted[campaign]) for campaign in sorted({*wanted, *counted})]
 
 
 def _ads_text(time_ms: int) -> str:
