@@ -8,8 +8,6 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.cluster import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from semel.protocol.schema import NO_UUID
 
-NO_LEADER = -1
-
 
 class BrokerAddress(NamedTuple):
     node_id: int
@@ -20,7 +18,7 @@ class BrokerAddress(NamedTuple):
 
 class PartitionMetadata(NamedTuple):
     number: int
-    leader: int  # node id, or NO_LEADER
+    leader: int  # node id, -1 without one
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]

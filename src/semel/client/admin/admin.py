@@ -17,19 +17,18 @@ from typing import Any
 
 import msgspec
 
-from semel.client.admin import groups, transactions
-from semel.client.admin.groups import GroupInfo, GroupLag, GroupListing
-from semel.client.admin.transactions import ProducerInfo, TransactionInfo, TransactionListing
-from semel.client.cluster import AnyNode, Cluster, Controller, Leader, NodeTarget, Target
-from semel.client.consumer.consumer import OffsetsToCommit
+from semel.client.admin.base import listed
+from semel.client.admin.groups import GroupAdmin
+from semel.client.admin.transactions import TransactionAdmin
+from semel.client.cluster import AnyNode, Controller, Leader, NodeTarget, Target
 from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import ConfigError, FatalError, KafkaError, error_of
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
-from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
-from semel.client.settings import ClientSettings
+from semel.client.group.offsets import list_offsets_retried
+from semel.client.metadata import BrokerAddress
 from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
-from semel.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from semel.client.types import OffsetAndTimestamp, TopicPartition
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.configs import (
     DESCRIBE_CONFIGS,
@@ -75,17 +74,10 @@ class NewTopic(msgspec.Struct, frozen=True):
     configs: dict[str, str] = {}
 
 
-class BrokerInfo(msgspec.Struct, frozen=True):
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
-
 class ClusterInfo(msgspec.Struct, frozen=True):
     cluster_id: str
     controller_id: int
-    brokers: list[BrokerInfo]
+    brokers: list[BrokerAddress]
     features: dict[str, int] = {}
 
 
@@ -113,16 +105,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     is_sensitive: bool
 
 
-class Admin:
-    def __init__(self, options: Mapping[str, Any] | ClientSettings | None = None, /, **keywords: Any) -> None:
-        """Options by Kafka's names: `{"bootstrap.servers": "..."}` or `bootstrap_servers="..."`."""
-        keywords = {"allow_auto_create_topics": False, **keywords}  # looking a topic up must not create it
-        if isinstance(options, ClientSettings):
-            self.settings = options.common(**keywords)
-        else:
-            self.settings = ClientSettings.of(options, **keywords)
-        self._cluster = Cluster(self.settings)
-
+class Admin(GroupAdmin, TransactionAdmin):
     # -- topics --------------------------------------------------------------------------------------------------------
     def create_topics(
         self, topics: Iterable[NewTopic], timeout_ms: float | None = None, validate_only: bool = False
@@ -175,7 +158,7 @@ class Admin:
         return True
 
     def delete_topics(self, names: Iterable[str] | str, timeout_ms: float | None = None) -> None:
-        deadline, wanted, controller = self._deadline(timeout_ms), _listed(names), Controller()
+        deadline, wanted, controller = self._deadline(timeout_ms), listed(names), Controller()
         connection = self._cluster.retry(
             lambda: self._cluster.connect(controller, deadline), "looking for the controller", deadline, controller
         )
@@ -184,13 +167,7 @@ class Admin:
             request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in wanted], timeout_ms=limit_ms)
         else:
             request = DeleteTopicsRequest(topic_names=wanted, timeout_ms=limit_ms)
-        response = self._cluster.call(
-            controller,
-            DELETE_TOPICS,
-            request,
-            timeout_s=deadline.remaining_s(),
-            errors=lambda response: _moved(response.responses),
-        )
+        response = self._call(controller, DELETE_TOPICS, request, deadline, lambda response: _moved(response.responses))
         for name in wanted:
             self._cluster.forget(Leader(name, 0))
         _raise_first(response.responses, lambda result: f"deleting topic {result.name!r}")
@@ -204,7 +181,7 @@ class Admin:
     ) -> list[TopicInfo]:
         """Partitions, leaders, replicas (None: of all topics); with `offsets` also where each log starts and ends."""
         deadline = self._deadline(timeout_ms)
-        wanted = None if names is None else _listed(names)
+        wanted = None if names is None else listed(names)
         known = self._all_metadata(timeout_ms)
         missing = [name for name in wanted or () if name not in known]
         if missing:
@@ -243,12 +220,8 @@ class Admin:
         request = CreatePartitionsRequest(
             [CreatePartitionsTopic(topic, total, None)], timeout_ms=self._broker_timeout_ms(deadline)
         )
-        response = self._cluster.call(
-            Controller(),
-            CREATE_PARTITIONS,
-            request,
-            timeout_s=deadline.remaining_s(),
-            errors=lambda response: _moved(response.results),
+        response = self._call(
+            Controller(), CREATE_PARTITIONS, request, deadline, lambda response: _moved(response.results)
         )
         _raise_first(response.results, lambda result: f"adding partitions to topic {result.name!r}")
         self._await_leaders(topic, deadline, at_least=total)
@@ -261,11 +234,11 @@ class Admin:
         starts: dict[TopicPartition, int] = {}
         for partition, offset in zip(checked_partitions(before), before.values(), strict=True):
             topic = DeleteRecordsTopic(partition.topic, [DeleteRecordsPartition(partition.partition, offset)])
-            response = self._cluster.call(
+            response = self._call(
                 Leader(*partition),
                 DELETE_RECORDS,
                 DeleteRecordsRequest([topic], self._broker_timeout_ms(deadline)),
-                timeout_s=deadline.remaining_s(),
+                deadline,
                 errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
             )
             starts[partition] = response.topics[0].partitions[0].low_watermark
@@ -278,9 +251,7 @@ class Admin:
         """The configuration of a topic or of a broker."""
         kind, name, target = _resource(topic, broker)
         request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, None)])
-        response = self._cluster.call(
-            target, DESCRIBE_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None
-        )
+        response = self._call(target, DESCRIBE_CONFIGS, request, self._deadline(timeout_ms), None)
         _raise_first(response.results, lambda result: f"reading the configuration of {result.resource_name!r}")
         return {
             entry.name: ConfigEntry(
@@ -308,9 +279,7 @@ class Admin:
             for option, value in changes.items()
         ]
         request = IncrementalAlterConfigsRequest([IncrementalConfigsResource(kind, name, entries)])
-        response = self._cluster.call(
-            target, INCREMENTAL_ALTER_CONFIGS, request, timeout_s=self._seconds(timeout_ms), errors=None
-        )
+        response = self._call(target, INCREMENTAL_ALTER_CONFIGS, request, self._deadline(timeout_ms), None)
         _raise_first(response.responses, lambda result: f"changing the configuration of {result.resource_name!r}")
 
     # -- offsets -------------------------------------------------------------------------------------------------------
@@ -329,100 +298,15 @@ class Admin:
         found = list_offsets_retried(self._cluster, wanted, isolation, self._deadline(timeout_ms))
         return {partition: OffsetAndTimestamp(at.offset, at.timestamp) for partition, at in found.items()}
 
-    # -- groups --------------------------------------------------------------------------------------------------------
-    def list_groups(self, timeout_ms: float | None = None) -> list[GroupListing]:
-        return groups.list_groups(self._cluster, self._deadline(timeout_ms))
-
-    def describe_group(self, group_id: str, timeout_ms: float | None = None) -> GroupInfo:
-        return groups.describe_group(self._cluster, group_id, self._deadline(timeout_ms))
-
-    def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
-        """The committed offset of each partition, the end of its log, the lag, and the member that reads it."""
-        deadline = self._deadline(timeout_ms)
-        group = groups.describe_group(self._cluster, group_id, deadline)
-        return groups.group_lag(self._cluster, group, deadline)
-
-    def group_offsets(self, group_id: str, timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
-        """All committed offsets of a group."""
-        return retried(
-            self._cluster,
-            lambda deadline: fetch_committed(self._cluster, group_id, None, False, deadline),
-            f"reading the committed offsets of group {group_id!r}",
-            self._seconds(timeout_ms),
-        )
-
-    def alter_group_offsets(
-        self,
-        group_id: str,
-        offsets: OffsetsToCommit,
-        timeout_ms: float | None = None,
-    ) -> None:
-        """Moves a group that has no members now."""
-        positions = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
-        wanted = dict(zip(checked_partitions(offsets), positions, strict=True))
-        groups.set_offsets(self._cluster, group_id, wanted, self._deadline(timeout_ms))
-
-    def delete_group_offsets(
-        self, group_id: str, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
-    ) -> None:
-        wanted = checked_partitions(partitions)
-        groups.delete_offsets(self._cluster, group_id, wanted, self._deadline(timeout_ms))
-
-    def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
-        """Deletes groups without members; the first that fails is raised."""
-        outcome = groups.delete_groups(self._cluster, _listed(group_ids), self._deadline(timeout_ms))
-        for error in outcome.values():
-            if error is not None:
-                raise error
-
-    # -- transactions --------------------------------------------------------------------------------------------------
-    def list_transactions(
-        self, states: Iterable[str] = (), producer_ids: Iterable[int] = (), timeout_ms: float | None = None
-    ) -> list[TransactionListing]:
-        return transactions.list_transactions(self._cluster, states, producer_ids, self._deadline(timeout_ms))
-
-    def describe_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> TransactionInfo:
-        return transactions.describe_transaction(self._cluster, transactional_id, self._deadline(timeout_ms))
-
-    def abort_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> tuple[int, int]:
-        """Aborts what a transactional id has open and fences its owner; the new (producer id, epoch)."""
-        return transactions.fence(self._cluster, transactional_id, self._deadline(timeout_ms))
-
-    def abort_hanging_transaction(
-        self, partition: tuple[str, int], start_offset: int, timeout_ms: float | None = None
-    ) -> ProducerInfo:
-        """Ends a transaction that its coordinator has forgotten, by a marker into the partition."""
-        (checked,) = checked_partitions([partition])
-        return transactions.abort_hanging(self._cluster, checked, start_offset, self._deadline(timeout_ms))
-
-    def describe_producers(self, partition: tuple[str, int], timeout_ms: float | None = None) -> list[ProducerInfo]:
-        (checked,) = checked_partitions([partition])
-        return transactions.describe_producers(self._cluster, checked, self._deadline(timeout_ms))
-
     # -- the cluster ---------------------------------------------------------------------------------------------------
     def describe_cluster(self, timeout_ms: float | None = None) -> ClusterInfo:
         deadline = self._deadline(timeout_ms)
         metadata = self._cluster.retry(lambda: self._cluster.refresh([], deadline), "looking it up", deadline)
-        brokers = [BrokerInfo(*broker) for _, broker in sorted(metadata.brokers.items())]
+        brokers = sorted(metadata.brokers.values())
         capabilities = self._cluster.connect(AnyNode(), deadline).capabilities
         return ClusterInfo(metadata.cluster_id or "", metadata.controller_id, brokers, dict(capabilities.features))
 
-    def close(self) -> None:
-        self._cluster.close()
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- small things --------------------------------------------------------------------------------------------------
-    def _seconds(self, timeout_ms: float | None) -> float:
-        return (self.settings.default_api_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-
-    def _deadline(self, timeout_ms: float | None) -> Deadline:
-        return Deadline(self._seconds(timeout_ms))
-
     def _broker_timeout_ms(self, deadline: Deadline) -> int:
         """Less than the request may take, so that the broker's own timeout error arrives."""
         return max(1, int(0.8 * min(deadline.remaining_s() * 1000, self.settings.request_timeout_ms)))
@@ -448,11 +332,6 @@ class Admin:
         self._cluster.retry(attempt, f"waiting for the leaders of topic {topic!r}", deadline)
 
 
-def _listed(names: Iterable[str] | str) -> list[str]:
-    """One name may be given as it is: its letters are never meant."""
-    return [names] if isinstance(names, str) else list(names)
-
-
 def _resource(topic: str | None, broker: int | None) -> tuple[int, str, Target]:
     if (topic is None) == (broker is None):
         raise ConfigError("name either a topic or a broker")
@@ -471,12 +350,3 @@ def _raise_first(results: Iterable[Any], what: Any) -> None:
     for result in results:
         if result.error_code:
             raise error_of(result.error_code, what(result), getattr(result, "error_message", None))
-
-
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "TO_THE_END",
-    "Admin",
-    "NewTopic",
-]

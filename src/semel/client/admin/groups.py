@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from semel.client.cluster import Cluster, NodeTarget, group_coordinator
+from semel.client.admin.base import AdminBase, listed
+from semel.client.cluster import group_coordinator
+from semel.client.consumer.consumer import OffsetsToCommit
+from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment
 from semel.client.group.offset_requests import LATEST, by_topic
-from semel.client.group.offsets import commit_offsets, fetch_committed, list_offsets, retried
+from semel.client.group.offsets import commit_offsets, fetch_committed, list_offsets
+from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import (
@@ -29,9 +32,6 @@ from semel.protocol.messages.offsets import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-
-if TYPE_CHECKING:
-    from semel.client.timing import Deadline
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
@@ -73,35 +73,106 @@ class GroupLag(msgspec.Struct, frozen=True):
     host: str | None = None
 
 
-def list_groups(cluster: Cluster, deadline: Deadline) -> list[GroupListing]:
-    """All groups of all brokers."""
-    cluster.retry(lambda: cluster.refresh([], deadline), "looking up the brokers", deadline)
-    found = {}
-    for node_id in sorted(cluster.metadata.brokers):
-        response = cluster.call(NodeTarget(node_id), LIST_GROUPS, ListGroupsRequest(), timeout_s=deadline.remaining_s())
-        for group in response.groups:
-            found[group.group_id] = GroupListing(
-                group.group_id, group.group_state, group.protocol_type, group.group_type
+class GroupAdmin(AdminBase):
+    def list_groups(self, timeout_ms: float | None = None) -> list[GroupListing]:
+        """All groups of all brokers."""
+        found = {}
+        for response in self._call_all(LIST_GROUPS, ListGroupsRequest(), self._deadline(timeout_ms)):
+            for group in response.groups:
+                found[group.group_id] = GroupListing(
+                    group.group_id, group.group_state, group.protocol_type, group.group_type
+                )
+        return [found[name] for name in sorted(found)]
+
+    def describe_group(self, group_id: str, timeout_ms: float | None = None) -> GroupInfo:
+        """A group's state and members. A group without members and committed offsets is `Dead`."""
+        return self._describe_group(group_id, self._deadline(timeout_ms))
+
+    def _describe_group(self, group_id: str, deadline: Deadline) -> GroupInfo:
+        coordinator = group_coordinator(group_id)
+        response = self._call(
+            coordinator,
+            DESCRIBE_GROUPS,
+            DescribeGroupsRequest([group_id]),
+            deadline,
+            errors=lambda response: (
+                group.error_code for group in response.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
+            ),
+        )
+        group = response.groups[0]
+        node_id = self._cluster.locate(coordinator, deadline).node_id
+        members = [_member(member) for member in group.members]
+        state = group.group_state or "Dead"
+        return GroupInfo(group_id, state, group.protocol_type, group.protocol_data, node_id, members)
+
+    def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
+        """The committed offset of each partition, the end of its log, the lag, and the member that reads it."""
+        deadline = self._deadline(timeout_ms)
+        group = self._describe_group(group_id, deadline)
+        committed = self._committed(group_id, deadline)
+        readers = {partition: member for member in group.members for partition in member.partitions}
+        wanted = sorted(set(committed) | set(readers))
+        ends = list_offsets(self._cluster, dict.fromkeys(wanted, LATEST), READ_UNCOMMITTED, deadline).found
+        return [_position(partition, committed, ends, readers) for partition in wanted]
+
+    def group_offsets(self, group_id: str, timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """All committed offsets of a group."""
+        return self._committed(group_id, self._deadline(timeout_ms))
+
+    def _committed(self, group_id: str, deadline: Deadline) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._cluster.retry(
+            lambda: fetch_committed(self._cluster, group_id, None, False, deadline),
+            f"reading the committed offsets of group {group_id!r}",
+            deadline,
+        )
+
+    def alter_group_offsets(self, group_id: str, offsets: OffsetsToCommit, timeout_ms: float | None = None) -> None:
+        """Moves a group that has no members now: the broker refuses while it has some."""
+        deadline = self._deadline(timeout_ms)
+        positions = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
+        wanted = dict(zip(checked_partitions(offsets), positions, strict=True))
+        try:
+            self._cluster.retry(
+                lambda: commit_offsets(self._cluster, GroupMetadata(group_id), wanted, deadline),
+                f"moving group {group_id!r}",
+                deadline,
             )
-    return [found[name] for name in sorted(found)]
+        except KafkaError as error:
+            raise _explained(error, group_id) from error
 
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> None:
+        """Deletes committed offsets, so that auto.offset.reset decides. Refused for topics that a member reads."""
+        topics = [
+            OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])
+            for name, indexes in by_topic(checked_partitions(partitions)).items()
+        ]
+        request = OffsetDeleteRequest(group_id, topics)
+        response = self._call(group_coordinator(group_id), OFFSET_DELETE, request, self._deadline(timeout_ms))
+        for topic in response.topics:
+            for part in topic.partitions:
+                if part.error_code:
+                    what = f"deleting the committed offset of {topic.name}-{part.partition_index}"
+                    raise error_of(part.error_code, what)
 
-def describe_group(cluster: Cluster, group_id: str, deadline: Deadline) -> GroupInfo:
-    """A group's state and members. A group without members and committed offsets is `Dead`."""
-    coordinator = group_coordinator(group_id)
-    response = cluster.call(
-        coordinator,
-        DESCRIBE_GROUPS,
-        DescribeGroupsRequest([group_id]),
-        timeout_s=deadline.remaining_s(),
-        errors=lambda response: (
-            group.error_code for group in response.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
-        ),
-    )
-    group = response.groups[0]
-    node_id = cluster.locate(coordinator, deadline).node_id
-    members = [_member(member) for member in group.members]
-    return GroupInfo(group_id, group.group_state or "Dead", group.protocol_type, group.protocol_data, node_id, members)
+    def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
+        """Deletes groups without members; the first that fails is raised."""
+        deadline = self._deadline(timeout_ms)
+        failures = []
+        for group_id in listed(group_ids):
+            try:
+                self._call(
+                    group_coordinator(group_id),
+                    DELETE_GROUPS,
+                    DeleteGroupsRequest([group_id]),
+                    deadline,
+                    errors=lambda response: (result.error_code for result in response.results),
+                )
+            except KafkaError as error:
+                failures.append(_explained(error, group_id))
+        if failures:
+            raise failures[0]
 
 
 def _member(member: DescribedGroupMember) -> MemberInfo:
@@ -112,20 +183,6 @@ def _member(member: DescribedGroupMember) -> MemberInfo:
     return MemberInfo(
         member.member_id, member.group_instance_id, member.client_id, member.client_host.lstrip("/"), partitions
     )
-
-
-def group_lag(cluster: Cluster, group: GroupInfo, deadline: Deadline) -> list[GroupLag]:
-    """Every partition that the group has a committed offset for or reads, with its lag."""
-    committed = retried(
-        cluster,
-        lambda limit: fetch_committed(cluster, group.group_id, None, False, limit),
-        f"reading the committed offsets of group {group.group_id!r}",
-        deadline.remaining_s(),
-    )
-    readers = {partition: member for member in group.members for partition in member.partitions}
-    wanted = sorted(set(committed) | set(readers))
-    ends = list_offsets(cluster, dict.fromkeys(wanted, LATEST), READ_UNCOMMITTED, deadline).found
-    return [_position(partition, committed, ends, readers) for partition in wanted]
 
 
 def _position(
@@ -140,56 +197,6 @@ def _position(
     reader = readers.get(partition)
     who = (reader.member_id, reader.client_id, reader.host) if reader else (None, None, None)
     return GroupLag(*partition, at, end, lag, *who)
-
-
-def delete_groups(cluster: Cluster, group_ids: Iterable[str], deadline: Deadline) -> dict[str, KafkaError | None]:
-    outcome: dict[str, KafkaError | None] = {}
-    for group_id in group_ids:
-        try:
-            cluster.call(
-                group_coordinator(group_id),
-                DELETE_GROUPS,
-                DeleteGroupsRequest([group_id]),
-                timeout_s=deadline.remaining_s(),
-                errors=lambda response: (result.error_code for result in response.results),
-            )
-            outcome[group_id] = None
-        except KafkaError as error:
-            outcome[group_id] = _explained(error, group_id)
-    return outcome
-
-
-def set_offsets(
-    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
-) -> None:
-    """Commits offsets from outside. The broker refuses while the group has members."""
-    try:
-        retried(
-            cluster,
-            lambda limit: commit_offsets(cluster, GroupMetadata(group_id), offsets, limit),
-            f"moving group {group_id!r}",
-            deadline.remaining_s(),
-        )
-    except KafkaError as error:
-        raise _explained(error, group_id) from error
-
-
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
-    """Deletes committed offsets, so that auto.offset.reset decides. Refused for topics that a member reads."""
-    topics = [
-        OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])
-        for name, indexes in by_topic(partitions).items()
-    ]
-    response = cluster.call(
-        group_coordinator(group_id),
-        OFFSET_DELETE,
-        OffsetDeleteRequest(group_id, topics),
-        timeout_s=deadline.remaining_s(),
-    )
-    for topic in response.topics:
-        for part in topic.partitions:
-            if part.error_code:
-                raise error_of(part.error_code, f"deleting the committed offset of {topic.name}-{part.partition_index}")
 
 
 _IN_USE = (ErrorCode.NON_EMPTY_GROUP, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
