@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, KafkaError, UnsupportedByBrokerError, error_of
@@ -19,38 +20,23 @@ from semel.protocol.schema import Buffer, VersionRange
 _SIZE = struct.Struct(">i")
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """A request on its way: `done` once there is a response or an error; `result()` returns or raises it.
 
     A request that timed out is done, but stays in its place until its response comes, which is dropped. A request
     without a response (acks=0) is done when its last byte is written, and its result is None."""
 
-    __slots__ = (
-        "_response",
-        "api",
-        "context",
-        "correlation_id",
-        "deadline_s",
-        "error",
-        "frame",
-        "on_throttle",
-        "version",
-        "written",
-    )
-
-    def __init__(
-        self, api: Api[Any, Any], version: int, correlation_id: int, deadline_s: float, context: Any = None
-    ) -> None:
-        self.api = api
-        self.version = version
-        self.correlation_id = correlation_id
-        self.deadline_s = deadline_s
-        self.context = context
-        self.frame: Buffer | None = None
-        self.error: KafkaError | None = None
-        self.written = False  # and no response will come
-        self.on_throttle: Callable[[int], None] | None = None  # called with the throttle time of a response
-        self._response: Any = None
+    api: Api[Any, Any]
+    version: int
+    correlation_id: int
+    deadline_s: float
+    context: Any = None
+    frame: Buffer | None = None
+    error: KafkaError | None = None
+    written: bool = False  # and no response will come
+    on_throttle: Callable[[int], None] | None = None  # called with the throttle time of a response
+    _response: Any = None
 
     @property
     def done(self) -> bool:

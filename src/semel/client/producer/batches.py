@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from semel.client.errors import KafkaError
@@ -55,59 +56,33 @@ class BatchMetadata(NamedTuple):
     log_append_time: int  # -1 unless the topic stamps records itself
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProducerBatch:
     """Encoded records of one partition."""
 
-    __slots__ = (
-        "attempts",
-        "base_offset",
-        "callbacks",
-        "compression",
-        "count",
-        "created_s",
-        "data",
-        "deadline_s",
-        "done",
-        "error",
-        "halves",
-        "has_headers",
-        "identity",
-        "in_doubt",
-        "log_append_time",
-        "parent",
-        "partition",
-        "rows",
-        "sent",
-        "sequence",
-        "size_bytes",
-        "tables",
-        "topic",
-    )
-
-    def __init__(self, topic: str, partition: int, created_s: float, deadline_s: float) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.created_s = created_s
-        self.deadline_s = deadline_s
-        self.data: bytearray | memoryview | None = None
-        self.rows: list[Row] | None = None  # until they are encoded
-        self.tables: list[TablePart] | None = None  # instead of rows, until they are encoded
-        self.has_headers = False  # of the rows
-        self.count = 0
-        self.size_bytes = HEADER_SIZE  # what it takes of buffer.memory
-        self.compression = 0
-        self.identity: Identity | None = None  # of the stamp, once there is one
-        self.sequence = -1
-        self.sent = False  # a request with it is on its way and has no response yet
-        self.in_doubt = False  # a request with it has no response, and may still arrive
-        self.attempts = 0
-        self.done = False
-        self.base_offset = -1
-        self.log_append_time = NO_TIMESTAMP
-        self.error: KafkaError | None = None
-        self.callbacks: list[Callable[[ProducerBatch], None]] | None = None
-        self.parent: ProducerBatch | None = None  # the batch that this one is a half of
-        self.halves: list[ProducerBatch] | None = None  # if the broker found it too large
+    topic: str
+    partition: int
+    created_s: float
+    deadline_s: float
+    data: bytearray | memoryview | None = None
+    rows: list[Row] | None = None  # until they are encoded
+    tables: list[TablePart] | None = None  # instead of rows, until they are encoded
+    has_headers: bool = False  # of the rows
+    count: int = 0
+    size_bytes: int = HEADER_SIZE  # what it takes of buffer.memory
+    compression: int = 0
+    identity: Identity | None = None  # of the stamp, once there is one
+    sequence: int = -1
+    sent: bool = False  # a request with it is on its way and has no response yet
+    in_doubt: bool = False  # a request with it has no response, and may still arrive
+    attempts: int = 0
+    done: bool = False
+    base_offset: int = -1
+    log_append_time: int = NO_TIMESTAMP
+    error: KafkaError | None = None
+    callbacks: list[Callable[[ProducerBatch], None]] | None = None
+    parent: ProducerBatch | None = None  # the batch that this one is a half of
+    halves: list[ProducerBatch] | None = None  # if the broker found it too large
 
     def __repr__(self) -> str:
         return f"Batch({self.topic}-{self.partition}, {self.count} records, sequence {self.sequence}, {self.identity})"

@@ -198,7 +198,6 @@ class ProducerCore:
     def unreachable(self, queues: Iterable[PartitionQueue], error: KafkaError, now_s: float) -> None:
         """No leader or no connection: later again, or never."""
         for queue in queues:
-            queue.last_error = error
             if error.recovery is Recovery.RETRY:
                 queue.retries += 1
                 pause_s = getattr(error, "retry_after_s", 0.0) or self._pause_s(queue.retries)
@@ -290,7 +289,6 @@ class ProducerCore:
         self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, error: KafkaError, now_s: float
     ) -> bool:
         """Not stored, or not known to be: again, or never. Whether the leader is in doubt."""
-        queue.last_error = error
         pause_s = SHORT_WAIT_S * min(queue.retries + 1, 12) if code in SHORT_WAITS else self._pause_s(queue.retries + 1)
         verdict = queue.refused(batch, code, now_s + pause_s)
         if verdict is FailedBatchAction.FAIL or (

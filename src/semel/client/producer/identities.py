@@ -7,7 +7,6 @@ transaction, is in `transaction.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from semel.client.errors import KafkaError
 from semel.client.producer.batches import NO_IDENTITY, Identity, Place, ProducerBatch
@@ -16,34 +15,39 @@ NAMES_UP_TO = 12  # later versions of Produce name topics by id
 LAST_EPOCH = 0x7FFF
 
 
-class WriteIdentity(Protocol):
-    """What a producer's core must know of its identity."""
+class WriteIdentity:
+    """What a producer's core must know of its identity. As it is: none, so a retry may store a record twice."""
 
-    transactional_id: str | None
+    transactional_id: str | None = None
 
     @property
     def current(self) -> Identity | None:
         """The identity that batches are stamped with; None while nothing may be sent."""
+        return NO_IDENTITY
 
     @property
     def is_wanted(self) -> bool:
         """Whether a producer id must be requested before anything can be sent; `received` takes it."""
+        return False
 
     @property
     def produce_versions(self) -> tuple[int, int]:
         """(lowest, highest) version of Produce that may be used now."""
+        return 3, NAMES_UP_TO
 
     def received(self, identity: Identity) -> None:
         """The producer id that was requested."""
 
     def raise_epoch(self, stale: Identity) -> Identity | None:
         """The next epoch, if `stale` is still the current identity. None: not now."""
+        return None
 
     def check_accepts(self) -> None:
         """Raises unless records may be added now."""
 
     def may_write(self, place: Place) -> bool:
         """Whether a partition may be written now: in TV1 not before the transaction has it."""
+        return True
 
     def failed(self, error: KafkaError) -> None:
         """A batch fails. Called before the batch is done: who sees it done sees this, too."""
@@ -53,60 +57,17 @@ class WriteIdentity(Protocol):
 
     def lost(self) -> KafkaError | None:
         """Why nothing is worth sending any more: the transaction is being aborted, or the producer fenced."""
+        return None
 
     def partitions_to_add(self, places: Iterable[Place]) -> list[Place]:
-        """Those that the coordinator must be told of before they are written (TV1); `added` takes the outcome."""
+        """Those that the coordinator must add before they are written (TV1); `added` takes the outcome."""
+        return []
 
     def added(self, places: Iterable[Place]) -> None:
         """The coordinator has these; none of them if the request failed."""
 
 
-class PlainIdentity:
-    """Without idempotence: a retry may store a record twice."""
-
-    transactional_id: str | None = None
-
-    @property
-    def current(self) -> Identity | None:
-        return NO_IDENTITY
-
-    @property
-    def is_wanted(self) -> bool:
-        return False
-
-    @property
-    def produce_versions(self) -> tuple[int, int]:
-        return 3, NAMES_UP_TO
-
-    def received(self, identity: Identity) -> None:
-        """There is none to receive."""
-
-    def raise_epoch(self, stale: Identity) -> Identity | None:
-        return None
-
-    def check_accepts(self) -> None:
-        """Always."""
-
-    def may_write(self, place: Place) -> bool:
-        return True
-
-    def failed(self, error: KafkaError) -> None:
-        """The delivery has the error; nothing else is lost."""
-
-    def stored(self, batch: ProducerBatch) -> None:
-        """Nothing to note."""
-
-    def lost(self) -> KafkaError | None:
-        return None
-
-    def partitions_to_add(self, places: Iterable[Place]) -> list[Place]:
-        return []
-
-    def added(self, places: Iterable[Place]) -> None:
-        """Nothing to note."""
-
-
-class IdempotentIdentity(PlainIdentity):
+class IdempotentIdentity(WriteIdentity):
     """With a producer id from the cluster, requested for the first batch. The epoch is raised here, without a request:
     no other producer has this id."""
 
@@ -131,7 +92,7 @@ class IdempotentIdentity(PlainIdentity):
         return self._identity
 
 
-class FixedIdentity(PlainIdentity):
+class FixedIdentity(WriteIdentity):
     """Writes with an identity that is given and never changes: that of a transaction which another process owns. The
     first failure ends it."""
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
-from semel.client.errors import KafkaError
 from semel.client.producer.batches import NO_IDENTITY, Identity, ProducerBatch, split
 from semel.protocol.errors import ErrorCode, Recovery
 
@@ -42,47 +42,27 @@ GAP_ERRORS = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOW
 TOO_LARGE_ERRORS = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
     """One partition's batches."""
 
-    __slots__ = (
-        "_gap_may_close",
-        "_identity",
-        "_known",
-        "_next_sequence",
-        "_overtaken",
-        "draining",
-        "gap",
-        "last_error",
-        "open",
-        "partition",
-        "queued",
-        "restarting",
-        "retries",
-        "retry_at_s",
-        "topic",
-        "transactional",
-        "unacked",
-    )
-
-    def __init__(self, topic: str, partition: int, transactional: bool = False) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.transactional = transactional
-        self.open: ProducerBatch | None = None  # rows are still added to it
-        self.queued: deque[ProducerBatch] = deque()  # closed, never sent
-        self.unacked: deque[ProducerBatch] = deque()  # stamped and sent at least once, by sequence
-        self.draining = False
-        self.gap = False  # sequences were given to a batch that may not be in the log; a later response may show it
-        self.restarting = False  # the broker refused the first unacked batch for a gap before it
-        self.last_error: KafkaError | None = None
-        self.retries = 0  # in a row
-        self.retry_at_s = 0.0
-        self._identity: Identity = NO_IDENTITY
-        self._next_sequence = 0
-        self._gap_may_close = False  # a batch in doubt was dropped: its request may still arrive
-        self._overtaken: list[int] = []  # for each batch that left out of turn: how many unacked ones stand before it
-        self._known = False  # the broker has acknowledged a batch of this producer id
+    topic: str
+    partition: int
+    transactional: bool = False
+    open: ProducerBatch | None = None  # rows are still added to it
+    queued: deque[ProducerBatch] = field(default_factory=deque)  # closed, never sent
+    unacked: deque[ProducerBatch] = field(default_factory=deque)  # stamped and sent at least once, by sequence
+    draining: bool = False
+    gap: bool = False  # sequences were given to a batch that may not be in the log; a later response may show it
+    restarting: bool = False  # the broker refused the first unacked batch for a gap before it
+    retries: int = 0  # in a row
+    retry_at_s: float = 0.0
+    identity: Identity = NO_IDENTITY
+    _next_sequence: int = 0
+    _gap_may_close: bool = False  # a batch in doubt was dropped: its request may still arrive
+    # For each batch that left out of turn: how many unacked ones stand before it.
+    _overtaken: list[int] = field(default_factory=list)
+    _known: bool = False  # the broker has acknowledged a batch of this producer id
 
     def __repr__(self) -> str:
         return f"PartitionQueue({self.topic}-{self.partition}, {len(self.unacked)} unacked, {len(self.queued)} queued)"
@@ -90,10 +70,6 @@ class PartitionQueue:
     @property
     def is_empty(self) -> bool:
         return not (self.unacked or self.queued or (self.open and self.open.count))
-
-    @property
-    def identity(self) -> Identity:
-        return self._identity
 
     def batches(self) -> Iterator[ProducerBatch]:
         """All that are not done, oldest first."""
@@ -118,8 +94,8 @@ class PartitionQueue:
         self._adopt(identity)
 
     def _adopt(self, identity: Identity) -> None:
-        self._known = self._known and identity.producer_id == self._identity.producer_id
-        self._identity = identity
+        self._known = self._known and identity.producer_id == self.identity.producer_id
+        self.identity = identity
         self._next_sequence = 0
         self._gap_may_close = False
 
@@ -135,7 +111,7 @@ class PartitionQueue:
             return False
         if not self.unacked:
             return True
-        if self._identity != identity:
+        if self.identity != identity:
             return False  # those finish under their own epoch first
         return self._known or identity == NO_IDENTITY
 
@@ -151,7 +127,7 @@ class PartitionQueue:
         for batch in self.unacked:
             if not batch.sent:
                 return batch
-        if self._identity != identity:
+        if self.identity != identity:
             self._adopt(identity)
         batch = self.queued.popleft()
         sequence = self._next_sequence if identity != NO_IDENTITY else -1
@@ -171,7 +147,7 @@ class PartitionQueue:
         self.retries = 0
         self.retry_at_s = 0.0
         self._known = True
-        if batch.identity == self._identity:
+        if batch.identity == self.identity:
             self.gap = self._gap_may_close = False  # a later sequence was taken, so the one in doubt had been stored
         self._end_drain()
 

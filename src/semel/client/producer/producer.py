@@ -39,7 +39,7 @@ from semel.client.errors import (
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
 from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
-from semel.client.producer.identities import IdempotentIdentity, PlainIdentity
+from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.sender import Sender
 from semel.client.producer.sticky_partitioner import StickyPartitioner
 from semel.client.producer.transaction import TransactionCore
@@ -101,7 +101,7 @@ class Producer:
     def _make_sender(self) -> Sender:
         settings = self.settings
         if settings.transactional_id is None:
-            identity = IdempotentIdentity() if settings.is_idempotent else PlainIdentity()
+            identity = IdempotentIdentity() if settings.is_idempotent else WriteIdentity()
             return Sender(settings, self._cluster, identity)
         coordinator = CoordinatorClient(
             self._cluster, settings.transactional_id, settings.transaction_timeout_ms, settings.transaction_version_max

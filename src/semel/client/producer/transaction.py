@@ -26,6 +26,7 @@ from semel.client.errors import (
     TimedOutError,
 )
 from semel.client.producer.batches import Identity, Place, ProducerBatch
+from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.transaction_states import ProducerTxnEvent, ProducerTxnState, after, allows
 from semel.protocol.errors import ErrorCode, Recovery
 
@@ -49,12 +50,13 @@ class Versions(NamedTuple):
 VERSIONS = {1: Versions((3, 11), (0, 4), (0, 4)), 2: Versions((12, 12), (5, 5), (5, 5))}
 
 
-class TransactionCore:
-    """A transactional id and the transaction that it has open, if any: the identity that batches are written under
-    (`identities.WriteIdentity`), and the calls of the user, each as the events that it is made of."""
+class TransactionCore(WriteIdentity):
+    """A transactional id and the transaction that it has open, if any: the identity that batches are written under, and
+    the calls of the user, each as the events that it is made of. A gap in the sequences means abort; the next
+    transaction gets a new epoch."""
 
     def __init__(self, transactional_id: str) -> None:
-        self.transactional_id: str | None = transactional_id
+        self.transactional_id = transactional_id
         self.state = ProducerTxnState.UNINITIALIZED
         self.error: KafkaError | None = None  # what led to ABORTABLE, FENCED or FATAL
         self.generation = 1
@@ -73,18 +75,11 @@ class TransactionCore:
         return self._identity if self.state in OPEN_STATES else None
 
     @property
-    def is_wanted(self) -> bool:
-        return False  # the identity comes from init_transactions()
-
-    @property
     def produce_versions(self) -> tuple[int, int]:
         return VERSIONS[self.generation].produce
 
     def received(self, identity: Identity) -> None:
         raise IllegalStateError("the identity of a transaction comes from init_transactions()")
-
-    def raise_epoch(self, stale: Identity) -> Identity | None:
-        return None  # a gap means abort; the next transaction gets a new epoch
 
     def check_accepts(self) -> None:
         """Raises unless a transaction is open and has not failed."""

@@ -30,7 +30,6 @@ from semel.client.producer.identities import (
     LAST_EPOCH,
     FixedIdentity,
     IdempotentIdentity,
-    PlainIdentity,
     WriteIdentity,
 )
 from semel.client.producer.partition_queue import PartitionQueue
@@ -201,7 +200,7 @@ def _first(core: ProducerCore) -> bytearray:
 
 @pytest.mark.parametrize("code", sorted(MOVED), ids=lambda code: code.name)
 def test_a_response_that_says_not_here_puts_the_leader_in_doubt(code: ErrorCode) -> None:
-    core = core_of(PlainIdentity())
+    core = core_of(WriteIdentity())
     add(core, b"x")
     (produce,) = take(core)
     assert respond(core, produce, code) == [("t", 0)]
@@ -229,7 +228,7 @@ def test_a_retry_that_is_on_its_way_is_no_event_to_wake_up_for() -> None:
 
 
 def test_no_more_than_retries_attempts_are_made() -> None:
-    core = core_of(PlainIdentity(), enable_idempotence=False, retries=2)
+    core = core_of(WriteIdentity(), enable_idempotence=False, retries=2)
     (batch,) = add(core, b"x")
     for attempt in range(3):
         assert not batch.done

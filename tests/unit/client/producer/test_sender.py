@@ -12,7 +12,7 @@ from semel.client.cluster import Leader
 from semel.client.errors import ConnectionFailedError
 from semel.client.metadata import PartitionMetadata
 from semel.client.producer.core import MOVED
-from semel.client.producer.identities import PlainIdentity
+from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.sender import Sender
 from semel.client.settings import ProducerSettings
 from semel.client.wire import Pending
@@ -46,7 +46,7 @@ def sender() -> Iterator[Sender]:
     settings = ProducerSettings.of(
         bootstrap_servers="nowhere:1", enable_idempotence=False, retry_backoff_ms=1, retry_backoff_max_ms=1
     )
-    sender = Sender(settings, MovedPartition(), PlainIdentity())  # type: ignore[arg-type]
+    sender = Sender(settings, MovedPartition(), WriteIdentity())  # type: ignore[arg-type]
     batch = sender.new_batch("orders", 0)
     batch.rows, batch.count = [(None, b"value", 0, ())], 1
     batch.encode(0)
