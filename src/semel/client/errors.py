@@ -12,6 +12,8 @@ Messages say what happened, what was expected and what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 from semel.protocol.errors import ErrorCode, Recovery
 
 
@@ -24,8 +26,8 @@ class KafkaError(Exception):
         super().__init__(message)
         self.code = code
 
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode | None]]:  # OSError has ideas of its own
-        return type(self), (str(self), self.code)
+    def __reduce__(self) -> tuple[Any, ...]:  # OSError has ideas of its own
+        return type(self), (str(self), self.code), self.__dict__
 
 
 class RetriableError(KafkaError):
@@ -58,9 +60,6 @@ class ConnectionFailedError(RetriableError):
     def __init__(self, message: str, code: ErrorCode | None = None, maybe_sent: bool = False) -> None:
         super().__init__(message, code)
         self.maybe_sent = maybe_sent
-
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode | None, bool]]:  # type: ignore[override]
-        return type(self), (str(self), self.code, self.maybe_sent)
 
 
 class RequestTimedOutError(ConnectionFailedError, TimeoutError):
@@ -102,9 +101,6 @@ class SerializationError(FatalError, ValueError):
         super().__init__(message, code)
         self.topic = topic
         self.key = key  # as it was given to send()
-
-    def __reduce__(self) -> tuple[type[KafkaError], tuple[str, ErrorCode | None, str, object]]:  # type: ignore[override]
-        return type(self), (str(self), self.code, self.topic, self.key)
 
 
 class TableTooLargeError(FatalError, ValueError):

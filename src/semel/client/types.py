@@ -85,9 +85,6 @@ class PartitionError(FatalError):
         self.partition = partition
         self.offset = offset
 
-    def __reduce__(self) -> tuple[type[PartitionError], tuple[str, ErrorCode | None, TopicPartition | None, int]]:  # type: ignore[override]
-        return type(self), (str(self), self.code, self.partition, self.offset)
-
 
 class OffsetOutOfRangeError(PartitionError):
     """The offset is no longer (or not yet) in the log, and auto.offset.reset=none forbids to jump."""
@@ -115,9 +112,6 @@ class DeserializationError(PartitionError):
     ) -> None:
         super().__init__(message, code, partition, offset)
         self.record = record
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.code, self.partition, self.offset, self.record)
 
 
 class UnknownPartitionError(PartitionError):

@@ -144,7 +144,7 @@ def process(
     return Processor(source, sink, function, application_id=application_id, guarantee=guarantee, **options).run()
 
 
-class Processor:
+class Processor(RebalanceListener):
     """One instance of a processing loop.
 
     source              topic or topics to read
@@ -257,13 +257,13 @@ class Processor:
         """Returns what was done when `stop` is called; raises what it cannot recover from. Always leaves the group."""
         with self._signals(), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
-            mode = self._mode = self._mode_type(consumer, self._make_producer, self._emitter)
+            mode = self._mode = self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
             try:
                 mode.start()
                 self._started_s = time.monotonic()
                 partitions = find_source(consumer, self._topics, FIRST_CONTACT_S)
                 self._ends = EndOffsets(consumer, partitions) if self._stop_at_end else None
-                consumer.subscribe(self._topics, _Listener(self))
+                consumer.subscribe(self._topics, self)
                 while not (self._stopping.is_set() or self._is_at_end or self._is_idle(consumer)):
                     self._turn(consumer, mode)
                 if mode.failed is None:
@@ -288,8 +288,8 @@ class Processor:
                 self._take(mode, batch)
             if self._has_joined and not consumer.assignment():  # others have all of them, or there are none any more
                 find_source(consumer, self._topics, FIRST_CONTACT_S)
-            is_at_end = self._has_reached_the_end(consumer)
-            if mode.is_working and (is_at_end or self._is_due()):
+            is_at_end = self._ends is not None and self._has_joined and self._ends.reached(consumer)
+            if mode.is_working and (is_at_end or not self._ms_to_settle()):
                 self._settle(mode)
             self._is_at_end = is_at_end
         except KafkaError as error:
@@ -297,10 +297,10 @@ class Processor:
 
     def _read(self, consumer: Consumer, mode: Mode) -> Any:
         timeout_ms = self._ms_to_settle() if mode.is_working else IDLE_POLL_MS
-        room = max(1, self._max_records - self._collected)
+        limit = max(1, self._max_records - self._collected)
         if self._tables:
-            return consumer.poll_table(timeout_ms, max_records=room, headers=True)
-        return consumer.poll(timeout_ms, max_records=room)
+            return consumer.poll_table(timeout_ms, max_records=limit, headers=True)
+        return consumer.poll(timeout_ms, max_records=limit)
 
     def _take(self, mode: Mode, batch: Any) -> None:
         if self._idle is not None:
@@ -331,14 +331,11 @@ class Processor:
         if self._on_settled is not None:
             self._on_settled(stats)
 
-    def _is_due(self) -> bool:
-        return self._collected >= self._max_records or time.monotonic() - self._began_s >= self._interval_s
-
     def _ms_to_settle(self) -> float:
+        """How long the current unit of work may still collect records."""
+        if self._collected >= self._max_records:
+            return 0.0
         return max(0.0, self._interval_s - (time.monotonic() - self._began_s)) * 1000
-
-    def _has_reached_the_end(self, consumer: Consumer) -> bool:
-        return self._ends is not None and self._has_joined and self._ends.reached(consumer)
 
     def _is_idle(self, consumer: Consumer) -> bool:
         return self._idle is not None and self._idle.is_over(consumer)
@@ -395,10 +392,10 @@ class Processor:
             log.warning("the current unit of work was left to its timeout: %s", failure)
 
     # -- rebalances ----------------------------------------------------------------------------------------------------
-    def assigned(self) -> None:
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
 
-    def revoked(self) -> None:
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         """Partitions will be given back: finish what is open, so that the next owner starts right after it."""
         self._has_joined = False
         mode = self._mode
@@ -412,7 +409,7 @@ class Processor:
             log.warning("the work on revoked partitions could not be finished: %s", error)
             self._fail(mode, error)
 
-    def lost(self) -> None:
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         """Partitions are gone: what is open must not count, others may have done it already."""
         self._has_joined = False
         mode = self._mode
@@ -428,9 +425,6 @@ class Processor:
             log.warning("not undone yet: %s", failure)
 
     # -- small things --------------------------------------------------------------------------------------------------
-    def _make_producer(self) -> Producer:
-        return Producer(self._producer_options)
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGTERM and Ctrl-C stop the loop; only the main thread can set signal handlers."""
@@ -445,20 +439,6 @@ class Processor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class _Listener(RebalanceListener):
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
-
-    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self._processor.assigned()
-
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._processor.revoked()
-
-    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self._processor.lost()
 
 
 def _first_offsets(batch: Any) -> dict[TopicPartition, int]:

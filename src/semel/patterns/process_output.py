@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -58,10 +59,8 @@ class RecordError(FatalError):
         super().__init__(message, code)
         self.topic, self.partition, self.offset = topic, partition, offset
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.code, self.topic, self.partition, self.offset)
 
-
+@dataclass
 class Emitter:
     """Applies the function to a batch and sends what it returns.
 
@@ -70,33 +69,24 @@ class Emitter:
     table, the rows that it fails with are found by halving. Errors of a Kafka client are not about a record: they are
     raised as they are."""
 
-    def __init__(
-        self,
-        function: RowFunction | TableFunction,
-        sink: str | None,
-        tables: bool,
-        *,
-        dead_letter_topic: str | None = None,
-        on_error: OnError | None = None,
-        max_record_bytes: int | None = None,
-    ) -> None:
-        """`max_record_bytes`: a record whose output is larger counts as bad; None: the producer will refuse it."""
-        self._function = function
-        self._sink = sink
-        self._tables = tables
-        self._dead_letter_topic = dead_letter_topic
-        self._on_error = on_error
-        self._max_record_bytes = max_record_bytes
-        self._rows_of = rows_of if max_record_bytes is None else self._checked_rows
+    function: RowFunction | TableFunction
+    sink: str | None
+    tables: bool
+    dead_letter_topic: str | None = None
+    on_error: OnError | None = None
+    max_record_bytes: int | None = None  # a record whose output is larger counts as bad; None: the producer refuses it
+
+    def __post_init__(self) -> None:
+        self._rows_of = rows_of if self.max_record_bytes is None else self._checked_rows
 
     # -- making --------------------------------------------------------------------------------------------------------
     def outputs(self, batch: Any) -> Made:
         """Everything that the function returns for a batch. Nothing is sent yet, so an error in it sends nothing."""
         made = Made([], [])
-        if self._tables:
+        if self.tables:
             self._add_table(batch, made)
             return made
-        outputs, function, to_rows = made.outputs, self._function, self._rows_of
+        outputs, function, to_rows = made.outputs, self.function, self._rows_of
         for record in batch:
             try:
                 outputs += to_rows(function(record), record)
@@ -107,9 +97,9 @@ class Emitter:
         return made
 
     def _add_bad_row(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
-        if self._on_error is not None:
+        if self.on_error is not None:
             try:
-                made.outputs.extend(self._rows_of(self._on_error(record, error), record))
+                made.outputs.extend(self._rows_of(self.on_error(record, error), record))
                 return
             except KafkaError:
                 raise
@@ -119,18 +109,18 @@ class Emitter:
 
     def _checked_rows(self, returned: Any, record: ConsumerRecord) -> list[Output]:
         outputs = rows_of(returned, record)
-        assert self._max_record_bytes is not None
-        check_rows(outputs, self._max_record_bytes)
+        assert self.max_record_bytes is not None
+        check_rows(outputs, self.max_record_bytes)
         return outputs
 
     def _checked_tables(self, returned: Any) -> Any:
-        if returned is not None and self._max_record_bytes is not None:
-            check_tables(returned, self._max_record_bytes)
+        if returned is not None and self.max_record_bytes is not None:
+            check_tables(returned, self.max_record_bytes)
         return returned
 
     def _add_table(self, table: Any, made: Made) -> None:
         try:
-            returned = self._checked_tables(self._function(table))
+            returned = self._checked_tables(self.function(table))
         except KafkaError:
             raise
         except Exception as error:
@@ -140,16 +130,16 @@ class Emitter:
                 made.outputs.append(returned)
 
     def _add_bad_table(self, table: Any, error: Exception, made: Made) -> None:
-        if self._on_error is None and self._dead_letter_topic is None:
+        if self.on_error is None and self.dead_letter_topic is None:
             raise _record_error(_range_text(table), error, _first_record(table)) from error
         if table.num_rows > 1:
             half = table.num_rows // 2
             self._add_table(table.slice(0, half), made)
             self._add_table(table.slice(half), made)
             return
-        if self._on_error is not None:
+        if self.on_error is not None:
             try:
-                returned = self._checked_tables(self._on_error(table, error))
+                returned = self._checked_tables(self.on_error(table, error))
             except KafkaError:
                 raise
             except Exception as failure:
@@ -161,21 +151,21 @@ class Emitter:
 
     def _add_dead_letter(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
         place = f"{record.topic}-{record.partition}"
-        if self._dead_letter_topic is None:
+        if self.dead_letter_topic is None:
             raise _record_error(f"{place} at offset {record.offset}", error, record) from error
         headers = [
             *(record.headers or ()),
-            *reason_headers(f"{type(error).__name__}: {error}", self._sink),
+            *reason_headers(f"{type(error).__name__}: {error}", self.sink),
             (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
         ]
         timestamp = record.timestamp if record.timestamp >= 0 else None
-        letter = Output(record.value, record.key, self._dead_letter_topic, None, timestamp, headers)
+        letter = Output(record.value, record.key, self.dead_letter_topic, None, timestamp, headers)
         made.dead_letters.append(letter)
 
     # -- sending -------------------------------------------------------------------------------------------------------
     def send(self, producer: Producer, made: Made) -> Sent:
         dead = self._send_rows(producer, made.dead_letters)
-        if self._tables:
+        if self.tables:
             count, deliveries = self._send_tables(producer, made.outputs)
         else:
             deliveries = self._send_rows(producer, made.outputs)
@@ -201,11 +191,11 @@ class Emitter:
         return count, deliveries
 
     def _target(self) -> str:
-        if self._sink is None:
+        if self.sink is None:
             raise ConfigError(
                 "there is no sink topic: give process() one, or return Output(..., topic=...) or {topic: table}"
             )
-        return self._sink
+        return self.sink
 
 
 def rows_of(returned: Any, record: ConsumerRecord) -> list[Output]:

@@ -27,7 +27,7 @@ class Reader:
 
     def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
         if self.processor is not None:
-            self.processor.revoked()
+            self.processor.on_partitions_revoked([])
             self.positions = {KEPT: self.positions[KEPT], COMING: COMING_AT}
         found = []
         for (topic, partition), at in self.positions.items():
