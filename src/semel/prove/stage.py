@@ -158,6 +158,11 @@ class OwnBroker:
         self.broker.start()
         self.power_cut_seed: int | None = None  # its next death takes what was not synced
         self.cuts_at: dict[str, int] = {}  # the same at a point: its name and the seed
+        self.deaths = 0
+
+    @property
+    def bootstrap(self) -> str:
+        return self.broker.bootstrap
 
     @property
     def process(self) -> Process:
@@ -169,6 +174,7 @@ class OwnBroker:
         if self.process.running:
             return
         self.process.kill()
+        self.deaths += 1
         for point in [point for point in self.cuts_at if (self.faults / f"{point}.fired").exists()]:
             self.power_cut_seed = self.cuts_at.pop(point)
         if self.power_cut_seed is not None:
@@ -199,7 +205,7 @@ class Stage:
         try:
             if brokers is None:
                 self.own = OwnBroker(self.folder, patch, settings)
-            self.direct = self.own.broker.bootstrap if self.own else first_reachable(brokers or "")
+            self.direct = self.own.bootstrap if self.own else first_reachable(brokers or "")
             self.proxy = Proxy(self.direct)
         except BaseException:
             self.close()

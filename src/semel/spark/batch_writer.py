@@ -25,7 +25,7 @@ from semel.spark.encoding import Targets
 from semel.spark.failures import condition_of, reason_first
 from semel.spark.ledger import JOB_PREFIX, UNNAMED_JOB, LedgerEntry, MicroBatch
 from semel.spark.ledger_topic import all_entries, wait_for_markers
-from semel.spark.sink_columns import HASH_OF_KEY, check_columns, check_routed
+from semel.spark.sink_columns import HASH_OF_KEY, check_schema
 from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
 from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, task_identity, write_rows
@@ -54,9 +54,7 @@ class BatchWriter(DataSourceArrowWriter):
         given = {name.lower(): value for name, value in raw.items()}
         self.job_id = given.get("jobid")
         self.options = writer_options(raw, also=("jobId",))
-        types = {f.name: f.dataType.simpleString() for f in schema.fields}
-        check_columns(types, self.options)
-        check_routed(types, self.options)
+        check_schema(schema, self.options)
         query_id = UNNAMED_JOB if self.job_id is None else f"{JOB_PREFIX}{self.job_id}"
         self.batch = MicroBatch(query_id, 0, [], [])
         with BatchTransaction(self.options) as transaction:

@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
-from semel.client.settings import ClientSettings
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing, Targets, TargetTopic, routing_of
 from semel.spark.ledger import MicroBatch
 from semel.spark.offsets import Edge, Range, parse_edge, ranges, split
 from semel.spark.options import OptionError, SourceOptions
-from semel.spark.reading import RangeReader
 from semel.spark.sink import Sink
 from semel.spark.sink_options import Precautions, SinkOptions
 from semel.spark.stages import ENCODE, FUNCTION, stage, task
-from semel.spark.workers import settle_worker, worker_cluster
+from semel.spark.workers import settle_worker, tables_of
 from semel.spark.write_job import careful, collected, write_tasks, written
 from semel.spark.writing import (
     Blob,
@@ -63,19 +61,11 @@ class Step:
 
     def tables(self, wanted: Range, *, views: bool = False) -> Iterator[Any]:
         """Fetched, decoded, and through the user's function. `views`: without a function, nothing is copied."""
-        settings = ClientSettings.of(self.source.client, allow_auto_create_topics=False)
-        with worker_cluster(settings) as cluster:
-            reader = RangeReader(
-                cluster,
-                wanted,
-                read_committed=self.source.read_committed,
-                fail_on_data_loss=self.source.fail_on_data_loss,
-            )
-            for table in reader.tables(headers=True, views=views and self.function is None):
-                with stage(FUNCTION):
-                    result = table if self.function is None else self._applied(table, wanted)
-                if result is not None and result.num_rows:
-                    yield writable(result, self.bad_column)
+        for table in tables_of(self.source, wanted, headers=True, views=views and self.function is None):
+            with stage(FUNCTION):
+                result = table if self.function is None else self._applied(table, wanted)
+            if result is not None and result.num_rows:
+                yield writable(result, self.bad_column)
 
     def _applied(self, table: Any, wanted: Range) -> Any:
         assert self.function is not None
@@ -138,7 +128,8 @@ class FastJob:
         precautions = careful(options.precautions, session)
         if self._step.by_key or len(targets.topics) > 1:
             dealt = [[(r, -1)] for r in wanted]
-            blobs = _tasks(session, len(dealt)).mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
+            tasks = session.range(0, len(dealt), 1, len(dealt))  # each with one row that nobody reads
+            blobs = tasks.mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
             return written(blobs, targets, handle, precautions)
         dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
         job = _copy_ranges(self._step, handle, routing, precautions, dealt)
@@ -157,11 +148,6 @@ def planned(batch: MicroBatch, source: SourceOptions) -> list[Range]:
     return split(list(ranges(start.offsets, end.offsets, end.ids)), source.min_partitions, source.max_records)
 
 
-def _tasks(session: Any, count: int) -> Any:
-    """A DataFrame of so many tasks, each with one row that nobody reads."""
-    return session.range(0, count, 1, count)
-
-
 def _by_target(wanted: list[Range], topic: TargetTopic, tasks: int) -> Dealt:
     """The ranges that belong to a target partition are all in one task, in the order of their offsets."""
     by_target: dict[int, list[tuple[Range, int]]] = {}
@@ -177,20 +163,14 @@ def _copy_ranges(
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """One worker does everything, and returns rows of REPORT_COLUMNS."""
 
-    def copied() -> Iterator[Any]:
-        number, _ = task_identity()
+    def copied(number: int) -> Iterator[Any]:
         blobs = _range_blobs(step, routing, dealt[number])
         try:
             yield from write_blobs(handle, routing.targets, precautions, blobs)
         except BadRowError as error:
             yield failure_report(error)
 
-    def run(numbers: Iterator[int]) -> Iterator[Any]:
-        settle_worker()
-        drained(numbers)
-        yield from task("copy", copied())
-
-    return run
+    return _task("copy", copied)
 
 
 def _range_blobs(step: Step, routing: Routing, dealt: list[tuple[Range, int]]) -> Iterator[Blob]:
@@ -204,27 +184,28 @@ def _range_blobs(step: Step, routing: Routing, dealt: list[tuple[Range, int]]) -
 def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For rows that go where their key belongs: encoded here, written behind a shuffle."""
 
-    def encoded() -> Iterator[Any]:
-        number, _ = task_identity()
+    def encoded(number: int) -> Iterator[Any]:
         encoder = Encoder(routing, number)
         home = routing.targets.topics[routing.targets.index(routing.topic)]
         for wanted, _ in dealt[number]:
             tables = step.tables(wanted)
             if not step.by_key:
                 tables = (_in_partition(table, wanted.partition % home.partitions) for table in tables)
-            yield from to_batches(encoder.blobs(_record_batches(tables)))
+            yield from to_batches(encoder.blobs(batch for table in tables for batch in table.to_batches()))
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
+    return _task("encode", encoded)
+
+
+def _task(kind: str, output: Callable[[int], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """A task that makes its output from its number alone."""
+
+    def run(given: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        drained(batches)
-        yield from task("encode", encoded())
+        drained(given)
+        number, _ = task_identity()
+        yield from task(kind, output(number))
 
     return run
-
-
-def _record_batches(tables: Iterator[Any]) -> Iterator[Any]:
-    for table in tables:
-        yield from table.to_batches()
 
 
 def _in_partition(table: Any, partition: int) -> Any:
@@ -308,25 +289,18 @@ def as_table(result: Any) -> Any:
     return result
 
 
-def _is_bytes(kind: Any) -> bool:
-    import pyarrow as pa
-
-    plain = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.binary_view(), pa.string_view())
-    return kind in plain or pa.types.is_null(kind) or pa.types.is_fixed_size_binary(kind)
-
-
 def writable(table: Any, bad_column: str | None = None) -> Any:
     """The columns that are written, in the types that the encoder takes."""
     import pyarrow as pa
 
+    from semel.client.producer.tables import is_bytes
+
     if "value" not in table.column_names:
         raise FunctionError(f"the function returned columns {table.column_names}; a column 'value' is needed")
-    columns = {}
-    for name in ("key", "value", "headers", "timestamp", *SENT_ELSEWHERE):
-        if name in table.column_names:
-            columns[name] = table.column(name)
+    known = ("key", "value", "headers", "timestamp", *SENT_ELSEWHERE)
+    columns = {name: table.column(name) for name in known if name in table.column_names}
     for name in ("key", "value"):
-        if name in columns and not _is_bytes(columns[name].type):
+        if name in columns and not is_bytes(columns[name].type):
             raise FunctionError(
                 f"the function returned a column {name!r} of type {columns[name].type}, expected binary or string"
             )

@@ -79,7 +79,12 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
     result = cluster.retry(attempt, what, cluster.deadline())
     code = ErrorCode.of(result.error_code)
     if code in NOT_ALLOWED and not is_here(cluster, name, ABSENT_S):
-        raise error_of(code, what, f"{_rights(name)}. {_made_by_hand(name)}")
+        raise error_of(
+            code,
+            what,
+            f"the user needs CREATE on topic {name!r} (or on the cluster). Or make it beforehand: `semel topic create "
+            f"{name} --partitions 1 --config {POLICY}=compact`",
+        )
     if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS, *NOT_ALLOWED):
         raise error_of(code, what, result.error_message)
     partitions = cluster.partitions(name)
@@ -90,14 +95,6 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
         )
     if code is not ErrorCode.NONE:
         _check_policy(cluster, name)
-
-
-def _rights(name: str) -> str:
-    return f"the user needs CREATE on topic {name!r} (or on the cluster)"
-
-
-def _made_by_hand(name: str) -> str:
-    return f"Or make it beforehand: `semel topic create {name} --partitions 1 --config {POLICY}=compact`"
 
 
 def _check_policy(cluster: Cluster, name: str) -> None:
@@ -152,9 +149,14 @@ def last_entry(
 
 def _read_last(cluster: Cluster, name: str) -> tuple[int, LedgerEntry | None]:
     """(where the log starts, the newest committed entry)"""
-    end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
-    start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
+    start, end = _bounds(cluster, name)
     return start, _newest(cluster, name, start, end)
+
+
+def _bounds(cluster: Cluster, name: str) -> tuple[int, int]:
+    """(where the log starts, where what is committed ends)"""
+    end, start = (list_offsets(cluster, {(name, 0): at}, True)[name][0] for at in (LATEST, EARLIEST))
+    return start, end
 
 
 def refuse_lost(cluster: Cluster, application_id: str, start: int) -> None:
@@ -224,8 +226,7 @@ def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = M
 def all_entries(cluster: Cluster, application_id: str) -> list[LedgerEntry]:
     """Everything that compaction has left."""
     name = topic_of(application_id)
-    end = list_offsets(cluster, {(name, 0): LATEST}, True)[name][0]
-    start = list_offsets(cluster, {(name, 0): EARLIEST}, True)[name][0]
+    start, end = _bounds(cluster, name)
     found = entries(cluster, name, start, end)
     if not found:
         refuse_lost(cluster, application_id, start)
@@ -279,15 +280,11 @@ class OwnTopics:
         """One without a record counts as one until it has some: there is nothing to be read in it."""
         if len(topic.partitions) != 1:
             return False
-        place, key = (topic.name, 0), (topic.name, bytes(topic.topic_id))
+        key = (topic.name, bytes(topic.topic_id))
         if key not in self._looked_at:
-            start, end = (list_offsets(self._cluster, {place: at}, True)[topic.name][0] for at in (EARLIEST, LATEST))
+            whole = Range(topic.name, 0, *_bounds(self._cluster, topic.name))
             reader = RangeReader(
-                self._cluster,
-                Range(topic.name, 0, start, end),
-                read_committed=True,
-                fail_on_data_loss=False,
-                fetch_bytes=LOOK_BYTES,
+                self._cluster, whole, read_committed=True, fail_on_data_loss=False, fetch_bytes=LOOK_BYTES
             )
             first = next(reader.tables(headers=False), None)
             if first is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,17 +26,6 @@ TYPES = {
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
 }
 HEADERS = "headers"
-
-
-def chosen_columns(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the options `columns` and `includeHeaders` ask for; unknown names are left to the caller."""
-    given = {str(name).lower(): str(value) for name, value in options.items()}
-    names = {name.lower(): name for name in TYPES}
-    if "columns" in given:
-        words = [word.strip() for word in given["columns"].split(",") if word.strip()]
-        return tuple(dict.fromkeys(names.get(word.lower(), word) for word in words))
-    wants_headers = given.get("includeheaders", "false").lower() == "true"
-    return tuple(name for name in TYPES if name != HEADERS or wants_headers)
 
 
 def schema_of(columns: Sequence[str]) -> str:
@@ -154,7 +143,7 @@ class SourceOptions:
         if not streaming:
             _refuse_empty_reads(starting, ending)
         return cls(
-            client=_client_options(given),
+            client=client_options(given, "kafka.isolation.level", "kafka.group.id"),
             **_selection(given),
             starting=starting,
             ending=ending,
@@ -176,33 +165,39 @@ class SourceOptions:
 def checked_columns(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns that the source gives."""
     given = {str(name).lower(): str(value) for name, value in raw.items()}
-    _boolean(given, "includeHeaders", False)
-    chosen = chosen_columns(given)
-    unknown = [name for name in chosen if name not in TYPES]
-    if unknown or not chosen:
+    wants_headers = _boolean(given, "includeHeaders", False)
+    if "columns" not in given:
+        return tuple(name for name in TYPES if name != HEADERS or wants_headers)
+    names = {name.lower(): name for name in TYPES}
+    words = [word.strip().lower() for word in given["columns"].split(",") if word.strip()]
+    if not words or any(word not in names for word in words):
         raise OptionError(f"option columns is {given['columns']!r}; expected names out of {', '.join(TYPES)}")
-    return chosen
+    return tuple(dict.fromkeys(names[word] for word in words))
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in SOURCE_OPTIONS}
     for name in given:
         if name in DECIDED:
             raise OptionError(f"option {name} cannot be set; use {DECIDED[name]} instead")
-        if name not in known and name not in OTHERS | IGNORED and not name.startswith("kafka."):
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(SOURCE_OPTIONS)} and kafka.*"
-            raise OptionError(f"the source has no option {name!r}; {hint}")
+        if name not in OTHERS | IGNORED:
+            check_known(name, SOURCE_OPTIONS, "source")
 
 
-def _client_options(given: Mapping[str, str]) -> dict[str, str]:
+def check_known(name: str, options: Iterable[str], owner: str) -> None:
+    """Refuses an option that is neither one of these nor one of the client."""
+    known = {option.lower(): option for option in options}
+    if name not in known and not name.startswith("kafka."):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(known.values())} and kafka.*"
+        raise OptionError(f"the {owner} has no option {name!r}; {hint}")
+
+
+def client_options(given: Mapping[str, str], *skipped: str) -> dict[str, str]:
     """Everything after `kafka.`, for the client, which knows the names and refuses others."""
     if "kafka.bootstrap.servers" not in given:
         raise OptionError("option kafka.bootstrap.servers is missing; give brokers as host:port,host:port")
-    skip = {"kafka.isolation.level", "kafka.group.id"}
-    return {
-        name.removeprefix("kafka."): v for name, v in given.items() if name.startswith("kafka.") and name not in skip
-    }
+    names = [name for name in given if name.startswith("kafka.") and name not in skipped]
+    return {name.removeprefix("kafka."): given[name] for name in names}
 
 
 def _selection(given: Mapping[str, str]) -> dict[str, Any]:
@@ -235,7 +230,7 @@ def _pattern(text: str) -> str:
 def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
     """Spark's order of precedence: one timestamp, timestamps by partition, offsets."""
     if f"{side}timestamp" in given:
-        return Bound(timestamp_ms=_number(given[f"{side}timestamp"], f"{side}Timestamp"))
+        return Bound(timestamp_ms=number(given[f"{side}timestamp"], f"{side}Timestamp"))
     if f"{side}offsetsbytimestamp" in given:
         name = f"{side}OffsetsByTimestamp"
         return Bound(timestamps_ms=_places(given[name.lower()], name))
@@ -282,7 +277,7 @@ def _json(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _number(text: str, name: str) -> int:
+def number(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -292,7 +287,7 @@ def _number(text: str, name: str) -> int:
 def _positive(given: Mapping[str, str], name: str) -> int | None:
     if name.lower() not in given:
         return None
-    value = _number(given[name.lower()], name)
+    value = number(given[name.lower()], name)
     if value <= 0:
         raise OptionError(f"option {name} is {value}; it must be above 0")
     return value

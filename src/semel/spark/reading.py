@@ -163,7 +163,8 @@ class RangeReader:
                 waiting = None
                 self._recover(error)
                 continue
-            found = needed(as_view(data.records), self._offset, self._range.end)
+            records: Any = data.records  # None where there is nothing
+            found = needed(memoryview(records or b""), self._offset, self._range.end)
             start, self._offset, waiting = self._offset, found.next_offset, None
             if self._offset == start:
                 self._nothing_came(data)
@@ -287,8 +288,3 @@ class RangeReader:
                 f"the range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or the log was "
                 "truncated"
             )
-
-
-def as_view(records: Any) -> memoryview:
-    """The record set of an answer: null where there is nothing."""
-    return memoryview(b"" if records is None else records)

@@ -79,7 +79,7 @@ class Sink(BaseSink):
             except SinkError:
                 raise
             except Exception as error:  # also a FencedError: only InitProducerId knows who owns the id
-                if isinstance(error, Cancelled) or is_final(error):
+                if isinstance(error, Cancelled | OptionError | BadRowError):  # it would come again, or was stopped
                     self.transaction.abort()
                     raise
                 if self.transaction.settle(batch, error, self._run.is_stateful, self._run.short_lived):
@@ -104,11 +104,6 @@ class Sink(BaseSink):
         write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
         verdict = Verdict.WRITE.value
         self._tell(BatchReport(batch.batch_id, verdict, entry.rows, entry.dead_letters, attempt, write_ms, commit_ms))
-
-
-def is_final(error: Exception) -> bool:
-    """Errors of the query itself: running the batch again would only repeat them."""
-    return isinstance(error, (OptionError, BadRowError))
 
 
 def sink(

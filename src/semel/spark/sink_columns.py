@@ -115,8 +115,10 @@ def written_columns(batch: Any, options: SinkOptions) -> Any:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def check_routed(types: dict[str, str], options: SinkOptions) -> None:
-    """Spark's hash is computed by Spark, so before the writer."""
+def check_schema(schema: Any, options: SinkOptions) -> None:
+    """The columns that a writer gets. Spark's hash is computed by Spark, so before the writer."""
+    types = {f.name: f.dataType.simpleString() for f in schema.fields}
+    check_columns(types, options)
     if options.partitioner == HASH and "key" in types and "partition" not in types:
         raise ColumnError(
             'partitioner=hash needs a column partition: use semel.route(df, ..., partitioner="hash") before write'

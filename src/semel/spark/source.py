@@ -55,9 +55,9 @@ from semel.spark.options import (
     schema_of,
     spark_columns,
 )
-from semel.spark.reading import DataLossError, RangeReader, created_anew
+from semel.spark.reading import DataLossError, created_anew
 from semel.spark.topic_offsets import TopicOffsets
-from semel.spark.workers import settle_worker, worker_cluster
+from semel.spark.workers import settle_worker, tables_of
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -129,14 +129,6 @@ class SemelDataSource(DataSource):
             return RefusedReader(error)
 
 
-class Task(InputPartition):
-    """One range for one task."""
-
-    def __init__(self, wanted: Range) -> None:
-        super().__init__(wanted)
-        self.range = wanted
-
-
 class _Planner:
     """What batch and stream have in common: the options, and a connection that is made when it is first needed."""
 
@@ -176,17 +168,16 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Edge) -> list[InputPartition]:
         wanted = list(ranges(start, end.offsets, end.ids))
-        return [Task(piece) for piece in split(wanted, self.options.min_partitions, self.options.max_records)]
+        return [InputPartition(piece) for piece in split(wanted, self.options.min_partitions, self.options.max_records)]
 
     def read(self, task: InputPartition) -> Iterator[Any]:
         """Runs in a worker."""
-        assert isinstance(task, Task)
         settle_worker()
         if self.options.emit_ranges:
-            yield range_row(task.range)
+            yield range_row(task.value)
             return
         with reason_first():
-            yield from stages.task("source", read_range(self.options, task.range))
+            yield from stages.task("source", read_range(self.options, task.value))
 
 
 class BatchReader(_Planner, DataSourceReader):
@@ -377,12 +368,7 @@ def range_row(wanted: Range) -> Any:
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[Any]:
     """The rows of a range as Arrow batches with the source's columns."""
-    settings = ClientSettings.of(options.client, allow_auto_create_topics=False)
-    with worker_cluster(settings) as cluster:
-        reader = RangeReader(
-            cluster, wanted, read_committed=options.read_committed, fail_on_data_loss=options.fail_on_data_loss
-        )
-        for table in reader.tables(headers=HEADERS in options.columns):
-            with stages.stage(stages.DECODE):
-                batches = spark_columns(table, wanted, options.columns).to_batches()
-            yield from batches
+    for table in tables_of(options, wanted, headers=HEADERS in options.columns):
+        with stages.stage(stages.DECODE):
+            batches = spark_columns(table, wanted, options.columns).to_batches()
+        yield from batches

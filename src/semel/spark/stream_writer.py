@@ -30,7 +30,7 @@ from semel.spark.encoding import Targets
 from semel.spark.failures import reason_first
 from semel.spark.ledger import LedgerEntry, MicroBatch
 from semel.spark.owners import DriverState
-from semel.spark.sink_columns import check_columns, check_routed
+from semel.spark.sink_columns import check_schema
 from semel.spark.sink_options import SinkOptions, writer_options
 from semel.spark.transaction import BatchTransaction, RefusedError
 from semel.spark.writing import Report, write_rows
@@ -69,9 +69,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, raw: Mapping[str, str], schema: StructType) -> None:
         given = {name.lower(): value for name, value in raw.items()}
         self.options = writer_options(raw)
-        types = {f.name: f.dataType.simpleString() for f in schema.fields}
-        check_columns(types, self.options)
-        check_routed(types, self.options)
+        check_schema(schema, self.options)
         self._location = given.get("checkpointlocation")
         self._plan: Plan | None = None
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
+from semel.spark.offsets import Range
+from semel.spark.options import SourceOptions
+from semel.spark.reading import RangeReader
 
 SETTLING_TASKS = 3  # until a worker has imported and compiled all that it keeps
 KEPT_CLUSTERS = 8  # a worker serves all queries of its executor
@@ -45,6 +49,15 @@ def worker_cluster(settings: ClientSettings) -> Iterator[Cluster]:
         cluster.close()
         raise
     _keep(settings, cluster)
+
+
+def tables_of(source: SourceOptions, wanted: Range, *, headers: bool, views: bool = False) -> Iterator[Any]:
+    """What a task reads of a range, as `RangeReader.tables` gives it."""
+    with worker_cluster(ClientSettings.of(source.client, allow_auto_create_topics=False)) as cluster:
+        reader = RangeReader(
+            cluster, wanted, read_committed=source.read_committed, fail_on_data_loss=source.fail_on_data_loss
+        )
+        yield from reader.tables(headers=headers, views=views)
 
 
 def _keep(settings: ClientSettings, cluster: Cluster) -> None:

@@ -156,19 +156,16 @@ def write_rows(
 ) -> list[Report]:
     """Writes the rows of this task into the transaction and says what went where."""
     settle_worker()
-    task, mark = task_identity()
-    encoder = Encoder(routing_of(options, targets, batch_id, handle.settings), task)
-    with handle.writer() as writer:
-        out = BlobWriter(writer, targets, mark, Precautions(wait_s=WRITER_WAIT_S))
-        try:
-            for blob in encoder.blobs(written_columns(batch, options) for batch in batches):
-                out.write(blob)
-        except OwnerStalledError as error:
-            raise OwnerStalledError(
-                f"{error}. If this comes again at every start, rows of one partition are in several tasks: use "
-                "semel.route(df, ...)"
-            ) from error
-        return list(out.report())
+    number, _ = task_identity()
+    encoder = Encoder(routing_of(options, targets, batch_id, handle.settings), number)
+    blobs = encoder.blobs(written_columns(batch, options) for batch in batches)
+    try:
+        return write_blobs(handle, targets, Precautions(wait_s=WRITER_WAIT_S), blobs)
+    except OwnerStalledError as error:
+        raise OwnerStalledError(
+            f"{error}. If this comes again at every start, rows of one partition are in several tasks: use "
+            "semel.route(df, ...)"
+        ) from error
 
 
 def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -61,7 +61,7 @@ def checked_table(table: Any) -> pa.Table:
     if not {"key", "value"} & set(table.column_names):
         raise ConfigError("send_table needs a column 'value' or 'key'")
     for name in ("key", "value"):
-        if name in table.column_names and not _is_bytes(table.schema.field(name).type):
+        if name in table.column_names and not is_bytes(table.schema.field(name).type):
             raise ConfigError(
                 f"column {name!r} has type {table.schema.field(name).type}; expected binary or string: cast it first"
             )
@@ -70,7 +70,7 @@ def checked_table(table: Any) -> pa.Table:
     return table
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(
         types.is_binary(kind)
