@@ -34,13 +34,7 @@ from semel.client.settings import ClientSettings, parse_address
 from semel.client.timing import Backoff, Clock, Deadline
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode, Recovery
-from semel.protocol.messages.cluster import (
-    FIND_COORDINATOR,
-    METADATA,
-    FindCoordinatorRequest,
-    MetadataRequest,
-    MetadataRequestTopic,
-)
+from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import Struct
 
 log = logging.getLogger("semel.client")
@@ -285,12 +279,14 @@ class Cluster:
     def refresh(self, topics: Iterable[str] | None, deadline: Deadline | None = None, lane: str = "main") -> Metadata:
         """Metadata of these topics from any broker (None: all, empty: brokers only). One attempt."""
         deadline = deadline or self.deadline()
-        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
+        wanted = None if topics is None else [messages.MetadataRequestTopic(name=name) for name in topics]
+        request = messages.MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=self.settings.allow_auto_create_topics
+        )
         connection = self._connect_any(deadline, lane)
-        version = connection.capabilities.version_of(METADATA, at_least=1)
+        version = connection.capabilities.version_of(messages.METADATA, at_least=1)
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        response = checked_call(connection, METADATA, request, limit_s, version)
+        response = checked_call(connection, messages.METADATA, request, limit_s, version)
         if response.error_code:
             raise error_of(response.error_code, "looking up the cluster")
         with self._lock:
@@ -310,14 +306,16 @@ class Cluster:
         if known is not None:
             return known
         connection = self._connect_any(deadline, lane)
-        version = connection.capabilities.version_of(FIND_COORDINATOR, at_least=0 if target.kind == GROUP else 1)
-        request = FindCoordinatorRequest(key_type=target.kind)
+        version = connection.capabilities.version_of(
+            messages.FIND_COORDINATOR, at_least=0 if target.kind == GROUP else 1
+        )
+        request = messages.FindCoordinatorRequest(key_type=target.kind)
         if version >= 4:
             request.coordinator_keys = [target.key]
         else:
             request.key = target.key
         limit_s = min(self.settings.request_timeout_ms / 1000, deadline.remaining_s())
-        response = checked_call(connection, FIND_COORDINATOR, request, limit_s, version)
+        response = checked_call(connection, messages.FIND_COORDINATOR, request, limit_s, version)
         found = response.coordinators[0] if version >= 4 else response
         if found.error_code:
             raise error_of(found.error_code, f"looking for the {describe(target)}", found.error_message)

@@ -28,13 +28,8 @@ from semel.client.timing import Deadline
 from semel.client.wire import Capabilities, Pending, Wire, read_api_versions
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
+from semel.protocol.messages import security as messages
 from semel.protocol.messages.cluster import API_VERSIONS, ApiVersionsRequest
-from semel.protocol.messages.security import (
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    SaslAuthenticateRequest,
-    SaslHandshakeRequest,
-)
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)
@@ -113,7 +108,7 @@ class BrokerConnection:
 
     def _authenticate(self, deadline: Deadline) -> None:
         mechanism = self._settings.sasl_mechanism
-        offered = self.call(SASL_HANDSHAKE, SaslHandshakeRequest(mechanism), deadline.remaining_s())
+        offered = self.call(messages.SASL_HANDSHAKE, messages.SaslHandshakeRequest(mechanism), deadline.remaining_s())
         if offered.error_code:
             raise AuthenticationError(
                 f"{self.address} refused sasl.mechanism={mechanism}; "
@@ -123,7 +118,9 @@ class BrokerConnection:
         exchange = sasl_exchange(self._settings)
         message = next(exchange)
         while True:
-            response = self.call(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), deadline.remaining_s())
+            response = self.call(
+                messages.SASL_AUTHENTICATE, messages.SaslAuthenticateRequest(message), deadline.remaining_s()
+            )
             if response.error_code:
                 raise error_of(response.error_code, f"authenticating at {self.address}", response.error_message)
             try:

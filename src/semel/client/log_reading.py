@@ -11,13 +11,8 @@ from semel.client.producer.batches import Identity, Place
 from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery
+from semel.protocol.messages import transactions as messages
 from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from semel.protocol.messages.transactions import (
-    DESCRIBE_PRODUCERS,
-    DescribeProducersRequest,
-    ProducerState,
-    ProducersTopic,
-)
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
 NAMES_UP_TO = 12  # later versions of Fetch name topics by id
@@ -110,13 +105,13 @@ def opening_header(cluster: Cluster, place: Place, identity: Identity, timeout_s
 
 def _producer_states(
     cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float
-) -> dict[Place, ProducerState]:
+) -> dict[Place, messages.ProducerState]:
     """What the leaders hold of (id, epoch), per partition that has it."""
     deadline = Deadline(timeout_s)
     wanted = list(places)
 
-    def attempt() -> dict[Place, ProducerState]:
-        found: dict[Place, ProducerState] = {}
+    def attempt() -> dict[Place, messages.ProducerState]:
+        found: dict[Place, messages.ProducerState] = {}
         for group in _by_leader(cluster, wanted, deadline).values():
             found.update(_states_at(cluster, group, identity, deadline))
         return found
@@ -133,17 +128,17 @@ def _by_leader(cluster: Cluster, places: list[Place], deadline: Deadline) -> dic
 
 def _states_at(
     cluster: Cluster, places: list[Place], identity: Identity, deadline: Deadline
-) -> dict[Place, ProducerState]:
+) -> dict[Place, messages.ProducerState]:
     """Of partitions with one leader. If that has changed, the new leader of the first says which others it does not
     lead, and all are grouped again."""
-    topics: dict[str, ProducersTopic] = {}
+    topics: dict[str, messages.ProducersTopic] = {}
     for topic, partition in places:
-        topics.setdefault(topic, ProducersTopic(topic)).partition_indexes.append(partition)
-    request = DescribeProducersRequest(list(topics.values()))
+        topics.setdefault(topic, messages.ProducersTopic(topic)).partition_indexes.append(partition)
+    request = messages.DescribeProducersRequest(list(topics.values()))
     response = cluster.call(
-        Leader(*places[0]), DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
+        Leader(*places[0]), messages.DESCRIBE_PRODUCERS, request, timeout_s=deadline.remaining_s(), errors=None
     )
-    found: dict[Place, ProducerState] = {}
+    found: dict[Place, messages.ProducerState] = {}
     for described in response.topics:
         for part in described.partitions:
             if part.error_code:

@@ -27,15 +27,7 @@ from semel.spark.sink_options import Precautions, SinkOptions
 from semel.spark.stages import ENCODE, FUNCTION, stage, task
 from semel.spark.workers import settle_worker, tables_of
 from semel.spark.write_job import careful, collected, write_tasks, written
-from semel.spark.writing import (
-    Blob,
-    Report,
-    drained,
-    failure_report,
-    task_identity,
-    to_batches,
-    write_blobs,
-)
+from semel.spark.writing import Blob, Report, drained, failure_report, task_identity, to_batches, write_blobs
 
 TableFunction = Callable[[Any], Any]
 # What a function may return beside value, key, headers and timestamp, and what it needs to be obeyed.

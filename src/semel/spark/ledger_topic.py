@@ -20,18 +20,8 @@ from semel.client.errors import KafkaError, error_of
 from semel.client.group.offsets import fetch_committed, retried
 from semel.client.metadata import TopicMetadata
 from semel.protocol.errors import ErrorCode, Recovery
-from semel.protocol.messages.configs import (
-    DESCRIBE_CONFIGS,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-)
-from semel.protocol.messages.topics import (
-    CREATE_TOPICS,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreatableTopicResult,
-    CreateTopicsRequest,
-)
+from semel.protocol.messages import configs as config_messages
+from semel.protocol.messages import topics as topic_messages
 from semel.spark.ledger import SUFFIX, LedgerEntry, LedgerError, LostLedgerError, decode, topic_of
 from semel.spark.offsets import Offsets, Range, to_json
 from semel.spark.owners import COMMITTED, transaction_of
@@ -59,18 +49,18 @@ log = logging.getLogger("semel.spark")
 def create(cluster: Cluster, application_id: str, replication_factor: int = -1) -> None:
     """Makes sure that the ledger is there, with one partition, and that nothing deletes its entries."""
     name = topic_of(application_id)
-    topic = CreatableTopic(
+    topic = topic_messages.CreatableTopic(
         name=name,
         num_partitions=1,
         replication_factor=replication_factor,
-        configs=[CreatableTopicConfig(name=key, value=value) for key, value in CONFIG.items()],
+        configs=[topic_messages.CreatableTopicConfig(name=key, value=value) for key, value in CONFIG.items()],
     )
-    request = CreateTopicsRequest(topics=[topic], timeout_ms=CREATE_TIMEOUT_MS)
+    request = topic_messages.CreateTopicsRequest(topics=[topic], timeout_ms=CREATE_TIMEOUT_MS)
     what = f"creating the ledger topic {name!r}"
 
-    def attempt() -> CreatableTopicResult:
+    def attempt() -> topic_messages.CreatableTopicResult:
         """NOT_CONTROLLER and REQUEST_TIMED_OUT come while the controller changes: the next try goes to the new one."""
-        result = cluster.call(Controller(), CREATE_TOPICS, request, errors=None).topics[0]
+        result = cluster.call(Controller(), topic_messages.CREATE_TOPICS, request, errors=None).topics[0]
         if ErrorCode.of(result.error_code).recovery is Recovery.RETRY:
             cluster.forget(Controller())
             raise error_of(result.error_code, what, result.error_message)
@@ -99,10 +89,15 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
 
 def _check_policy(cluster: Cluster, name: str) -> None:
     """A topic that somebody else made may lose its entries by retention: then an application would write all again."""
-    request = DescribeConfigsRequest([DescribeConfigsResource(TOPIC_RESOURCE, name, [POLICY])])
+    request = config_messages.DescribeConfigsRequest(
+        [config_messages.DescribeConfigsResource(TOPIC_RESOURCE, name, [POLICY])]
+    )
     try:
         answer = cluster.call(
-            AnyNode(), DESCRIBE_CONFIGS, request, errors=lambda answer: (r.error_code for r in answer.results)
+            AnyNode(),
+            config_messages.DESCRIBE_CONFIGS,
+            request,
+            errors=lambda answer: (r.error_code for r in answer.results),
         )
     except KafkaError as error:
         if error.code not in NOT_ALLOWED:

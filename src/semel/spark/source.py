@@ -60,12 +60,7 @@ from semel.spark.topic_offsets import TopicOffsets
 from semel.spark.workers import settle_worker, tables_of
 
 try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
     HAS_ADMISSION_CONTROL = True
 except ImportError:  # PySpark 4.1

@@ -30,33 +30,9 @@ from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndTimestamp, TopicPartition
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.configs import (
-    DESCRIBE_CONFIGS,
-    INCREMENTAL_ALTER_CONFIGS,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    IncrementalAlterConfigsRequest,
-    IncrementalConfig,
-    IncrementalConfigsResource,
-)
-from semel.protocol.messages.records import (
-    DELETE_RECORDS,
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsTopic,
-)
-from semel.protocol.messages.topics import (
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreatePartitionsRequest,
-    CreatePartitionsTopic,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    DeleteTopicState,
-)
+from semel.protocol.messages import configs as config_messages
+from semel.protocol.messages import records as record_messages
+from semel.protocol.messages import topics as topic_messages
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SET, DELETE = 0, 1
@@ -112,13 +88,15 @@ class Admin(GroupAdmin, TransactionAdmin):
     ) -> None:
         """Creates topics and waits until each partition has a leader. The first topic that fails is raised."""
         deadline, wanted = self._deadline(timeout_ms), list(topics)
-        request = CreateTopicsRequest(
+        request = topic_messages.CreateTopicsRequest(
             [
-                CreatableTopic(
+                topic_messages.CreatableTopic(
                     topic.name,
                     topic.partitions,
                     topic.replication_factor,
-                    configs=[CreatableTopicConfig(name, str(value)) for name, value in topic.configs.items()],
+                    configs=[
+                        topic_messages.CreatableTopicConfig(name, str(value)) for name, value in topic.configs.items()
+                    ],
                 )
                 for topic in wanted
             ],
@@ -127,7 +105,7 @@ class Admin(GroupAdmin, TransactionAdmin):
         )
         response = self._cluster.call(
             Controller(),
-            CREATE_TOPICS,
+            topic_messages.CREATE_TOPICS,
             request,
             timeout_s=deadline.remaining_s(),
             errors=lambda response: _moved(response.topics),
@@ -163,11 +141,15 @@ class Admin(GroupAdmin, TransactionAdmin):
             lambda: self._cluster.connect(controller, deadline), "looking for the controller", deadline, controller
         )
         limit_ms = self._broker_timeout_ms(deadline)
-        if connection.capabilities.version_of(DELETE_TOPICS) >= 6:
-            request = DeleteTopicsRequest(topics=[DeleteTopicState(name) for name in wanted], timeout_ms=limit_ms)
+        if connection.capabilities.version_of(topic_messages.DELETE_TOPICS) >= 6:
+            request = topic_messages.DeleteTopicsRequest(
+                topics=[topic_messages.DeleteTopicState(name) for name in wanted], timeout_ms=limit_ms
+            )
         else:
-            request = DeleteTopicsRequest(topic_names=wanted, timeout_ms=limit_ms)
-        response = self._call(controller, DELETE_TOPICS, request, deadline, lambda response: _moved(response.responses))
+            request = topic_messages.DeleteTopicsRequest(topic_names=wanted, timeout_ms=limit_ms)
+        response = self._call(
+            controller, topic_messages.DELETE_TOPICS, request, deadline, lambda response: _moved(response.responses)
+        )
         for name in wanted:
             self._cluster.forget(Leader(name, 0))
         _raise_first(response.responses, lambda result: f"deleting topic {result.name!r}")
@@ -217,11 +199,11 @@ class Admin(GroupAdmin, TransactionAdmin):
     def create_partitions(self, topic: str, total: int, timeout_ms: float | None = None) -> None:
         """Raises a topic's number of partitions to `total`."""
         deadline = self._deadline(timeout_ms)
-        request = CreatePartitionsRequest(
-            [CreatePartitionsTopic(topic, total, None)], timeout_ms=self._broker_timeout_ms(deadline)
+        request = topic_messages.CreatePartitionsRequest(
+            [topic_messages.CreatePartitionsTopic(topic, total, None)], timeout_ms=self._broker_timeout_ms(deadline)
         )
         response = self._call(
-            Controller(), CREATE_PARTITIONS, request, deadline, lambda response: _moved(response.results)
+            Controller(), topic_messages.CREATE_PARTITIONS, request, deadline, lambda response: _moved(response.results)
         )
         _raise_first(response.results, lambda result: f"adding partitions to topic {result.name!r}")
         self._await_leaders(topic, deadline, at_least=total)
@@ -233,11 +215,13 @@ class Admin(GroupAdmin, TransactionAdmin):
         deadline = self._deadline(timeout_ms)
         starts: dict[TopicPartition, int] = {}
         for partition, offset in zip(checked_partitions(before), before.values(), strict=True):
-            topic = DeleteRecordsTopic(partition.topic, [DeleteRecordsPartition(partition.partition, offset)])
+            topic = record_messages.DeleteRecordsTopic(
+                partition.topic, [record_messages.DeleteRecordsPartition(partition.partition, offset)]
+            )
             response = self._call(
                 Leader(*partition),
-                DELETE_RECORDS,
-                DeleteRecordsRequest([topic], self._broker_timeout_ms(deadline)),
+                record_messages.DELETE_RECORDS,
+                record_messages.DeleteRecordsRequest([topic], self._broker_timeout_ms(deadline)),
                 deadline,
                 errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
             )
@@ -250,8 +234,8 @@ class Admin(GroupAdmin, TransactionAdmin):
     ) -> dict[str, ConfigEntry]:
         """The configuration of a topic or of a broker."""
         kind, name, target = _resource(topic, broker)
-        request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, None)])
-        response = self._call(target, DESCRIBE_CONFIGS, request, self._deadline(timeout_ms), None)
+        request = config_messages.DescribeConfigsRequest([config_messages.DescribeConfigsResource(kind, name, None)])
+        response = self._call(target, config_messages.DESCRIBE_CONFIGS, request, self._deadline(timeout_ms), None)
         _raise_first(response.results, lambda result: f"reading the configuration of {result.resource_name!r}")
         return {
             entry.name: ConfigEntry(
@@ -275,11 +259,17 @@ class Admin(GroupAdmin, TransactionAdmin):
         """Sets options of a topic or a broker; None takes an option back to its default."""
         kind, name, target = _resource(topic, broker)
         entries = [
-            IncrementalConfig(option, DELETE if value is None else SET, None if value is None else str(value))
+            config_messages.IncrementalConfig(
+                option, DELETE if value is None else SET, None if value is None else str(value)
+            )
             for option, value in changes.items()
         ]
-        request = IncrementalAlterConfigsRequest([IncrementalConfigsResource(kind, name, entries)])
-        response = self._call(target, INCREMENTAL_ALTER_CONFIGS, request, self._deadline(timeout_ms), None)
+        request = config_messages.IncrementalAlterConfigsRequest(
+            [config_messages.IncrementalConfigsResource(kind, name, entries)]
+        )
+        response = self._call(
+            target, config_messages.INCREMENTAL_ALTER_CONFIGS, request, self._deadline(timeout_ms), None
+        )
         _raise_first(response.responses, lambda result: f"changing the configuration of {result.resource_name!r}")
 
     # -- offsets -------------------------------------------------------------------------------------------------------

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from semel.client.cluster import Cluster, NodeTarget, Target, top_error
+from semel.client.cluster import Cluster, NodeTarget, Request, Response, Target, top_error
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.api import Api
-from semel.protocol.schema import Struct
-
-Request = TypeVar("Request", bound=Struct)
-Response = TypeVar("Response", bound=Struct)
 
 
 class AdminBase:

@@ -17,21 +17,8 @@ from semel.client.group.offsets import commit_offsets, fetch_committed, list_off
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.groups import (
-    DELETE_GROUPS,
-    DESCRIBE_GROUPS,
-    LIST_GROUPS,
-    DeleteGroupsRequest,
-    DescribedGroupMember,
-    DescribeGroupsRequest,
-    ListGroupsRequest,
-)
-from semel.protocol.messages.offsets import (
-    OFFSET_DELETE,
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-)
+from semel.protocol.messages import groups as messages
+from semel.protocol.messages import offsets as offset_messages
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
@@ -77,7 +64,7 @@ class GroupAdmin(AdminBase):
     def list_groups(self, timeout_ms: float | None = None) -> list[GroupListing]:
         """All groups of all brokers."""
         found = {}
-        for response in self._call_all(LIST_GROUPS, ListGroupsRequest(), self._deadline(timeout_ms)):
+        for response in self._call_all(messages.LIST_GROUPS, messages.ListGroupsRequest(), self._deadline(timeout_ms)):
             for group in response.groups:
                 found[group.group_id] = GroupListing(
                     group.group_id, group.group_state, group.protocol_type, group.group_type
@@ -92,8 +79,8 @@ class GroupAdmin(AdminBase):
         coordinator = group_coordinator(group_id)
         response = self._call(
             coordinator,
-            DESCRIBE_GROUPS,
-            DescribeGroupsRequest([group_id]),
+            messages.DESCRIBE_GROUPS,
+            messages.DescribeGroupsRequest([group_id]),
             deadline,
             errors=lambda response: (
                 group.error_code for group in response.groups if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND
@@ -145,11 +132,15 @@ class GroupAdmin(AdminBase):
     ) -> None:
         """Deletes committed offsets, so that auto.offset.reset decides. Refused for topics that a member reads."""
         topics = [
-            OffsetDeleteRequestTopic(name, [OffsetDeleteRequestPartition(index) for index in indexes])
+            offset_messages.OffsetDeleteRequestTopic(
+                name, [offset_messages.OffsetDeleteRequestPartition(index) for index in indexes]
+            )
             for name, indexes in by_topic(checked_partitions(partitions)).items()
         ]
-        request = OffsetDeleteRequest(group_id, topics)
-        response = self._call(group_coordinator(group_id), OFFSET_DELETE, request, self._deadline(timeout_ms))
+        request = offset_messages.OffsetDeleteRequest(group_id, topics)
+        response = self._call(
+            group_coordinator(group_id), offset_messages.OFFSET_DELETE, request, self._deadline(timeout_ms)
+        )
         for topic in response.topics:
             for part in topic.partitions:
                 if part.error_code:
@@ -164,8 +155,8 @@ class GroupAdmin(AdminBase):
             try:
                 self._call(
                     group_coordinator(group_id),
-                    DELETE_GROUPS,
-                    DeleteGroupsRequest([group_id]),
+                    messages.DELETE_GROUPS,
+                    messages.DeleteGroupsRequest([group_id]),
                     deadline,
                     errors=lambda response: (result.error_code for result in response.results),
                 )
@@ -175,7 +166,7 @@ class GroupAdmin(AdminBase):
             raise failures[0]
 
 
-def _member(member: DescribedGroupMember) -> MemberInfo:
+def _member(member: messages.DescribedGroupMember) -> MemberInfo:
     try:
         partitions = [TopicPartition(*partition) for partition in decode_assignment(member.member_assignment)]
     except DecodeError:

@@ -13,21 +13,7 @@ from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.transactions import (
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TRANSACTIONS,
-    INIT_PRODUCER_ID,
-    LIST_TRANSACTIONS,
-    WRITE_TXN_MARKERS,
-    DescribeProducersRequest,
-    DescribeTransactionsRequest,
-    InitProducerIdRequest,
-    ListTransactionsRequest,
-    ProducersTopic,
-    WritableTxnMarker,
-    WritableTxnMarkerTopic,
-    WriteTxnMarkersRequest,
-)
+from semel.protocol.messages import transactions as messages
 
 FENCING_TIMEOUT_MS = 60_000
 
@@ -65,9 +51,9 @@ class TransactionAdmin(AdminBase):
         self, states: Iterable[str] = (), producer_ids: Iterable[int] = (), timeout_ms: float | None = None
     ) -> list[TransactionListing]:
         """The transactional ids that the coordinators know, of all brokers."""
-        request = ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
+        request = messages.ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
         found = []
-        for response in self._call_all(LIST_TRANSACTIONS, request, self._deadline(timeout_ms)):
+        for response in self._call_all(messages.LIST_TRANSACTIONS, request, self._deadline(timeout_ms)):
             if response.unknown_state_filters:
                 raise FatalError(
                     f"there is no transaction state {response.unknown_state_filters[0]!r}; states are Empty, Ongoing, "
@@ -87,8 +73,10 @@ class TransactionAdmin(AdminBase):
         that does not exist, rather than create it."""
         deadline = self._deadline(timeout_ms)
         describe_transaction(self._cluster, transactional_id, deadline)
-        request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS)
-        response = self._call(transaction_coordinator(transactional_id), INIT_PRODUCER_ID, request, deadline)
+        request = messages.InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS
+        )
+        response = self._call(transaction_coordinator(transactional_id), messages.INIT_PRODUCER_ID, request, deadline)
         return response.producer_id, response.producer_epoch
 
     def describe_producers(self, partition: tuple[str, int], timeout_ms: float | None = None) -> list[ProducerInfo]:
@@ -99,8 +87,8 @@ class TransactionAdmin(AdminBase):
     def _describe_producers(self, partition: TopicPartition, deadline: Deadline) -> list[ProducerInfo]:
         response = self._call(
             Leader(*partition),
-            DESCRIBE_PRODUCERS,
-            DescribeProducersRequest([ProducersTopic(partition.topic, [partition.partition])]),
+            messages.DESCRIBE_PRODUCERS,
+            messages.DescribeProducersRequest([messages.ProducersTopic(partition.topic, [partition.partition])]),
             deadline,
             errors=lambda response: (part.error_code for topic in response.topics for part in topic.partitions),
         )
@@ -132,14 +120,16 @@ class TransactionAdmin(AdminBase):
         if producer is None:
             starts = ", ".join(map(str, sorted(open_ones))) or "none"
             raise FatalError(f"{checked} has no open transaction that starts at offset {start_offset}; open: {starts}")
-        marker = WritableTxnMarker(
+        marker = messages.WritableTxnMarker(
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
             transaction_result=False,
-            topics=[WritableTxnMarkerTopic(checked.topic, [checked.partition])],
+            topics=[messages.WritableTxnMarkerTopic(checked.topic, [checked.partition])],
             coordinator_epoch=max(producer.coordinator_epoch, 0),
         )
-        response = self._call(Leader(*checked), WRITE_TXN_MARKERS, WriteTxnMarkersRequest([marker]), deadline)
+        response = self._call(
+            Leader(*checked), messages.WRITE_TXN_MARKERS, messages.WriteTxnMarkersRequest([marker]), deadline
+        )
         for topic in response.markers[0].topics:
             for part in topic.partitions:
                 if part.error_code:
@@ -152,8 +142,8 @@ def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Dead
     try:
         response = cluster.call(
             target,
-            DESCRIBE_TRANSACTIONS,
-            DescribeTransactionsRequest([transactional_id]),
+            messages.DESCRIBE_TRANSACTIONS,
+            messages.DescribeTransactionsRequest([transactional_id]),
             timeout_s=deadline.remaining_s(),
             errors=lambda response: (entry.error_code for entry in response.transaction_states),
         )

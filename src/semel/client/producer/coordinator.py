@@ -7,31 +7,16 @@ write itself does it, and every end raises the epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from semel.client.cluster import AnyNode, Cluster, group_coordinator, transaction_coordinator
+from semel.client.cluster import AnyNode, Cluster, Request, Response, group_coordinator, transaction_coordinator
 from semel.client.errors import ConnectionFailedError, TimedOutError
 from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
-from semel.protocol.messages.transactions import (
-    ADD_OFFSETS_TO_TXN,
-    ADD_PARTITIONS_TO_TXN,
-    END_TXN,
-    INIT_PRODUCER_ID,
-    TXN_OFFSET_COMMIT,
-    AddOffsetsToTxnRequest,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
-    TxnOffsetCommitRequestTopic,
-    TxnOffsetCommitResponse,
-)
+from semel.protocol.api import Api
+from semel.protocol.messages import transactions as messages
 
 FEATURE = "transaction.version"
 FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
@@ -46,8 +31,8 @@ class EndAnswer(NamedTuple):
 
 def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Identity:
     """A producer id for an idempotent producer without transactions."""
-    request = InitProducerIdRequest(None, 2**31 - 1)
-    response = cluster.call(AnyNode(), INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
+    request = messages.InitProducerIdRequest(None, 2**31 - 1)
+    response = cluster.call(AnyNode(), messages.INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
     return Identity(response.producer_id, response.producer_epoch)
 
 
@@ -63,6 +48,12 @@ class CoordinatorClient:
         self._version_max = version_max
         self._target = transaction_coordinator(transactional_id)
 
+    def _call(self, api: Api[Request, Response], request: Request, timeout_s: float, **options: Any) -> Response:
+        """To the coordinator of the transactional id."""
+        return self.cluster.call(
+            self._target, api, request, timeout_s=timeout_s, first_wait_ms=FIRST_WAIT_MS, **options
+        )
+
     def generation(self, timeout_s: float) -> int:
         """2 if the cluster finalised KIP-890's transactions, else 1."""
         finalised = self.cluster.feature(FEATURE, self._target, timeout_s)
@@ -73,18 +64,11 @@ class CoordinatorClient:
 
         With the expected identity only if it is still ours, which raises the epoch; a `FencedError` if not.
         """
-        request = InitProducerIdRequest(self.transactional_id, self._timeout_ms)
+        request = messages.InitProducerIdRequest(self.transactional_id, self._timeout_ms)
         if expected is not None:
             request.producer_id, request.producer_epoch = expected
-        response = self.cluster.call(
-            self._target,
-            INIT_PRODUCER_ID,
-            request,
-            timeout_s=timeout_s,
-            at_most=5,
-            at_least=3 if expected is not None else 0,
-            first_wait_ms=FIRST_WAIT_MS,
-        )
+        at_least = 3 if expected is not None else 0
+        response = self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_most=5, at_least=at_least)
         return Identity(response.producer_id, response.producer_epoch)
 
     def add_partitions(self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main") -> None:
@@ -92,22 +76,16 @@ class CoordinatorClient:
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
-        request = AddPartitionsToTxnRequest(
+        request = messages.AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=identity.producer_id,
             v3_and_below_producer_epoch=identity.epoch,
-            v3_and_below_topics=[AddPartitionsToTxnTopic(name, partitions) for name, partitions in topics.items()],
+            v3_and_below_topics=[
+                messages.AddPartitionsToTxnTopic(name, partitions) for name, partitions in topics.items()
+            ],
         )
-        self.cluster.call(
-            self._target,
-            ADD_PARTITIONS_TO_TXN,
-            request,
-            timeout_s=timeout_s,
-            errors=_partition_errors,
-            at_most=3,
-            first_wait_ms=FIRST_WAIT_MS,
-            lane=lane,
-        )
+        api = messages.ADD_PARTITIONS_TO_TXN
+        self._call(api, request, timeout_s, errors=_partition_errors, at_most=3, lane=lane)
 
     def commit_offsets(
         self,
@@ -120,18 +98,12 @@ class CoordinatorClient:
         """A group's offsets become part of the transaction."""
         deadline = Deadline(timeout_s)
         if generation == 1:
-            request = AddOffsetsToTxnRequest(self.transactional_id, *identity, group.group_id)
-            self.cluster.call(
-                self._target,
-                ADD_OFFSETS_TO_TXN,
-                request,
-                timeout_s=deadline.remaining_s(),
-                first_wait_ms=FIRST_WAIT_MS,
-            )
+            request = messages.AddOffsetsToTxnRequest(self.transactional_id, *identity, group.group_id)
+            self._call(messages.ADD_OFFSETS_TO_TXN, request, deadline.remaining_s())
         low, high = VERSIONS[generation].txn_offset_commit
         self.cluster.call(
             group_coordinator(group.group_id),
-            TXN_OFFSET_COMMIT,
+            messages.TXN_OFFSET_COMMIT,
             self._offsets_request(identity, group, offsets),
             timeout_s=deadline.remaining_s(),
             errors=_offset_errors,
@@ -142,14 +114,16 @@ class CoordinatorClient:
 
     def _offsets_request(
         self, identity: Identity, group: GroupMetadata, offsets: Mapping[tuple[str, int], OffsetAndMetadata]
-    ) -> TxnOffsetCommitRequest:
-        topics: dict[str, TxnOffsetCommitRequestTopic] = {}
+    ) -> messages.TxnOffsetCommitRequest:
+        topics: dict[str, messages.TxnOffsetCommitRequestTopic] = {}
         for (name, partition), position in offsets.items():
-            topic = topics.setdefault(name, TxnOffsetCommitRequestTopic(name))
+            topic = topics.setdefault(name, messages.TxnOffsetCommitRequestTopic(name))
             topic.partitions.append(
-                TxnOffsetCommitRequestPartition(partition, position.offset, position.leader_epoch, position.metadata)
+                messages.TxnOffsetCommitRequestPartition(
+                    partition, position.offset, position.leader_epoch, position.metadata
+                )
             )
-        return TxnOffsetCommitRequest(
+        return messages.TxnOffsetCommitRequest(
             self.transactional_id,
             group.group_id,
             *identity,
@@ -167,21 +141,13 @@ class CoordinatorClient:
         Raises `EndUnknownError` if no response came in time.
         """
         low, high = VERSIONS[generation].end_txn
-        request = EndTxnRequest(self.transactional_id, *identity, commit)
+        request = messages.EndTxnRequest(self.transactional_id, *identity, commit)
         repeated = may_be_repeat
         backoff = self.cluster.backoff()
         while True:
             try:
-                response = self.cluster.call(
-                    self._target,
-                    END_TXN,
-                    request,
-                    timeout_s=deadline.remaining_s(),
-                    resend=False,
-                    at_least=low,
-                    at_most=high,
-                    first_wait_ms=FIRST_WAIT_MS,
-                )
+                remaining_s = deadline.remaining_s()
+                response = self._call(messages.END_TXN, request, remaining_s, resend=False, at_least=low, at_most=high)
             except ConnectionFailedError as error:
                 repeated = True
                 self.cluster.forget(self._target)
@@ -206,7 +172,7 @@ class EndUnknownError(TimedOutError):
         self.maybe_sent = maybe_sent
 
 
-def _partition_errors(response: AddPartitionsToTxnResponse) -> list[int]:
+def _partition_errors(response: messages.AddPartitionsToTxnResponse) -> list[int]:
     """The cause first: partitions that were only not attempted say nothing."""
     codes = [
         partition.partition_error_code
@@ -216,5 +182,5 @@ def _partition_errors(response: AddPartitionsToTxnResponse) -> list[int]:
     return sorted(codes, key=lambda code: code == 55)
 
 
-def _offset_errors(response: TxnOffsetCommitResponse) -> list[int]:
+def _offset_errors(response: messages.TxnOffsetCommitResponse) -> list[int]:
     return [partition.error_code for topic in response.topics for partition in topic.partitions]
