@@ -113,7 +113,7 @@ class ProducerProcess:
         batch = core.accumulator.append("t", partition, row, ROW_BYTES)
         if batch is None:
             core.check_accepts()
-            if not core.accumulator.has_room(ROW_BYTES + 61):
+            if not core.accumulator.has_memory(ROW_BYTES + 61):
                 return False
             batch = core.accumulator.append_new("t", partition, row, ROW_BYTES, self._world.now_s)
         self.sent.append((batch, batch.count - 1, partition, value))

@@ -62,7 +62,7 @@ class VirtualProducer:
         batch = accumulator.append("t", partition, row, ROW_BYTES)
         if batch is None:
             self.core.check_accepts()
-            if not accumulator.has_room(ROW_BYTES + 61):
+            if not accumulator.has_memory(ROW_BYTES + 61):
                 return None
             batch = accumulator.append_new("t", partition, row, ROW_BYTES, self.now_s)
         self.most_bytes = max(self.most_bytes, accumulator.used_bytes)

@@ -19,7 +19,7 @@ class Accumulator:
     """All partition queues of one producer.
 
     `append` and `append_table` add to an open batch and are all that most records need; None says that there is no
-    open batch with room for it. Then the caller makes sure of memory (`has_room`) and opens one (`append_new`).
+    open batch with space for it. Then the caller makes sure of memory (`has_memory`) and opens one (`append_new`).
     """
 
     def __init__(self, settings: ProducerSettings) -> None:
@@ -36,7 +36,7 @@ class Accumulator:
     # --- in ---
 
     def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> ProducerBatch | None:
-        """Adds a row to the open batch of its partition, which is returned; None if there is no room."""
+        """Adds a row to the open batch of its partition, which is returned; None if there is no space."""
         queue = self.queues.get((topic, partition))
         batch = None if queue is None else queue.open
         if (
@@ -67,7 +67,7 @@ class Accumulator:
 
     def append_table(self, topic: str, partition: int, part: TablePart) -> ProducerBatch | None:
         """Adds rows of a small table to the open batch of their partition, which is returned; None if there is no
-        room, or the open batch has other columns."""
+        space, or the open batch has other columns."""
         queue = self.queues.get((topic, partition))
         batch = None if queue is None else queue.open
         if (
@@ -124,8 +124,8 @@ class Accumulator:
             queue = self.queues[topic, partition] = PartitionQueue(topic, partition, self._transactional)
         return queue
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory has room for this much; what is larger goes alone."""
+    def has_memory(self, size_bytes: int) -> bool:
+        """Whether so much of buffer.memory is left; what is larger goes alone."""
         return self.used_bytes + min(size_bytes, self.memory_bytes) <= self.memory_bytes
 
     # --- out ---

@@ -215,9 +215,9 @@ class ProducerCore:
         if identity is None:
             return None  # the transaction ends: what is not on its way by now must not follow its end
         sendings: list[Sending] = []
-        room_bytes = self.settings.max_request_size
+        left_bytes = self.settings.max_request_size
         for queue in queues:
-            if sendings and queue.next_bytes() > room_bytes:
+            if sendings and queue.next_bytes() > left_bytes:
                 continue
             if not self.identity.may_write((queue.topic, queue.partition)):
                 continue
@@ -225,7 +225,7 @@ class ProducerCore:
             if batch is not None and batch.data is not None:
                 batch.sent = True
                 batch.attempts += 1
-                room_bytes -= len(batch.data)
+                left_bytes -= len(batch.data)
                 sendings.append((queue, batch))
         if not sendings:
             return None

@@ -162,10 +162,7 @@ class PartitionWriter:
         place = (topic, partition)
         self._check_admitted(place)
         self._batches.setdefault(place, [])
-        batch = self._sender.new_batch(topic, partition)
-        batch.data, batch.count = memoryview(bytearray(data)), record_count
-        batch.size_bytes, batch.compression = len(data), self.handle.settings.compression
-        self._add(place, [batch])
+        self._add(place, [self._sender.new_batch(topic, partition, memoryview(bytearray(data)), record_count)])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until the broker has everything; raises the first failure."""
@@ -221,13 +218,10 @@ class PartitionWriter:
             compression=settings.compression,
             base_timestamp=base_timestamp,
         )
-        batches = []
-        for encoded in encoder.batches():
-            batch = self._sender.new_batch(topic, partition)
-            batch.data, batch.count = encoded.data, encoded.record_count
-            batch.size_bytes, batch.compression = len(encoded.data), settings.compression
-            batches.append(batch)
-        return batches
+        return [
+            self._sender.new_batch(topic, partition, encoded.data, encoded.record_count)
+            for encoded in encoder.batches()
+        ]
 
     def _check_admitted(self, place: Place) -> None:
         if self.handle.generation == 1 and place not in self.handle.partitions:

@@ -188,9 +188,7 @@ class Producer:
     def _hand_over(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
         """Encodes a table to batches of its own."""
         for encoded in encoder.batches():
-            batch = self._sender.new_batch(topic, encoded.partition)
-            batch.data, batch.count = encoded.data, encoded.record_count
-            batch.size_bytes, batch.compression = len(encoded.data), self.settings.compression
+            batch = self._sender.new_batch(topic, encoded.partition, encoded.data, encoded.record_count)
             self._sender.add(batch)
             yield TableShare(batch, 0, batch.count, encoded.rows)
 

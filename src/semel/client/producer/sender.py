@@ -100,7 +100,7 @@ class Sender:
             batch = self._accumulator.append(topic, partition, row, size_bytes)
             is_new = batch is None
             if batch is None:
-                self._wait_for_room(size_bytes + HEADER_SIZE)
+                self._wait_for_memory(size_bytes + HEADER_SIZE)
                 batch = self._accumulator.append(topic, partition, row, size_bytes)  # another thread may have opened it
                 if batch is None:
                     batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
@@ -115,7 +115,7 @@ class Sender:
             batch = self._accumulator.append_table(topic, partition, part)
             is_new = batch is None
             if batch is None:
-                self._wait_for_room(part.size_bytes + HEADER_SIZE)
+                self._wait_for_memory(part.size_bytes + HEADER_SIZE)
                 batch = self._accumulator.append_table(topic, partition, part)
                 if batch is None:
                     batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
@@ -124,28 +124,31 @@ class Sender:
             self.wake()
         return batch, first
 
-    def new_batch(self, topic: str, partition: int) -> ProducerBatch:
-        """An empty batch that is to be filled with encoded records and added."""
-        return self._accumulator.new_batch(topic, partition, time.monotonic())
+    def new_batch(self, topic: str, partition: int, data: bytearray | memoryview, record_count: int) -> ProducerBatch:
+        """A batch of encoded records, which is to be added."""
+        batch = self._accumulator.new_batch(topic, partition, time.monotonic())
+        batch.data, batch.count = data, record_count
+        batch.size_bytes, batch.compression = len(data), self.settings.compression
+        return batch
 
     def add(self, batch: ProducerBatch) -> None:
         """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
         with self.lock:
-            self._wait_for_room(batch.size_bytes)
+            self._wait_for_memory(batch.size_bytes)
             is_news = self._accumulator.add(batch)
         if is_news:
             self.wake()
 
-    def _wait_for_room(self, size_bytes: int) -> None:
+    def _wait_for_memory(self, size_bytes: int) -> None:
         """Returns when there is memory and records are accepted."""
         core, accumulator = self.core, self._accumulator
         core.check_accepts()
-        if accumulator.has_room(size_bytes):
+        if accumulator.has_memory(size_bytes):
             return
         self.wake()
-        self.changed.wait_for(lambda: accumulator.has_room(size_bytes) or core.ended is not None, self._max_block_s)
+        self.changed.wait_for(lambda: accumulator.has_memory(size_bytes) or core.ended is not None, self._max_block_s)
         core.check_accepts()
-        if not accumulator.has_room(size_bytes):
+        if not accumulator.has_memory(size_bytes):
             raise BufferFullError(
                 f"buffer.memory is full: {accumulator.used_bytes} of {accumulator.memory_bytes} bytes wait to be sent "
                 f"and nothing got free within max.block.ms ({self._max_block_s * 1000:.0f}); is the broker reachable? "

@@ -627,9 +627,9 @@ def test_memory_is_counted_kept_and_given_back() -> None:
 def test_a_record_larger_than_the_memory_goes_alone() -> None:
     core = idempotent(buffer_memory=1000)
     accumulator = core.accumulator
-    assert accumulator.has_room(5000)
+    assert accumulator.has_memory(5000)
     batch = accumulator.append_new("t", 0, (None, b"x", 1, ()), 5000, 0.0)
-    assert not accumulator.has_room(1)
+    assert not accumulator.has_memory(1)
     assert accumulator.append("t", 0, (None, b"y", 1, ()), 1) is None
     (produce,) = take(core)
     respond(core, produce, ErrorCode.NONE)

@@ -11,6 +11,7 @@ import pytest
 from semel.client.cluster import Leader
 from semel.client.errors import ConnectionFailedError
 from semel.client.metadata import PartitionMetadata
+from semel.client.producer.batches import encode_rows
 from semel.client.producer.core import MOVED
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.sender import Sender
@@ -47,10 +48,7 @@ def sender() -> Iterator[Sender]:
         bootstrap_servers="nowhere:1", enable_idempotence=False, retry_backoff_ms=1, retry_backoff_max_ms=1
     )
     sender = Sender(settings, MovedPartition(), WriteIdentity())  # type: ignore[arg-type]
-    batch = sender.new_batch("orders", 0)
-    batch.rows, batch.count = [(None, b"value", 0, ())], 1
-    batch.encode(0)
-    sender.add(batch)
+    sender.add(sender.new_batch("orders", 0, encode_rows([(None, b"value", 0, ())], 0, False), 1))
     yield sender
     sender.close()
 
