@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import Report, compare
 from benchmarks.peers.apache_kafka import ApacheKafka, tool_command
-from benchmarks.peers.raw_client import RETRIABLE, RawClient, patiently
+from benchmarks.peers.raw_client import RETRIABLE, RawClient, eventually
 from benchmarks.transaction_frames import TransactionFrames
 from semel.local.brokers import SemelBroker
 from semel.protocol.apis import api_of
@@ -87,7 +87,7 @@ def _transactions(broker: SemelBroker | ApacheKafka, count: int, is_v2: bool) ->
     with RawClient(broker.bootstrap) as client:
         client.create_topic(topic)
         client.ready(id_, id_)
-        owner = patiently(lambda: client.init(id_, version=5), until=lambda o: o.error is ErrorCode.NONE)
+        owner = eventually(lambda: client.init(id_, version=5), done=lambda o: o.error is ErrorCode.NONE)
         producer_id, epoch, sequence = owner.producer_id, owner.epoch, 0
         frames = TransactionFrames(id_, (topic, 0), is_v2=is_v2)
         for _ in range(count):

@@ -285,7 +285,7 @@ class RawClient:
         if code is not ErrorCode.NONE:
             raise RuntimeError(f"cannot create topic {name}: {code.name}")
         for index in range(partitions):
-            patiently(partial(self.fetch, (name, index)), until=lambda fetched: fetched.error is ErrorCode.NONE)
+            eventually(partial(self.fetch, (name, index)), done=lambda fetched: fetched.error is ErrorCode.NONE)
 
     def find_coordinator(self, key: str, kind: int) -> ErrorCode:
         """kind: 0 group, 1 transactional id. Makes the broker create its internal topic."""
@@ -294,30 +294,32 @@ class RawClient:
     def ready(self, transactional_id: str, group: str) -> None:
         """Returns when both coordinators answer."""
         for key, kind in ((group, 0), (transactional_id, 1)):
-            patiently(partial(self.find_coordinator, key, kind), until=lambda code: code is ErrorCode.NONE)
-        patiently(lambda: self.committed(group, ("none", 0))[0], until=lambda code: code not in NOT_READY)
-        patiently(
-            lambda: ErrorCode.of(self.describe(transactional_id).error_code), until=lambda code: code not in NOT_READY
+            eventually(partial(self.find_coordinator, key, kind), done=lambda code: code is ErrorCode.NONE)
+        eventually(lambda: self.committed(group, ("none", 0))[0], done=lambda code: code not in NOT_READY)
+        eventually(
+            lambda: ErrorCode.of(self.describe(transactional_id).error_code), done=lambda code: code not in NOT_READY
         )
 
     def settled(self, transactional_id: str) -> TransactionState:
         """The id's state, once no markers are on their way."""
-        return patiently(
+        return eventually(
             lambda: self.describe(transactional_id),
-            until=lambda state: not state.transaction_state.startswith("Prepare") and state.error_code not in NOT_READY,
+            done=lambda state: not state.transaction_state.startswith("Prepare") and state.error_code not in NOT_READY,
         )
 
 
-def patiently(ask: Callable[[], T], *, until: Callable[[T], bool], timeout_s: float = 30) -> T:
-    """Asks again, shortly after, until the answer is good or the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = ask()
-        if until(answer):
-            return answer
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"still {answer!r} after {timeout_s} s")
+def eventually(
+    call: Callable[[], T],
+    done: Callable[[T], object],
+    timeout_s: float = 120.0,
+    otherwise: str = "it did not come to that",
+) -> T:
+    """Calls again until the result is as wanted: for codes that mean "not yet", such as CONCURRENT_TRANSACTIONS."""
+    deadline_s = time.monotonic() + timeout_s
+    while not done(result := call()):
+        assert time.monotonic() < deadline_s, f"{otherwise}: still {result!r} after {timeout_s:g} s"
         time.sleep(0.002)
+    return result
 
 
 def _by_topic(partitions: Collection[TopicPartition]) -> dict[str, list[int]]:

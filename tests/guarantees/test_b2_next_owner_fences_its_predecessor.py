@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.raw_client import RawClient, patiently
+from benchmarks.peers.raw_client import RawClient, eventually
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
@@ -94,7 +94,7 @@ def test_next_owner_finishes_or_aborts_what_its_predecessor_left(tmp_path: Path,
         heir.commit_transaction(30)
         assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [*visible, b"heir"]
         with RawClient(broker.bootstrap) as client:
-            epoch = patiently(lambda: client.describe("id"), until=lambda txn: txn.error_code == 0).producer_epoch
+            epoch = eventually(lambda: client.describe("id"), done=lambda txn: txn.error_code == 0).producer_epoch
             assert epoch > owner.epoch
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.raw_client import RawClient, patiently
+from benchmarks.peers.raw_client import RawClient, eventually
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from semel.protocol.errors import ErrorCode as E
@@ -41,7 +41,7 @@ def test_frozen_producers_transaction_is_aborted_and_the_producer_fenced(broker:
             broker.kill()
             broker.start()
         with RawClient(bootstrap) as client:
-            state = patiently(lambda: client.describe("id"), until=lambda txn: txn.transaction_state == "CompleteAbort")
+            state = eventually(lambda: client.describe("id"), done=lambda txn: txn.transaction_state == "CompleteAbort")
             assert state.producer_epoch > 0, "the epoch moved on"
         assert time.monotonic() - opened_s < TIMEOUT_MS / 1000 + STALL_S
         plain = transactional(bootstrap, "another")
@@ -64,7 +64,7 @@ def test_transaction_within_its_time_is_left_alone(broker: SemelBroker):
         client.add_partitions("id", owner.producer_id, owner.epoch, [("t", 0)])
         short = client.init("short", timeout_ms=300)
         client.add_partitions("short", short.producer_id, short.epoch, [("t", 0)])
-        patiently(lambda: client.describe("short"), until=lambda txn: txn.transaction_state == "CompleteAbort")
+        eventually(lambda: client.describe("short"), done=lambda txn: txn.transaction_state == "CompleteAbort")
         assert client.describe("id").transaction_state == "Ongoing"
 
 
@@ -85,8 +85,8 @@ def test_unused_ids_are_forgotten(tmp_path: Path, kill: bool):
             broker.start()
             client = RawClient(broker.bootstrap)
         for id_ in owners:
-            patiently(
-                lambda id_=id_: client.describe(id_).error_code, until=lambda code: code == E.TRANSACTIONAL_ID_NOT_FOUND
+            eventually(
+                lambda id_=id_: client.describe(id_).error_code, done=lambda code: code == E.TRANSACTIONAL_ID_NOT_FOUND
             )
         assert client.describe("open").transaction_state == "Ongoing", "an open transaction never expires"
         broker.kill()

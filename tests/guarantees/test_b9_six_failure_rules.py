@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from benchmarks.peers.raw_client import RawClient, patiently
+from benchmarks.peers.raw_client import RawClient, eventually
 from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
 from tests.support.reading import create_topic, read_topic
@@ -77,7 +77,7 @@ def test_3_time_out_passed_so_a_new_instance_aborts_and_does_it_again(broker: Mo
     producer.begin_transaction()
     write(producer, [b"value"], "t")
     with RawClient(broker.bootstrap) as client:
-        patiently(lambda: client.describe("id"), until=lambda txn: txn.transaction_state == "CompleteAbort")
+        eventually(lambda: client.describe("id"), done=lambda txn: txn.transaction_state == "CompleteAbort")
     assert code_of(lambda: producer.commit_transaction(30)) in FENCED
     again = transactional(broker.bootstrap, "id")
     again.begin_transaction()
@@ -107,7 +107,7 @@ def test_5_network_cut_so_the_time_out_aborts(broker: MortalBroker):
         cut_off.kill()  # gone without a word
     assert b"frozen" in [seen.value for seen in read_topic(broker.bootstrap, "t", "read_uncommitted")]
     with RawClient(broker.bootstrap) as client:
-        patiently(lambda: client.describe("id"), until=lambda txn: txn.transaction_state == "CompleteAbort")
+        eventually(lambda: client.describe("id"), done=lambda txn: txn.transaction_state == "CompleteAbort")
         assert client.fetch(("t", 0)).last_stable_offset == client.fetch(("t", 0)).high_watermark
     assert values(broker) == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.apache_kafka import ApacheKafka
-from benchmarks.peers.raw_client import NOT_READY, RawClient, patiently
+from benchmarks.peers.raw_client import NOT_READY, RawClient, eventually
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,
@@ -42,9 +42,9 @@ class Stage:
             client.create_topic(topic)
         for id_ in (OWNER, IDLE):
             client.ready(id_, GROUP)
-        self.owner = patiently(lambda: client.init(OWNER), until=lambda owner: owner.error not in NOT_READY)
+        self.owner = eventually(lambda: client.init(OWNER), done=lambda owner: owner.error not in NOT_READY)
         self.owner = client.init(OWNER)  # so that there is an epoch before its own
-        self.idle = patiently(lambda: client.init(IDLE), until=lambda owner: owner.error not in NOT_READY)
+        self.idle = eventually(lambda: client.init(IDLE), done=lambda owner: owner.error not in NOT_READY)
         client.add_partitions(OWNER, self.owner.producer_id, self.owner.epoch, [(TOPIC, 0)])
         client.produce(OWNER, self.owner.producer_id, self.owner.epoch, (TOPIC, 0), [b"open"])
 

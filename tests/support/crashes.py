@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.peers.raw_client import RETRIABLE, Owner, RawClient, patiently
+from benchmarks.peers.raw_client import RETRIABLE, Owner, RawClient, eventually
 from semel.protocol.errors import ErrorCode
 from semel.prove.stage import OwnBroker
 from tests.support.waiting import PATIENCE_S
@@ -47,9 +47,9 @@ class MortalBroker(OwnBroker):
         """Waits until the armed fault has frozen the broker, then lets it go on."""
         self.process.wait_for_line(f"^fault fired: {point}$", PATIENCE_S)
         command = ["ps", "-o", "stat=", "-p", str(self.process.pid)]
-        patiently(
+        eventually(
             lambda: subprocess.run(command, capture_output=True, text=True, check=True).stdout,
-            until=lambda state: state.startswith("T"),
+            done=lambda state: state.startswith("T"),
         )
         self.process.resume()
 
@@ -75,23 +75,23 @@ class Persistent:
 
     def run(self, id_: str, value: bytes, position: int, *, commit: bool) -> Owner:
         """One whole transaction, over the broker's dead body if need be."""
-        owner = self._patiently(lambda: self.client.init(id_, version=5 if self.is_v2 else 4), lambda o: o.error)
+        owner = self._retried(lambda: self.client.init(id_, version=5 if self.is_v2 else 4), lambda o: o.error)
         assert owner.error is ErrorCode.NONE
         who = (id_, owner.producer_id, owner.epoch)
         places = [(topic, 0) for topic in TOPICS]
         if not self.is_v2:
             self._all(lambda: self.client.add_partitions(*who, places))
         for place in places:
-            appended = self._patiently(
+            appended = self._retried(
                 lambda place=place: self.client.produce(*who, place, [value], version=12 if self.is_v2 else 11),
                 lambda answer: answer.error,
             )
             assert appended.error is ErrorCode.NONE
         if not self.is_v2:
-            assert self._patiently(lambda: self.client.add_offsets(*who, GROUP), lambda e: e) is ErrorCode.NONE
+            assert self._retried(lambda: self.client.add_offsets(*who, GROUP), lambda e: e) is ErrorCode.NONE
         offsets = {(SOURCE, 0): position}
         self._all(lambda: self.client.commit_offsets(*who, GROUP, offsets, version=5 if self.is_v2 else 3))
-        ended = self._patiently(
+        ended = self._retried(
             lambda: self.client.end(*who, commit=commit, version=5 if self.is_v2 else 3), lambda o: o.error
         )
         assert ended.error is ErrorCode.NONE, f"{self.point}: the end is {ended.error.name}"
@@ -100,10 +100,10 @@ class Persistent:
         return ended
 
     def _all(self, ask: Callable[[], dict[tuple[str, int], ErrorCode]]) -> None:
-        codes = self._patiently(ask, lambda answer: max(answer.values()))
+        codes = self._retried(ask, lambda answer: max(answer.values()))
         assert set(codes.values()) == {ErrorCode.NONE}, codes
 
-    def _patiently(self, ask: Callable[[], T], code: Callable[[T], ErrorCode]) -> T:
+    def _retried(self, ask: Callable[[], T], code: Callable[[T], ErrorCode]) -> T:
         """Asks until there is an answer that is not "come again"; a broker that dies meanwhile is started again."""
 
         def once() -> T | None:
@@ -114,7 +114,7 @@ class Persistent:
                 return None
             return None if code(answer) in RETRIABLE else answer
 
-        answer = patiently(once, until=lambda answer: answer is not None)
+        answer = eventually(once, done=lambda answer: answer is not None)
         assert answer is not None
         return answer
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.peers.raw_client import NOT_READY, Owner, RawClient, patiently
+from benchmarks.peers.raw_client import NOT_READY, Owner, RawClient, eventually
 from semel.protocol.errors import ErrorCode
 
 TopicPartition = tuple[str, int]
@@ -71,7 +71,7 @@ class Player:
 
     def own(self, id_: str, **options: Any) -> Owner:
         """InitProducerId, once the coordinator has loaded its journal."""
-        return patiently(lambda: self.client.init(id_, **options), until=lambda answer: answer.error not in NOT_READY)
+        return eventually(lambda: self.client.init(id_, **options), done=lambda answer: answer.error not in NOT_READY)
 
     def init(self, id_: str, version: int, expected: Who | None, timeout_ms: int) -> Any:
         wire = self.wire(expected) if expected else (-1, -1)
@@ -105,7 +105,7 @@ class Player:
         self, id_: str, who: Who, place: TopicPartition, values: list[bytes], first: int, version: int, is_txn: bool
     ) -> Any:
         """Kafka answers NOT_ENOUGH_REPLICAS while it verifies, which is a moment in time and no answer."""
-        return patiently(
+        return eventually(
             lambda: self.client.produce(
                 id_ if is_txn else None,
                 *self.wire(who),
@@ -115,7 +115,7 @@ class Player:
                 transactional=is_txn,
                 version=version,
             ),
-            until=lambda answer: answer.error is not ErrorCode.NOT_ENOUGH_REPLICAS,
+            done=lambda answer: answer.error is not ErrorCode.NOT_ENOUGH_REPLICAS,
         )
 
     def add_offsets(self, id_: str, who: Who, version: int) -> Any:
@@ -143,7 +143,7 @@ class Player:
         first = self.own(id_, timeout_ms=1)
         who = (first.producer_id, first.epoch)
         added = self.client.add_partitions(id_, *who, [self.partitions[0]])
-        patiently(lambda: self.client.describe(id_), until=lambda txn: txn.transaction_state != "Ongoing")
+        eventually(lambda: self.client.describe(id_), done=lambda txn: txn.transaction_state != "Ongoing")
         self.client.settled(id_)
         ended = [self.client.end(id_, *who, commit=commit, version=5).error.name for commit in (True, False)]
         again = self.client.init(id_, expected=who)
