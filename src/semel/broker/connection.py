@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import struct
 from collections import deque
 from collections.abc import Coroutine
@@ -115,10 +114,6 @@ class Connection(asyncio.BufferedProtocol):
             log.log(level, "connection closed", extra={"client": self.client_host, "reason": reason})
             self._transport.abort()
             self._transport = None
-
-    @property
-    def is_closed(self) -> bool:
-        return self._transport is None
 
     @property
     def is_idle(self) -> bool:
@@ -439,11 +434,3 @@ def _arrays_of(kind: type[Struct]) -> tuple[str, ...]:
 def _records_bytes(response: Any) -> int:
     parts = [part.records or b"" for topic in response.responses for part in topic.partitions]
     return sum(sum(map(len, part)) if isinstance(part, list) else len(part) for part in parts)
-
-
-def tune_socket(sock: socket.socket, send_bytes: int, receive_bytes: int) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if send_bytes > 0:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
-    if receive_bytes > 0:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

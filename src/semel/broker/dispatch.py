@@ -46,7 +46,7 @@ class Served:
         self.requests = 0
         self.seconds = 0.0  # from request to response, waiting included, all together
         module, _, function = row.handler.partition(":")
-        self.handler: Handler = getattr(import_module(module), function)
+        self.handler: Handler = getattr(import_module(f"semel.broker.{module}"), function)
 
     def decode(self, frame: Buffer, version: int, at: int) -> Any:
         """The request. Bytes after it are ignored, as Kafka does: librdkafka's Metadata for all topics has three."""

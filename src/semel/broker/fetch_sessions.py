@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from semel.protocol.schema import NO_UUID
+
+if TYPE_CHECKING:
+    from semel.broker.handlers.fetch import Fetch
 
 INITIAL_EPOCH, FINAL_EPOCH = 0, -1
 NO_SESSION = 0
@@ -27,15 +30,13 @@ class SessionError(Exception):
         self.code = code
 
 
+@dataclass(slots=True)
 class CachedPartition:
-    """A partition of a session: what is asked of it, and what was last answered."""
+    """A partition of a session: what is asked of it, and what the last response had."""
 
-    __slots__ = ("ask", "high_watermark", "log_start_offset")
-
-    def __init__(self, ask: FetchPartition) -> None:
-        self.ask = ask
-        self.high_watermark = -1
-        self.log_start_offset = -1
+    ask: FetchPartition
+    high_watermark: int = -1
+    log_start_offset: int = -1
 
     def must_tell(self, data: PartitionData) -> bool:
         """Whether an answer says anything new. Errors are told every time, and so is what follows them."""
@@ -151,23 +152,16 @@ def uses_topic_ids(version: int) -> bool:
     return version >= 13
 
 
-__all__ = ["FINAL_EPOCH", "INITIAL_EPOCH", "NO_SESSION", "NO_UUID", "FetchSessions", "Session", "SessionError", "asked"]
-
-
 # --- The fetches under way: their sessions, and those that wait for records ---
 FEW = 8  # partitions that fit into one answer anyway
 
 Ask = TypeVar("Ask")
 
 
-class WaitingFetch(Protocol):
-    def finish(self) -> None: ...
-
-
 class Fetches:
     def __init__(self, session_slots: int) -> None:
         self.sessions = FetchSessions(session_slots)
-        self.waiting: set[WaitingFetch] = set()
+        self.waiting: set[Fetch] = set()
         self._turn = 0
 
     def in_turn(self, asks: list[Ask]) -> list[Ask]:

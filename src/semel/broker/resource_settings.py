@@ -62,6 +62,7 @@ SYNONYMS: dict[str, tuple[tuple[str, int], ...]] = {
     "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", HOUR_MS)),
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", MINUTE_MS), ("log.retention.hours", HOUR_MS)),
 }
+_DEFAULTS = {name: row.default for name, row in TABLE.items()}
 NAMES = tuple(sorted((*SYNONYMS, *NO_EFFECT)))
 
 
@@ -115,14 +116,6 @@ def with_overrides(base: LogConfig, overrides: Mapping[str, str]) -> LogConfig:
     return replace(base, **fields) if fields else base
 
 
-def value_of(settings: Settings, overrides: Mapping[str, str], name: str) -> Any:
-    """The value of one setting of a topic, in its own type."""
-    text = overrides.get(name)
-    if text is None:
-        text = topic_default(settings, name)
-    return None if text is None else topic_row(name).parse(text)
-
-
 def topic_default(settings: Settings, name: str) -> str | None:
     """A topic setting's value where the topic itself says nothing."""
     origins = [origin for origin in broker_origins(settings, name) if origin.value is not None]
@@ -134,25 +127,26 @@ def broker_origins(settings: Settings, name: str) -> list[Origin]:
     if name in NO_EFFECT:
         default = as_text(NO_EFFECT[name].default)
         return [Origin(name, default, SOURCE_DEFAULT, default)]
-    found: list[Origin] = []
-    layers = (
-        (settings.altered, SOURCE_BROKER_DYNAMIC),
-        (settings.altered_for_cluster, SOURCE_BROKER_DEFAULT),
-        (settings.given, SOURCE_BROKER_STATIC),
-    )
-    for layer, source in layers:
-        for synonym, factor in SYNONYMS[name]:
-            value = layer(synonym)
-            if value is not None:
-                found.append(Origin(synonym, _scaled(value, factor), source, as_text(value)))
-    for synonym, factor in SYNONYMS[name]:
-        value = TABLE[synonym].default
-        if value is not None:
-            found.append(Origin(synonym, _scaled(value, factor), SOURCE_DEFAULT, as_text(value)))
+    found = [
+        Origin(synonym, _scaled(value, factor), source, as_text(value))
+        for layer, source in _layers(settings)
+        for synonym, factor in SYNONYMS[name]
+        if (value := layer.get(synonym)) is not None
+    ]
     if not found and name == "flush.ms":
         never = str(2**63 - 1)
         found.append(Origin("log.flush.interval.ms", never, SOURCE_DEFAULT, never))
     return found
+
+
+def _layers(settings: Settings) -> tuple[tuple[Mapping[str, Any], int], ...]:
+    """Where the broker's settings have values, the strongest first."""
+    return (
+        (settings.altered, SOURCE_BROKER_DYNAMIC),
+        (settings.altered_for_cluster, SOURCE_BROKER_DEFAULT),
+        (settings.given, SOURCE_BROKER_STATIC),
+        (_DEFAULTS, SOURCE_DEFAULT),
+    )
 
 
 def _scaled(value: Any, factor: int) -> str | None:
@@ -242,10 +236,6 @@ def _check_limits(settings: Settings, name: str, value: int) -> None:
         raise SettingError(f"{name} must be less than or equal to {highest}")
 
 
-def named_default(settings: Settings, kind: int, row: Setting) -> Any:
-    return settings[f"group.{row.name}"] if kind == GROUP else row.default
-
-
 class GroupTiming(NamedTuple):
     """How a consumer group (KIP-848) shows that it lives."""
 
@@ -325,7 +315,7 @@ def describe_named(
     for row in KINDS[kind].rows:
         if names and row.name not in names:
             continue
-        default = as_text(named_default(broker.settings, kind, row))
+        default = as_text(broker.settings[f"group.{row.name}"] if kind == GROUP else row.default)
         name_of_default = f"group.{row.name}" if kind == GROUP else row.name
         origins = [Origin(name_of_default, default, SOURCE_DEFAULT, default)]
         if row.name in own:
@@ -335,16 +325,10 @@ def describe_named(
 
 
 def _broker_origins(broker: BrokerNode, row: Setting) -> list[Origin]:
-    own = broker.settings
-    layers: tuple[tuple[Any, int], ...] = (
-        (own.altered(row.name), SOURCE_BROKER_DYNAMIC),
-        (own.altered_for_cluster(row.name), SOURCE_BROKER_DEFAULT),
-        (own.given(row.name), SOURCE_BROKER_STATIC),
-        (row.default, SOURCE_DEFAULT),
-    )
+    values = [(layer.get(row.name), source) for layer, source in _layers(broker.settings)]
     if row.name in ("broker.id", "node.id"):  # two names of one setting
-        layers = ((broker.node_id, SOURCE_BROKER_STATIC),)
-    texts = [(as_text(value), source) for value, source in layers if value is not None]
+        values = [(broker.node_id, SOURCE_BROKER_STATIC)]
+    texts = [(as_text(value), source) for value, source in values if value is not None]
     return [Origin(row.name, text, source, text) for text, source in texts]
 
 

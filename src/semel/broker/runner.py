@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -34,16 +34,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names in glibc's malloc.h
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class Options:
+class Options(NamedTuple):
     """How a broker is started."""
 
-    def __init__(
-        self, settings: Settings, data: Path, metrics: tuple[str, int] | None = None, end_with_stdin: bool = False
-    ) -> None:
-        self.settings = settings
-        self.data = data
-        self.metrics = metrics
-        self.end_with_stdin = end_with_stdin  # whoever started the broker holds its stdin; if it dies, so do we
+    settings: Settings
+    data: Path
+    metrics: tuple[str, int] | None = None
+    end_with_stdin: bool = False  # the parent process holds the broker's stdin; if it dies, the broker stops
 
 
 def run(options: Options, on_ready: Callable[[str, int], None]) -> None:

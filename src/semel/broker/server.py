@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from semel.broker.connection import Connection, tune_socket
+from semel.broker.connection import Connection
 from semel.broker.dispatch import Dispatcher
 from semel.broker.receive_buffer import Room
 
@@ -59,7 +59,12 @@ class Server:
 
     # -- connections ---------------------------------------------------------------------------------------------------
     def tune(self, sock: socket.socket) -> None:
-        tune_socket(sock, *self._sockets)
+        send_bytes, receive_bytes = self._sockets
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if send_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+        if receive_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
 
     def admit(self, connection: Connection) -> bool:
         """Counts a new connection in. False: there are too many."""

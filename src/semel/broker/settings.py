@@ -33,14 +33,14 @@ class Settings:
         self._strict = strict  # settings without effect are refused
         self._noted: set[str] = set()  # settings without effect that were logged
         self.accept(map(row_of, given or {}))
-        self._given: dict[str, Any] = {name: row_of(name).parse(text) for name, text in (given or {}).items()}
-        self._altered: dict[str, Any] = {}
-        self._cluster: dict[str, Any] = {}
+        self.given: dict[str, Any] = {name: row_of(name).parse(text) for name, text in (given or {}).items()}
+        self.altered: dict[str, Any] = {}  # since the start, for this broker
+        self.altered_for_cluster: dict[str, Any] = {}  # for all brokers
         self._features: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> Any:
         """The value, in its own type; None where there is none. An unknown name is a bug."""
-        for layer in (self._altered, self._cluster, self._features, self._given):
+        for layer in (self.altered, self.altered_for_cluster, self._features, self.given):
             if name in layer:
                 return layer[name]
         return TABLE[name].default
@@ -56,25 +56,13 @@ class Settings:
                 self._noted.add(row.name)
                 log.warning("setting %s has no effect: %s", row.name, row.no_effect)
 
-    def given(self, name: str) -> Any:
-        """What the broker was started with, or None."""
-        return self._given.get(name)
-
-    def altered(self, name: str) -> Any:
-        """What was altered since for this broker, or None."""
-        return self._altered.get(name)
-
-    def altered_for_cluster(self, name: str) -> Any:
-        """What was altered since for all brokers, or None."""
-        return self._cluster.get(name)
-
     def replace_altered(self, texts: Mapping[str, str], *, for_cluster: bool = False) -> None:
         """Takes over all settings that were altered at run time. SettingError: nothing changed."""
         values = parse_dynamic(texts)
         if for_cluster:
-            self._cluster = values
+            self.altered_for_cluster = values
         else:
-            self._altered = values
+            self.altered = values
 
     def finalize(self, levels: Mapping[str, int]) -> None:
         """Takes over the feature levels that were made final at run time."""

@@ -39,12 +39,7 @@ class Store:
         _replay(self._values, _STARTS, self._values.get(_STARTS, 0) + 1)
         self.starts: int = self._values[_STARTS]
         self._pending: dict[str, Any] = {}  # put and not committed yet; None takes the key away
-        self._fd, self._end = self._rewrite()
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the file."""
-        return self._end
+        self._fd, self.size_bytes = self._rewrite()
 
     def get(self, key: str) -> Any:
         return self._pending[key] if key in self._pending else self._values.get(key)
@@ -67,14 +62,16 @@ class Store:
             return
         lines = b"".join(_line(key, value) for key, value in self._pending.items())
         try:
-            write_fully(self._files, self._fd, lines, self._end)
+            write_fully(self._files, self._fd, lines, self.size_bytes)
             if self._fsync:
                 self._files.sync_file(self._fd, self._path)
         except OSError:
             self.discard_changes()
-            self._files.truncate(self._fd, self._path, self._end)  # a half-written change must not stand before others
+            self._files.truncate(
+                self._fd, self._path, self.size_bytes
+            )  # a half-written change must not stand before others
             raise
-        self._end += len(lines)
+        self.size_bytes += len(lines)
         for key, value in self._pending.items():
             _replay(self._values, key, value)
         self._pending.clear()

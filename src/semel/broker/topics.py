@@ -7,7 +7,7 @@ import logging
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from semel.broker import resource_settings
@@ -18,6 +18,9 @@ from semel.broker.store import NEXT_PRODUCER_ID, Store
 from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode
 from semel.storage import DataDir, LogConfig, PartitionLog, StorageError
+
+if TYPE_CHECKING:
+    from semel.broker.handlers.fetch import Fetch
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
@@ -65,12 +68,6 @@ class TopicError(Exception):
         self.message = message
 
 
-class Waiter(Protocol):
-    """A fetch that waits for records of a partition."""
-
-    def wake(self, partition: Partition) -> None: ...
-
-
 class Partition:
     """A partition as the handlers see it: its log, and the fetches that wait for it."""
 
@@ -80,7 +77,7 @@ class Partition:
         self.topic = topic
         self.index = index
         self.log = log
-        self.waiters: set[Waiter] = set()
+        self.waiters: set[Fetch] = set()
         log.on_advance = self._on_advance
 
     def _on_advance(self, _log: PartitionLog) -> None:
@@ -149,10 +146,6 @@ class Topics:
     def is_changing(self, name: str) -> bool:
         """Whether a topic that does not exist is being created, or one that did is being deleted."""
         return name in self._changing
-
-    def value_of(self, topic: Topic, setting: str) -> object:
-        """A setting of a topic, its own or the broker's default, in its own type."""
-        return resource_settings.value_of(self._settings, topic.configs, setting)
 
     # -- starting ------------------------------------------------------------------------------------------------------
     def load(self) -> None:
@@ -291,10 +284,6 @@ class Topics:
         for topic, partitions in created:
             for partition in partitions:
                 self._data_dir.delete(topic.name, partition.index)
-
-    def draft(self, name: str, configs: dict[str, str]) -> Topic:
-        """A topic as it would be, for a request with validate_only."""
-        return Topic(name, bytes(16), configs)
 
     def check_new(self, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
         """Raises TopicError unless a topic could be created like this."""

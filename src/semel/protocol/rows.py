@@ -111,10 +111,10 @@ def encode_batch(
         | (CONTROL_BIT if control else 0)
         | (DELETE_HORIZON_BIT if delete_horizon else 0)
     )
-    header = (base_offset, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base_offset, base_timestamp)
+    start = (base_offset, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base_offset, base_timestamp)
     max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
-    producer = (producer_id, producer_epoch, base_sequence, len(records))
-    return seal_batch(header, max_timestamp, producer, body, compression, compression_level)
+    header = BatchHeader(*start, max_timestamp, producer_id, producer_epoch, base_sequence, len(records))
+    return seal_batch(header, body, compression, compression_level)
 
 
 def encode_single(
@@ -145,12 +145,7 @@ def encode_single(
 
 
 def seal_batch(
-    header: tuple[int, ...],
-    max_timestamp: int,
-    producer: tuple[int, int, int, int],
-    body: Buffer,
-    compression: int = 0,
-    compression_level: int | None = None,
+    header: BatchHeader, body: Buffer, compression: int = 0, compression_level: int | None = None
 ) -> bytearray:
     """Puts header and records together: compresses, and fills in the length and the CRC."""
     if compression and len(body):
@@ -161,9 +156,9 @@ def seal_batch(
     if length > INT32_MAX:
         raise EncodeError(f"a batch of {length} bytes does not fit its length field")
     try:
-        batch = bytearray(HEADER.pack(header[0], length, *header[2:], max_timestamp, *producer))
+        batch = bytearray(HEADER.pack(*header._replace(length=length, crc=0)))
     except struct.error as error:
-        raise EncodeError(f"a field of the batch header is out of range: {error}; {header=} {producer=}") from error
+        raise EncodeError(f"a field of the batch header is out of range: {error}; {header}") from error
     batch += body
     seal_crc(batch)
     return batch
@@ -303,6 +298,10 @@ class Marker(NamedTuple):
 
     type: MarkerType
     coordinator_epoch: int
+
+    @property
+    def is_commit(self) -> bool:
+        return self.type is MarkerType.COMMIT
 
 
 _MARKER_KEY = struct.Struct(">hh")  # version, type

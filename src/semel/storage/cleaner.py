@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from semel.protocol.batch import (
     CONTROL_BIT,
@@ -34,6 +34,9 @@ from semel.protocol.varints import read_varint
 from semel.storage.files import FileCache, Files
 from semel.storage.log import PartitionLog
 from semel.storage.segment import CLEANED, LOG, SEGMENT_FILES, AbortedTxn, Segment, file_name
+
+if TYPE_CHECKING:
+    from semel.protocol.rows import Marker
 
 _log = logging.getLogger("semel.storage")
 
@@ -190,7 +193,7 @@ def _latest_offsets(
             continue
         for segment, position, header in sources.batches(source):
             if header.is_control:
-                transactions.end(header, marker_of(segment, position, header))
+                transactions.end(header, segment.marker(position, header))
             elif not transactions.is_aborted_data(header):
                 if len(keys) + header.record_count > KEYS_MAX and keys:
                     return keys, header.base_offset
@@ -366,15 +369,6 @@ def bytes_of(segment: Segment, position: int, header: BatchHeader) -> bytes:
     return segment.files.read_at(segment.fd, header.size, position)
 
 
-def marker_of(segment: Segment, position: int, header: BatchHeader) -> bool | None:
-    """True for a commit, False for an abort, None for a control batch that holds no marker (any more)."""
-    from semel.protocol.rows import MarkerType, decode_batch, decode_marker
-
-    records = decode_batch(bytes_of(segment, position, header)).records
-    marker = decode_marker(records[0]) if records else None
-    return None if marker is None else marker.type is MarkerType.COMMIT
-
-
 def records_of(segment: Segment, position: int, header: BatchHeader) -> list[FoundRecord]:
     """The records of a batch; none if they can't be read."""
     try:
@@ -407,13 +401,13 @@ class TransactionTracker:
         self._committed.add(header.producer_id)
         return False
 
-    def end(self, header: BatchHeader, commit: bool | None) -> tuple[bool, AbortedTxn | None]:
+    def end(self, header: BatchHeader, marker: Marker | None) -> tuple[bool, AbortedTxn | None]:
         """For a control batch: whether its marker is not needed, and the abort that has to stay in the index."""
         aborted = self._aborted_at(header)
         producer_id = header.producer_id
-        if commit is None:
+        if marker is None:
             return True, None
-        if commit:
+        if marker.is_commit:
             needed = producer_id in self._committed
             self._committed.discard(producer_id)
             return not needed, None
@@ -486,12 +480,12 @@ class BatchFilter:
         self, segment: Segment, position: int, header: BatchHeader, horizon_ms: int | None, keep_empty: bool
     ) -> None:
         """A marker that is not needed any more gets a delete horizon first, and goes when that has passed."""
-        commit = marker_of(segment, position, header)
-        unneeded, aborted = self._transactions.end(header, commit)
+        marker = segment.marker(position, header)
+        unneeded, aborted = self._transactions.end(header, marker)
         if aborted is not None:
             self._target.txn_index.append(aborted)
         expired = horizon_ms is not None and horizon_ms <= self._rules.now_ms
-        if unneeded and (commit is None or expired):
+        if unneeded and (marker is None or expired):
             if keep_empty:
                 self._write(empty_batch(header), header, NO_TIMESTAMP)
         elif unneeded and horizon_ms is None:
@@ -556,10 +550,8 @@ def smaller_batch(header: BatchHeader, kept: list[FoundRecord], body: bytes) -> 
     """The same batch with fewer records: their bytes stay, as offsets and times count from the same base."""
     from semel.protocol.rows import seal_batch
 
-    start = (header.base_offset, 0, header.leader_epoch, header.magic, 0, header.attributes)
-    fields = (*start, header.last_offset_delta, header.base_timestamp)
-    producer = (header.producer_id, header.producer_epoch, header.base_sequence, len(kept))
-    return seal_batch(fields, max_timestamp_of(header, kept), producer, body, header.compression)
+    smaller = header._replace(max_timestamp=max_timestamp_of(header, kept), record_count=len(kept))
+    return seal_batch(smaller, body, header.compression)
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
@@ -567,7 +559,4 @@ def empty_batch(header: BatchHeader) -> bytearray:
     from semel.protocol.rows import seal_batch
 
     attributes = header.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT | TIMESTAMP_TYPE_BIT)
-    start = (header.base_offset, 0, header.leader_epoch, header.magic, 0, attributes)
-    fields = (*start, header.last_offset_delta, NO_TIMESTAMP)
-    producer = (header.producer_id, header.producer_epoch, header.base_sequence, 0)
-    return seal_batch(fields, header.max_timestamp, producer, b"")
+    return seal_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")

@@ -92,7 +92,6 @@ class PartitionLog:
         "_end_limit",
         "_leader_epoch",
         "_opened",
-        "_recovery_point",
         "_shared",
         "_start",
         "_unsynced_parent",
@@ -102,6 +101,7 @@ class PartitionLog:
         "folder",
         "on_advance",
         "partition",
+        "recovery_point",
         "state",
         "topic",
         "topic_id",
@@ -133,7 +133,7 @@ class PartitionLog:
         self._config = config
         self._leader_epoch = 0
         self._shared = shared
-        self._recovery_point = recovery_point
+        self.recovery_point = recovery_point  # below it everything is on the disk, indexes too
         self._start = start_offset  # while the log is not open
         self._end_limit: int | None = None  # FAILED: nothing from this offset on is kept
         self._unsynced_parent = new_in  # of a new log: its name and its topic id are durable with the first batch
@@ -203,8 +203,8 @@ class PartitionLog:
             self._advanced,
         )
         self.cleaned_offset = min(self.cleaned_offset, opened.end_offset)  # what comes after a cut is not compacted
-        durable = opened.end_offset if self._shared.waits_for_disk else self._recovery_point
-        self._recovery_point = min(durable, opened.end_offset)
+        durable = opened.end_offset if self._shared.waits_for_disk else self.recovery_point
+        self.recovery_point = min(durable, opened.end_offset)
         self._end_limit = self.error = None
         self.state = next_state(self.state, LogEvent.OPENED)
         return opened
@@ -216,14 +216,14 @@ class PartitionLog:
                 path=self.folder,
                 cache=cache,
                 trusted=self.state is LogState.CLEAN,
-                recovery_point=self._recovery_point,
+                recovery_point=self.recovery_point,
                 start_offset=self._start,
                 index_interval_bytes=self._config.index_interval_bytes,
                 now_ms=self._shared.now_ms(),
                 end_limit=limit,
             )
         )
-        has_changed = contents.cut_bytes or contents.end_offset > self._recovery_point or limit is not None
+        has_changed = contents.cut_bytes or contents.end_offset > self.recovery_point or limit is not None
         if contents.unsynced and has_changed and (self._shared.waits_for_disk or limit is not None):
             for handle in contents.unsynced:
                 cache.files.sync_file(cache.fd(handle), handle.path)
@@ -260,7 +260,7 @@ class PartitionLog:
             opened.seal()
             if sync:
                 self.flush()
-            self._recovery_point = opened.end_offset
+            self.recovery_point = opened.end_offset
         self._end(LogEvent.CLOSED)
 
     def mark_deleted(self) -> None:
@@ -323,11 +323,11 @@ class PartitionLog:
         if job.opened is self._opened:
             self._unsynced_parent = None
             if self._shared.waits_for_disk:
-                self._recovery_point = max(self._recovery_point, job.end_offset)
+                self.recovery_point = max(self.recovery_point, job.end_offset)
                 if job.end_offset > job.opened.high_watermark:
                     job.opened.advance(job.end_offset, job.segment_base, job.position)
             else:
-                self._recovery_point = max(self._recovery_point, job.segment_base)
+                self.recovery_point = max(self.recovery_point, job.segment_base)
         return self.error
 
     def sync_soon(self) -> None:
@@ -342,14 +342,9 @@ class PartitionLog:
         error = self.end_sync(job, self.run_sync(job))
         if error is not None:
             raise error
-        self._recovery_point = job.end_offset
+        self.recovery_point = job.end_offset
 
     # Known without reading the log
-
-    @property
-    def recovery_point(self) -> int:
-        """Below it everything is on the disk, indexes too."""
-        return self._recovery_point
 
     @property
     def known_start_offset(self) -> int:

@@ -251,11 +251,8 @@ class OpenLog:
         if completed is None:
             self._write(segment, data)
             return
-        aborted = AbortedTxn(
-            completed.producer_id, completed.first_offset, completed.marker_offset, completed.last_stable_offset
-        )
         try:
-            segment.txn_index.append(aborted)
+            segment.txn_index.append(AbortedTxn(*completed[:4]))
         except OSError as error:
             raise storage_error(f"cannot write {segment.txn_index.handle.path}", error) from error
         try:

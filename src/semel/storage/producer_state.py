@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -60,29 +61,18 @@ class MarkerBatch(NamedTuple):
     timestamp_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class ProducerEntry:
     """One producer's state in one partition."""
 
-    __slots__ = (
-        "batches",
-        "coordinator_epoch",
-        "epoch",
-        "history_cut",
-        "last_append_ms",
-        "last_timestamp_ms",
-        "producer_id",
-        "txn_first_offset",
-    )
-
-    def __init__(self, producer_id: int) -> None:
-        self.producer_id = producer_id
-        self.epoch = NO_PRODUCER_EPOCH
-        self.coordinator_epoch = NO_COORDINATOR_EPOCH
-        self.last_timestamp_ms = NO_TIMESTAMP
-        self.last_append_ms = 0  # by the broker's clock: expiry must not depend on what clients write as time
-        self.txn_first_offset = NO_OFFSET
-        self.batches: list[BatchInfo] = []  # oldest first, at most 5
-        self.history_cut = False  # restored from a snapshot, which keeps only the last batch
+    producer_id: int
+    epoch: int = NO_PRODUCER_EPOCH
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    last_timestamp_ms: int = NO_TIMESTAMP
+    last_append_ms: int = 0  # by the broker's clock: expiry must not depend on what clients write as time
+    txn_first_offset: int = NO_OFFSET
+    batches: list[BatchInfo] = field(default_factory=list)  # oldest first, at most 5
+    history_cut: bool = False  # restored from a snapshot, which keeps only the last batch
 
     @property
     def last_sequence(self) -> int:
@@ -107,16 +97,14 @@ class ProducerEntry:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class Verification:
     """A transaction that its coordinator has to confirm. The object itself is the guard of the append."""
 
-    __slots__ = ("created_ms", "epoch", "lowest_sequence", "supports_epoch_bump")
-
-    def __init__(self, epoch: int, sequence: int, supports_epoch_bump: bool, created_ms: int) -> None:
-        self.epoch = epoch
-        self.lowest_sequence = sequence
-        self.supports_epoch_bump = supports_epoch_bump
-        self.created_ms = created_ms
+    epoch: int
+    lowest_sequence: int
+    supports_epoch_bump: bool
+    created_ms: int
 
     def add(self, epoch: int, sequence: int) -> None:
         """A later batch must not overtake an earlier one that still waits for its verification."""
@@ -129,8 +117,8 @@ class CompletedTransaction(NamedTuple):
     producer_id: int
     first_offset: int
     marker_offset: int
-    committed: bool
     last_stable_offset: int  # what the LSO may become, once the marker is durable
+    committed: bool
 
 
 class ProducerStates:
@@ -259,9 +247,8 @@ class ProducerStates:
         if entry is None or entry.txn_first_offset == NO_OFFSET:
             return None
         first = entry.txn_first_offset
-        return CompletedTransaction(
-            marker.producer_id, first, offset, marker.committed, self._stable_after(first, offset)
-        )
+        stable = self._stable_after(first, offset)
+        return CompletedTransaction(marker.producer_id, first, offset, stable, marker.committed)
 
     def _stable_after(self, first_offset: int, marker_offset: int) -> int:
         """The last stable offset without the transaction that begins at `first_offset`."""
@@ -404,12 +391,8 @@ def _encode_entry(entry: ProducerEntry) -> bytes:
 
 def _decode_entry(fields: tuple[int, ...], now_ms: int) -> ProducerEntry:
     producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator_epoch, txn_first_offset = fields
-    entry = ProducerEntry(producer_id)
-    entry.epoch = epoch
-    entry.coordinator_epoch = coordinator_epoch
-    entry.last_timestamp_ms = timestamp_ms
-    entry.last_append_ms = now_ms
-    entry.txn_first_offset = txn_first_offset if txn_first_offset >= 0 else NO_OFFSET
+    txn_first_offset = max(txn_first_offset, NO_OFFSET)
+    entry = ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp_ms, now_ms, txn_first_offset)
     if last_offset >= 0:
         first_sequence = (last_sequence - delta) & 0x7FFFFFFF if last_sequence >= 0 else last_sequence
         entry.batches = [BatchInfo(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp_ms)]

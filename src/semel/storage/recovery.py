@@ -250,7 +250,7 @@ def _recover(folder: LogFolder, opened: LogContents, snapshots: list[int]) -> No
             break
     for offset in [offset for offset in snapshots if offset > opened.end_offset]:
         folder.cache.files.remove(os.path.join(folder.path, file_name(offset, SNAPSHOT)))
-    _keep_epochs_below(opened)
+    opened.epochs = [(epoch, start) for epoch, start in opened.epochs if start <= opened.end_offset]
 
 
 def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -> int:
@@ -259,6 +259,8 @@ def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -
     if found == 0 and not os.path.exists(segment.log.path):
         return 0
     segment.reset_indexes()
+    segment.txn_index.reset()
+    segment.suspect = False
     opened.end_offset = max(opened.end_offset, segment.base_offset)
     for position, header in segment.batches(0, found, verify=True):
         if not _continues(header, opened.end_offset, segment.base_offset, folder.end_limit):
@@ -266,7 +268,7 @@ def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -
         segment.note_found(header, folder.index_interval_bytes)
         completed = _apply(opened.states, segment, position, header)
         if completed is not None and not completed.committed:
-            segment.txn_index.append(_aborted(completed))
+            segment.txn_index.append(AbortedTxn(*completed[:4]))
         if not opened.epochs or header.leader_epoch > opened.epochs[-1][0]:
             opened.epochs.append((header.leader_epoch, header.base_offset))
         opened.end_offset = header.next_offset
@@ -366,16 +368,6 @@ def _free_name(path: str) -> str:
     return next(name for name in names if not os.path.exists(name))
 
 
-def _keep_epochs_below(opened: LogContents) -> None:
-    opened.epochs = [(epoch, start) for epoch, start in opened.epochs if start <= opened.end_offset]
-
-
-def _aborted(completed: CompletedTransaction) -> AbortedTxn:
-    return AbortedTxn(
-        completed.producer_id, completed.first_offset, completed.marker_offset, completed.last_stable_offset
-    )
-
-
 def _apply(states: ProducerStates, segment: Segment, position: int, header: BatchHeader) -> CompletedTransaction | None:
     """Brings the producers up to date with a batch that is in the log: no checks, they were made when it came."""
     if not header.has_producer_id:
@@ -397,18 +389,14 @@ def _apply(states: ProducerStates, segment: Segment, position: int, header: Batc
 def _apply_control(
     states: ProducerStates, segment: Segment, position: int, header: BatchHeader
 ) -> CompletedTransaction | None:
-    from semel.protocol.rows import MarkerType, decode_batch, decode_marker
-
     try:
-        records = decode_batch(segment.files.read_at(segment.fd, header.size, position)).records
-        marker = decode_marker(records[0]) if records else None
+        marker = segment.marker(position, header)
     except CorruptBatchError:
         return None
     if marker is None:  # or compaction took it, with all of its transaction
         return None
-    committed = marker.type is MarkerType.COMMIT
     found = MarkerBatch(
-        header.producer_id, header.producer_epoch, marker.coordinator_epoch, committed, header.max_timestamp
+        header.producer_id, header.producer_epoch, marker.coordinator_epoch, marker.is_commit, header.max_timestamp
     )
     return states.apply_marker(found, header.base_offset)
 

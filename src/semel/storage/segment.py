@@ -17,12 +17,15 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, NO_TIMESTAMP, BatchHeader
 from semel.storage.files import FileCache, Files, Handle, write_fully
+
+if TYPE_CHECKING:
+    from semel.protocol.rows import Marker
 
 LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = ".log", ".index", ".timeindex", ".txnindex", ".snapshot"
 DELETED, CLEANED, SWAP = ".deleted", ".cleaned", ".swap"
@@ -55,21 +58,17 @@ class IndexEntry(NamedTuple):
 class SparseIndex:
     """Entries of two ascending numbers in a file, the last ones still in memory."""
 
-    __slots__ = ("_cache", "_entry", "_found_bytes", "_handle", "_pending", "_written", "count", "last")
+    __slots__ = ("_cache", "_entry", "_found_bytes", "_pending", "_written", "count", "handle", "last")
 
     def __init__(self, cache: FileCache, path: str, entry: struct.Struct, size_bytes: int) -> None:
         self._cache = cache
-        self._handle = Handle(path)
+        self.handle = Handle(path)
         self._entry = entry
         self._found_bytes = size_bytes
         self._written = size_bytes // entry.size  # entries in the file; a torn last one does not count
         self._pending: list[IndexEntry] = []
         self.count = self._written  # with those in memory
         self.last: IndexEntry | None = None  # known once something was appended or `load_last` ran
-
-    @property
-    def handle(self) -> Handle:
-        return self._handle
 
     def append(self, first: int, second: int) -> None:
         self.last = IndexEntry(first, second)
@@ -88,7 +87,7 @@ class SparseIndex:
         if number >= self._written:
             return self._pending[number - self._written]
         size = self._entry.size
-        data = self._cache.files.read_at(self._cache.fd(self._handle), size, number * size)
+        data = self._cache.files.read_at(self._cache.fd(self.handle), size, number * size)
         return IndexEntry._make(self._entry.unpack(data))
 
     def floor(self, key: int, field: int = 0) -> IndexEntry | None:
@@ -115,7 +114,7 @@ class SparseIndex:
         if not self._pending:
             return
         data = b"".join(self._entry.pack(*entry) for entry in self._pending)
-        write_fully(self._cache.files, self._cache.fd(self._handle), data, self._written * self._entry.size)
+        write_fully(self._cache.files, self._cache.fd(self.handle), data, self._written * self._entry.size)
         self._written += len(self._pending)
         self._pending = []
 
@@ -124,17 +123,14 @@ class SparseIndex:
         self._pending = []
         self.last = None
         if self._found_bytes or self._written:
-            self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
+            self._cache.files.truncate(self._cache.fd(self.handle), self.handle.path, 0)
         self._found_bytes = self._written = self.count = 0
-
-    def close(self) -> None:
-        self._cache.close(self._handle)
 
     def _block(self, start: int, end: int) -> list[IndexEntry]:
         if end <= start:
             return []
         size = self._entry.size
-        data = self._cache.files.read_at(self._cache.fd(self._handle), (end - start) * size, start * size)
+        data = self._cache.files.read_at(self._cache.fd(self.handle), (end - start) * size, start * size)
         return [IndexEntry._make(pair) for pair in self._entry.iter_unpack(data[: len(data) // size * size])]
 
 
@@ -159,23 +155,19 @@ class _Block(NamedTuple):
 class TransactionIndex:
     """A million aborts cost about 1,000 small tuples of memory."""
 
-    __slots__ = ("_blocks", "_cache", "_handle", "_open_block", "count")
+    __slots__ = ("_blocks", "_cache", "_open_block", "count", "handle")
 
     def __init__(self, cache: FileCache, path: str, size_bytes: int) -> None:
         self._cache = cache
-        self._handle = Handle(path)
+        self.handle = Handle(path)
         self.count = size_bytes // TXN_ENTRY.size
         self._blocks: list[_Block] | None = None if self.count else []  # full blocks only; None: not read yet
         self._open_block: list[AbortedTxn] = []  # the entries after the last full block
 
-    @property
-    def handle(self) -> Handle:
-        return self._handle
-
     def append(self, aborted: AbortedTxn) -> None:
         self._load()
         data = TXN_ENTRY.pack(0, *aborted)
-        write_fully(self._cache.files, self._cache.fd(self._handle), data, self.count * TXN_ENTRY.size)
+        write_fully(self._cache.files, self._cache.fd(self.handle), data, self.count * TXN_ENTRY.size)
         self.count += 1
         self._remember(aborted)
 
@@ -200,7 +192,7 @@ class TransactionIndex:
         end = self.count if end is None else min(end, self.count)
         if end <= start:
             return []
-        fd = self._cache.fd(self._handle)
+        fd = self._cache.fd(self.handle)
         data = self._cache.files.read_at(fd, (end - start) * TXN_ENTRY.size, start * TXN_ENTRY.size)
         whole = len(data) // TXN_ENTRY.size * TXN_ENTRY.size
         return [AbortedTxn._make(fields[1:]) for fields in TXN_ENTRY.iter_unpack(data[:whole])]
@@ -208,7 +200,7 @@ class TransactionIndex:
     def drop_last(self) -> None:
         """Takes the last entry back: its marker could not be written."""
         kept = self.entries(0, self.count - 1)
-        self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, len(kept) * TXN_ENTRY.size)
+        self._cache.files.truncate(self._cache.fd(self.handle), self.handle.path, len(kept) * TXN_ENTRY.size)
         self.count = len(kept)
         self._blocks, self._open_block = [], []
         for entry in kept:
@@ -216,12 +208,9 @@ class TransactionIndex:
 
     def reset(self) -> None:
         self._blocks, self._open_block = [], []
-        if self.count or self._handle.fd >= 0:
-            self._cache.files.truncate(self._cache.fd(self._handle), self._handle.path, 0)
+        if self.count or self.handle.fd >= 0:
+            self._cache.files.truncate(self._cache.fd(self.handle), self.handle.path, 0)
         self.count = 0
-
-    def close(self) -> None:
-        self._cache.close(self._handle)
 
     def _load(self) -> None:
         if self._blocks is not None:
@@ -353,14 +342,9 @@ class Segment:
         self.size = size
 
     def reset_indexes(self) -> None:
+        """Of offsets and times. They come back with the batches that are counted from now on."""
         self.offset_index.reset()
         self.time_index.reset()
-        self.txn_index.reset()
-        self.suspect = False
-        self._reset_times()
-
-    def _reset_times(self) -> None:
-        """They come back with the batches that are counted from now on."""
         self.bytes_since_index = 0
         self.rolling_timestamp_ms = None
         self.max_timestamp_ms = -1
@@ -395,9 +379,7 @@ class Segment:
     def rebuild_indexes(self, index_interval_bytes: int = 4096) -> None:
         """Offset and time index from the batches themselves."""
         size, self.size = self.size, 0
-        self.offset_index.reset()
-        self.time_index.reset()
-        self._reset_times()
+        self.reset_indexes()
         for _, header in self.batches(0, size):
             self.note_found(header, index_interval_bytes)
         self.seal()
@@ -416,6 +398,13 @@ class Segment:
         for _, header in self.batches(last.second if last else 0):
             result = header.next_offset
         return result
+
+    def marker(self, position: int, header: BatchHeader) -> Marker | None:
+        """The marker in a control batch; None if it holds none (any more)."""
+        from semel.protocol.rows import decode_batch, decode_marker
+
+        records = decode_batch(self.files.read_at(self.fd, header.size, position)).records
+        return decode_marker(records[0]) if records else None
 
     def load_max_timestamp(self) -> int:
         """The highest timestamp of the segment, from the time index where it is not in memory."""

@@ -206,9 +206,7 @@ def _recompressed(data: memoryview, body: Buffer, target: int, config: LogConfig
     level = {1: config.compression_gzip_level, 4: config.compression_zstd_level}.get(target)
     header = BatchHeader._make(HEADER.unpack_from(data))
     attributes = (header.attributes & ~COMPRESSION_MASK) | target
-    fields = (*header[:5], attributes, header.last_offset_delta, header.base_timestamp)
-    producer = (header.producer_id, header.producer_epoch, header.base_sequence, header.record_count)
-    return memoryview(seal_batch(fields, header.max_timestamp, producer, body, target, level))
+    return memoryview(seal_batch(header._replace(attributes=attributes), body, target, level))
 
 
 def _check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:

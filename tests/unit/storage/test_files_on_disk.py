@@ -87,7 +87,7 @@ def test_index_lookups_match_a_plain_list(
         expected = max((entry for entry in entries if entry[0] <= key), default=None)
         assert index.floor(key) == expected
     assert index.entries() == entries
-    index.close()
+    index._cache.close(index.handle)
 
 
 def test_transaction_index_layout_is_kafkas(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_transaction_index_layout_is_kafkas(tmp_path: Path) -> None:
     assert not (tmp_path / "x.txnindex").exists()
     index.append(AbortedTxn(7, 100, 200, 150))
     assert (tmp_path / "x.txnindex").read_bytes() == struct.pack(">hqqqq", 0, 7, 100, 200, 150)
-    index.close()
+    index._cache.close(index.handle)
 
 
 @given(data=st.data())
@@ -114,7 +114,7 @@ def test_aborts_that_overlap_are_found_wherever_they_stand(
     high = low + data.draw(st.integers(1, 100))
     expected = [entry for entry in entries if entry.last_offset >= low and entry.first_offset < high]
     assert index.overlapping(low, high)[0] == expected
-    index.close()
+    index._cache.close(index.handle)
 
 
 def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
     assert per_lookup_ms < 20, "a scan of a million entries takes 500 ms"
     index.append(AbortedTxn(1, 7, 3 * count + 5, 8))
     assert index.overlapping(3 * count, 3 * count + 10)[0] == [AbortedTxn(1, 7, 3 * count + 5, 8)]
-    index.close()
+    index._cache.close(index.handle)

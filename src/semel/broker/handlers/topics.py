@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semel.broker import resource_settings
 from semel.broker.handlers.configs import accept_topic_settings
 from semel.broker.handlers.replicas import check_assignment
-from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, TopicError, check_collision, plain_name
+from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, Topic, TopicError, check_collision, plain_name
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import topics as messages
@@ -17,7 +17,6 @@ from semel.protocol.schema import NO_UUID
 if TYPE_CHECKING:
     from semel.broker.broker import BrokerNode
     from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Topic
 
 # --- CreateTopics (19): create topics ---
 _DEFAULT = -1
@@ -58,7 +57,7 @@ async def _create(
     """Creates some topics for the price of one fsync; if that fails, none of them exists."""
     if validate_only:
         for name, count, configs in wanted:
-            results[name] = _created(broker, broker.topics.draft(name, configs), count)
+            results[name] = _created(broker, Topic(name, NO_UUID, configs), count)
             await turns.next()
         return
     try:
