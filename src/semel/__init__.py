@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
+    from semel.client.metrics import prometheus as prometheus
     from semel.client.producer import Producer as Producer
     from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
@@ -28,6 +29,7 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
     "Producer": "semel.client.producer",
+    "prometheus": "semel.client.metrics",
     "process": "semel.patterns.process",
     "read_table": "semel.client.read_table",
     "route": "semel.spark.batch_writer",

@@ -81,10 +81,17 @@ class CommitsCore:
     """The queue. `pauses` makes the waits between the attempts of one commit."""
 
     def __init__(self, pauses: Callable[[], Pauses]) -> None:
+        self.succeeded_total = self.failed_total = 0
         self._pauses = pauses
         self._queue: deque[PendingCommit] = deque()
         self._finished: deque[PendingCommit] = deque()
         self._is_in_doubt = False
+
+    def _count(self, commit: PendingCommit) -> None:
+        if commit.error is None:
+            self.succeeded_total += 1
+        else:
+            self.failed_total += 1
 
     def __len__(self) -> int:
         """Those that are not done."""
@@ -114,6 +121,7 @@ class CommitsCore:
         """Its caller does not wait any longer, and gets the error itself."""
         self._queue.remove(commit)
         commit.expired()
+        self._count(commit)
 
     # --- sending ---
 
@@ -172,6 +180,7 @@ class CommitsCore:
         return due_s if first.is_sent or connecting else min(due_s, first.retry_at_s)
 
     def _finish(self, commit: PendingCommit) -> None:
+        self._count(commit)
         commit.is_done = True
         self._queue.remove(commit)
         self._finished.append(commit)

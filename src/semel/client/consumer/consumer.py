@@ -31,6 +31,7 @@ from semel.client.errors import ConfigError, IllegalStateError, KafkaError, Time
 from semel.client.group.offset_requests import EARLIEST, LATEST
 from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
 from semel.client.group.states import MembershipState
+from semel.client.metrics import ConsumerMetrics
 from semel.client.settings import ConsumerSettings, check_callable
 from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
@@ -127,6 +128,24 @@ class Iteration:
                 run.state.seek(unread[partition])
 
 
+class _CountedListener(RebalanceListener):
+    """Counts the assignments, and passes everything on to the program's listener."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self.listener = listener
+        self.count = 0
+
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.count += 1
+        self.listener.on_partitions_assigned(partitions)
+
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.listener.on_partitions_revoked(partitions)
+
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+        self.listener.on_partitions_lost(partitions)
+
+
 class Consumer:
     def __init__(
         self,
@@ -145,6 +164,8 @@ class Consumer:
         else:
             self.settings = ConsumerSettings.of(options, **keywords)
         self._engine = ConsumerEngine(self.settings, self._commit_before_revoke)
+        self._records_total = self._bytes_total = 0
+        self._rebalances = _CountedListener(RebalanceListener())
         self._deserializers = Deserializers(key_deserializer, value_deserializer)
         self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
@@ -170,7 +191,8 @@ class Consumer:
             subscription = TopicSubscription([topics] if isinstance(topics, str) else topics)
             if not subscription.names:
                 raise ConfigError("subscribe() needs at least one topic; unsubscribe() ends a subscription")
-        self._engine.subscribe(subscription, listener or RebalanceListener())
+        self._rebalances.listener = listener or RebalanceListener()
+        self._engine.subscribe(subscription, self._rebalances)
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Reads exactly these partitions, outside of group management."""
@@ -360,6 +382,8 @@ class Consumer:
                 self._open.insert(0, decoded)
             if part.num_rows:
                 parts.append((decoded.partition, part))
+        self._records_total += rows
+        self._bytes_total += size_bytes
         return parts
 
     def _decode_all(self, form: Form) -> None:
@@ -460,9 +484,29 @@ class Consumer:
     def current_lag(self, partition: tuple[str, int]) -> int | None:
         """How many offsets a partition is behind the end that its last fetch response named. Sends no request; None
         before the first response."""
-        state = self._state(partition)
-        end = state.end_offset(self.settings.reads_committed)
-        return None if end is None or state.position is None else max(0, end - state.position)
+        return self._lag_of(self._state(partition))
+
+    def _lag_of(self, state: PartitionState) -> int | None:
+        end, position = state.end_offset(self.settings.reads_committed), state.position
+        return None if end is None or position is None else max(0, end - position)
+
+    def metrics(self) -> ConsumerMetrics:
+        """What it has read so far, and its lag, without a request. Any thread may call it, also after close()."""
+        engine = self._engine
+        lags = [(state.topic_partition, self._lag_of(state)) for state in list(engine.assigned)]
+        return ConsumerMetrics(
+            client_id=self.settings.client_id,
+            group_id=self.settings.group_id,
+            records_consumed_total=self._records_total,
+            bytes_consumed_total=self._bytes_total,
+            fetch_total=engine.fetching.requests_total,
+            fetch_error_total=engine.fetching.failed_total,
+            fetches_in_flight=0 if engine.closed else engine.fetching.in_flight_count,
+            commit_total=engine.core.commits.succeeded_total,
+            commit_error_total=engine.core.commits.failed_total,
+            rebalance_total=self._rebalances.count,
+            records_lag={partition: lag for partition, lag in lags if lag is not None},
+        )
 
     # -- offsets of the log --------------------------------------------------------------------------------------------
     def beginning_offsets(

@@ -48,6 +48,7 @@ class FetchDriver:
         self._clock = clock
         self._connections: dict[int, BrokerConnection] = {}
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
+        self.requests_total = self.failed_total = 0
 
     @contextmanager
     def _deciding(self) -> Iterator[FetchingCore]:
@@ -81,6 +82,7 @@ class FetchDriver:
         timeout_s = (self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms) / 1000
         pending = connection.send(FETCH, plan.request, version=version, timeout_s=timeout_s)
         connection.read_ahead()
+        self.requests_total += 1
         return pending
 
     def _connection_to(self, plan: FetchPlan) -> BrokerConnection | None:
@@ -103,7 +105,12 @@ class FetchDriver:
         except KafkaError as error:
             self._failed(plan, error, outcome.started_s)
 
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._in_flight)
+
     def _failed(self, plan: FetchPlan, error: KafkaError, since_s: float) -> None:
+        self.failed_total += 1
         with self._deciding() as core:
             core.failed(plan, error, self._clock(), since_s)
 

@@ -29,6 +29,7 @@ from semel.client.errors import (
     KafkaError,
     error_of,
 )
+from semel.client.metrics import ProducerCounters
 from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.batches import Identity, Place, ProducerBatch
 from semel.client.producer.identities import WriteIdentity
@@ -91,6 +92,7 @@ class ProducerCore:
         self._resumes_s = 0.0  # after the last setback
         self._looked_s = 0.0  # the time of the last `ready`
         self._finished: list[ProducerBatch] = []
+        self.counters = ProducerCounters()
 
     # --- records ---
 
@@ -229,8 +231,17 @@ class ProducerCore:
                 sendings.append((queue, batch))
         if not sendings:
             return None
+        self._count_request(sendings)
         left_s = min(batch.deadline_s for _, batch in sendings) - now_s
         return Produce(sendings, self._request(sendings), min(self._request_s, max(SHORTEST_REQUEST_S, left_s)))
+
+    def _count_request(self, sendings: list[Sending]) -> None:
+        counters = self.counters
+        counters.requests += 1
+        counters.in_flight += 1
+        for _, batch in sendings:
+            counters.outgoing_bytes += len(batch.data or b"")
+            counters.retries += batch.count if batch.attempts > 1 else 0
 
     def _request(self, sendings: list[Sending]) -> ProduceRequest:
         topics: dict[str, TopicProduceData] = {}
@@ -246,6 +257,7 @@ class ProducerCore:
 
     def written(self, sendings: list[Sending]) -> None:
         """acks=0: this is all that will ever be known."""
+        self.counters.in_flight -= 1
         for queue, batch in sendings:
             if batch.sent:
                 self._ack(queue, batch, -1, -1)
@@ -255,12 +267,15 @@ class ProducerCore:
     ) -> list[Place]:
         """The response to a request; the partitions whose leader is in doubt. One without a part in the response may
         have been stored or not."""
+        self.counters.in_flight -= 1
         moved = []
         for queue, batch in sendings:
             if not batch.sent:
                 continue  # it has failed meanwhile, with the producer
             response = responses.get((queue.topic, queue.partition))
             if response is not None and response.error_code in STORED:
+                if response.error_code:
+                    self.counters.duplicates += batch.count
                 self._ack(queue, batch, response.base_offset, response.log_append_time_ms)
                 continue
             code = ErrorCode.NETWORK_EXCEPTION if response is None else response.error_code
@@ -273,6 +288,7 @@ class ProducerCore:
     def lost(self, sendings: list[Sending], error: KafkaError, now_s: float) -> list[Place]:
         """No response to a request: the connection broke, it took too long, or it cannot be read. Whether the batches
         were stored is unknown. The partitions whose leader is in doubt."""
+        self.counters.in_flight -= 1
         for queue, batch in sendings:
             if batch.sent:
                 batch.in_doubt = True
@@ -328,6 +344,10 @@ class ProducerCore:
     def _release(self, batch: ProducerBatch) -> None:
         self.accumulator.release(batch)
         self._finished.append(batch)
+        if batch.error is None:
+            self.counters.records += batch.count
+        else:
+            self.counters.errors += batch.count
 
     # --- results ---
 

@@ -36,6 +36,7 @@ from semel.client.errors import (
     SerializationError,
     TimedOutError,
 )
+from semel.client.metrics import ProducerMetrics
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
 from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
@@ -60,6 +61,15 @@ log = logging.getLogger("semel.client")
 
 STOP_S = 0.2  # how long close() waits for its thread even if its time is over
 EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
+
+OPEN_STATES = frozenset(
+    {
+        ProducerTxnState.IN_TRANSACTION,
+        ProducerTxnState.COMMITTING,
+        ProducerTxnState.ABORTABLE,
+        ProducerTxnState.ABORTING,
+    }
+)
 
 Bytes = bytes | bytearray | memoryview | str
 Serializer = Callable[[Any], Bytes]
@@ -96,6 +106,7 @@ class Producer:
         self._start_lock = threading.Lock()
         self._owner_pid = os.getpid()
         self._closed = False
+        self._transaction_began_s = 0.0
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def _make_sender(self) -> Sender:
@@ -215,6 +226,31 @@ class Producer:
         self._check_open()
         return len(self._cluster.partitions(topic, self._block_s(timeout_ms)))
 
+    def metrics(self) -> ProducerMetrics:
+        """What it has sent so far, and what is on its way. Any thread may call it, also after close()."""
+        sender = self._sender
+        with sender.lock:
+            counters = sender.core.counters
+            return ProducerMetrics(
+                client_id=self.settings.client_id,
+                transactional_id=self.settings.transactional_id,
+                record_send_total=counters.records,
+                record_error_total=counters.errors,
+                record_retry_total=counters.retries,
+                record_duplicate_total=counters.duplicates,
+                request_total=counters.requests,
+                outgoing_byte_total=counters.outgoing_bytes,
+                requests_in_flight=0 if self._closed else counters.in_flight,
+                buffer_used_bytes=sender.used_bytes,
+                buffer_total_bytes=self.settings.buffer_memory,
+                transaction_open_ms=self._transaction_open_ms(),
+            )
+
+    def _transaction_open_ms(self) -> float | None:
+        if self._transactions is None or self._transactions.state not in OPEN_STATES:
+            return None
+        return (time.monotonic() - self._transaction_began_s) * 1000
+
     # --- transactions ---
 
     @timeout_in_ms
@@ -228,6 +264,7 @@ class Producer:
         transactions = self._transactional()
         self._start()
         transactions.begin(self._block_s(None))
+        self._transaction_began_s = time.monotonic()
 
     @timeout_in_ms
     def send_offsets_to_transaction(
