@@ -49,7 +49,7 @@ class BrokerNode:
         data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
         self.store = Store(data, fsync=settings["fsync"] == "commit", files=self.data_dir.files)
-        features.restore(self)
+        settings.finalize(self.store.get(features.LEVELS) or {})  # by earlier runs
         self.quotas = Quotas(self.store, time.monotonic)
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)

@@ -8,6 +8,7 @@ work has no task: it must not use the current one, as asyncio.timeout() does.
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,26 +33,20 @@ def start_now(
 
 
 async def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> T:
-    return await _Rest(work, waits_for)
+    return await _go_on(work, waits_for)
 
 
-class _Rest(Generic[T]):
+@types.coroutine
+def _go_on(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
     """What is left of a coroutine that already waits for something."""
-
-    def __init__(self, work: Coroutine[Any, Any, T], waits_for: Any) -> None:
-        self._work = work
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        waits_for = self._waits_for
-        while True:
-            value, error = None, None
-            try:
-                value = yield waits_for
-            except BaseException as thrown:  # a cancellation, say: it belongs to the work
-                error = thrown
-            try:
-                waits_for = self._work.send(value) if error is None else self._work.throw(error)
-            except StopIteration as ended:
-                result: T = ended.value
-                return result
+    while True:
+        value, error = None, None
+        try:
+            value = yield waits_for
+        except BaseException as thrown:  # a cancellation, say: it belongs to the work
+            error = thrown
+        try:
+            waits_for = work.send(value) if error is None else work.throw(error)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result

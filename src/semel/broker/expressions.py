@@ -7,6 +7,7 @@ is limited so that compiling takes milliseconds. Matching many texts belongs int
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -23,29 +24,18 @@ class ExpressionError(ValueError):
     """Not a regular expression that can be used here."""
 
 
-class Expression:
-    """A compiled expression. It may be used by several threads."""
-
-    __slots__ = ("_compiled",)
-
-    def __init__(self, text: str) -> None:
-        if len(text) > LONGEST_EXPRESSION:
-            raise ExpressionError(f"it has {len(text)} characters, the most are {LONGEST_EXPRESSION}")
-        if len(_UNICODE_CLASS.findall(text)) > MOST_UNICODE_CLASSES:
-            raise ExpressionError(f"it has more than {MOST_UNICODE_CLASSES} Unicode classes")
-        if _copies(text) > MOST_COPIES:
-            raise ExpressionError(f"its repetitions come to more than {MOST_COPIES} copies")
-        self._compiled = _compile(text)
-
-    def matches(self, text: str) -> bool:
-        """Whether the expression describes the whole text."""
-        return self._compiled.fullmatch(text) is not None
-
-
 @lru_cache(maxsize=256)
-def compile_expression(text: str) -> Expression:
-    """ExpressionError: RE2 refuses it, or it is too large."""
-    return Expression(text)
+def compile_expression(text: str) -> Callable[[str], bool]:
+    """Whether the expression describes a whole text; several threads may ask. ExpressionError: RE2 refuses it, or it is
+    too large."""
+    if len(text) > LONGEST_EXPRESSION:
+        raise ExpressionError(f"it has {len(text)} characters, the most are {LONGEST_EXPRESSION}")
+    if len(_UNICODE_CLASS.findall(text)) > MOST_UNICODE_CLASSES:
+        raise ExpressionError(f"it has more than {MOST_UNICODE_CLASSES} Unicode classes")
+    if _copies(text) > MOST_COPIES:
+        raise ExpressionError(f"its repetitions come to more than {MOST_COPIES} copies")
+    compiled = _compile(text)
+    return lambda candidate: compiled.fullmatch(candidate) is not None
 
 
 def _copies(text: str) -> int:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # Feature -> (lowest, highest level that the code can do).
 FEATURES = {"group.version": (0, 1), "transaction.version": (0, 2)}
-_LEVELS, _EPOCH = "feature-levels", "feature-epoch"
+LEVELS, _EPOCH = "feature-levels", "feature-epoch"
 
 
 def epoch(broker: BrokerNode) -> int:
@@ -19,15 +19,10 @@ def epoch(broker: BrokerNode) -> int:
     return number
 
 
-def restore(broker: BrokerNode) -> None:
-    """Takes over the levels that were made final by earlier runs."""
-    broker.settings.finalize(broker.store.get(_LEVELS) or {})
-
-
 def finalize(broker: BrokerNode, levels: Mapping[str, int]) -> None:
     """Durable on return; OSError: nothing changed."""
-    known = {**(broker.store.get(_LEVELS) or {}), **levels}
-    broker.store.put(_LEVELS, known)
+    known = {**(broker.store.get(LEVELS) or {}), **levels}
+    broker.store.put(LEVELS, known)
     broker.store.put(_EPOCH, epoch(broker) + 1)
     broker.store.commit()
     broker.settings.finalize(known)

@@ -109,12 +109,16 @@ HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
 
-def _int(name: str, default: int | None, doc: str, minimum: int, **rest: Any) -> Setting:
-    return Setting(name, "int", default, doc, minimum, INT32_MAX, **rest)
+def _int(
+    name: str, default: int | None, doc: str, minimum: int, topic: str | None = None, *, dynamic: bool = False
+) -> Setting:
+    return Setting(name, "int", default, doc, minimum, INT32_MAX, dynamic=dynamic, topic=topic)
 
 
-def _long(name: str, default: int | None, doc: str, minimum: int, **rest: Any) -> Setting:
-    return Setting(name, "long", default, doc, minimum, INT64_MAX, **rest)
+def _long(
+    name: str, default: int | None, doc: str, minimum: int, topic: str | None = None, *, dynamic: bool = False
+) -> Setting:
+    return Setting(name, "long", default, doc, minimum, INT64_MAX, dynamic=dynamic, topic=topic)
 
 
 _COMPRESSIONS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
@@ -147,13 +151,9 @@ _GENERAL = (
     Setting("default.replication.factor", "int", 1, _ONE_REPLICA, 1, 1),
     Setting("auto.create.topics.enable", "boolean", True, "Create a topic when a client asks for its metadata."),
     Setting("delete.topic.enable", "boolean", True, "Allow topics to be deleted."),
-    _int("message.max.bytes", 1_048_588, "The largest record batch that a topic takes.", 0, topic="max.message.bytes"),
+    _int("message.max.bytes", 1_048_588, "The largest record batch that a topic takes.", 0, "max.message.bytes"),
     _int(
-        "min.insync.replicas",
-        1,
-        "As in Kafka never more than a topic's replicas, so here 1.",
-        1,
-        topic="min.insync.replicas",
+        "min.insync.replicas", 1, "As in Kafka never more than a topic's replicas, so here 1.", 1, "min.insync.replicas"
     ),
     Setting(
         "unclean.leader.election.enable",
@@ -178,20 +178,20 @@ _SOCKET = (
 )
 
 _LOG = (
-    _int("log.segment.bytes", 1_073_741_824, "Size at which a new segment starts.", 1_048_576, topic="segment.bytes"),
+    _int("log.segment.bytes", 1_073_741_824, "Size at which a new segment starts.", 1_048_576, "segment.bytes"),
     _int("log.roll.hours", 168, "Age at which a new segment starts.", 1),
-    _long("log.roll.ms", None, "The same in milliseconds.", 1, topic="segment.ms"),
+    _long("log.roll.ms", None, "The same in milliseconds.", 1, "segment.ms"),
     _int("log.roll.jitter.hours", 0, "Random part of the rolling time.", 0),
-    _long("log.roll.jitter.ms", None, "The same in milliseconds.", 0, topic="segment.jitter.ms"),
+    _long("log.roll.jitter.ms", None, "The same in milliseconds.", 0, "segment.jitter.ms"),
     _int("log.retention.hours", 168, "How long records are kept; -1: for ever.", -1),
     _int("log.retention.minutes", None, "The same in minutes.", -1),
-    _long("log.retention.ms", None, "The same in milliseconds.", -1, topic="retention.ms"),
+    _long("log.retention.ms", None, "The same in milliseconds.", -1, "retention.ms"),
     _long(
         "log.retention.bytes",
         -1,
         "Size of a partition above which old segments go; -1: no limit.",
         -INT64_MAX - 1,
-        topic="retention.bytes",
+        "retention.bytes",
     ),
     _long("log.retention.check.interval.ms", 300_000, "How often retention and compaction look.", 1),
     Setting(
@@ -204,20 +204,20 @@ _LOG = (
     ),
     Setting("log.cleaner.enable", "boolean", True, "Compact topics whose policy says so."),
     _long("log.cleaner.backoff.ms", 15_000, "Pause between looks for logs to compact.", 0, dynamic=True),
-    _long("log.cleaner.delete.retention.ms", DAY_MS, "How long tombstones are kept.", 0, topic="delete.retention.ms"),
+    _long("log.cleaner.delete.retention.ms", DAY_MS, "How long tombstones are kept.", 0, "delete.retention.ms"),
     _long(
         "log.cleaner.min.compaction.lag.ms",
         0,
         "Age before which a record is not compacted.",
         0,
-        topic="min.compaction.lag.ms",
+        "min.compaction.lag.ms",
     ),
     _long(
         "log.cleaner.max.compaction.lag.ms",
         INT64_MAX,
         "Age at which a record must be compacted.",
         1,
-        topic="max.compaction.lag.ms",
+        "max.compaction.lag.ms",
     ),
     Setting(
         "log.cleaner.min.cleanable.ratio",
@@ -228,8 +228,8 @@ _LOG = (
         1,
         topic="min.cleanable.dirty.ratio",
     ),
-    _int("log.index.interval.bytes", 4096, "Bytes between two index entries.", 0, topic="index.interval.bytes"),
-    _int("log.index.size.max.bytes", 10_485_760, "The largest index.", 4, topic="segment.index.bytes"),
+    _int("log.index.interval.bytes", 4096, "Bytes between two index entries.", 0, "index.interval.bytes"),
+    _int("log.index.size.max.bytes", 10_485_760, "The largest index.", 4, "segment.index.bytes"),
     Setting(
         "log.message.timestamp.type",
         "string",
@@ -243,30 +243,24 @@ _LOG = (
         INT64_MAX,
         "How far a timestamp may lie in the past.",
         0,
-        topic="message.timestamp.before.max.ms",
+        "message.timestamp.before.max.ms",
     ),
     _long(
         "log.message.timestamp.after.max.ms",
         HOUR_MS,
         "How far a timestamp may lie in the future.",
         0,
-        topic="message.timestamp.after.max.ms",
+        "message.timestamp.after.max.ms",
     ),
-    _long(
-        "log.segment.delete.delay.ms",
-        60_000,
-        "How long files of deleted segments stay.",
-        0,
-        topic="file.delete.delay.ms",
-    ),
+    _long("log.segment.delete.delay.ms", 60_000, "How long files of deleted segments stay.", 0, "file.delete.delay.ms"),
     _long(
         "log.flush.interval.messages",
         INT64_MAX,
         "With fsync=os: records after which a log is flushed.",
         1,
-        topic="flush.messages",
+        "flush.messages",
     ),
-    _long("log.flush.interval.ms", None, "With fsync=os: time after which a log is flushed.", 0, topic="flush.ms"),
+    _long("log.flush.interval.ms", None, "With fsync=os: time after which a log is flushed.", 0, "flush.ms"),
     Setting(
         "compression.type",
         "string",

@@ -9,15 +9,32 @@ the plain form that this one is tested against.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from semel.protocol.batch import SMALLEST_RECORD, Buffer
 from semel.protocol.errors import CorruptBatchError
-from semel.protocol.record_facts import RecordFacts, facts_of
 from semel.protocol.varints import read_varint, write_varint
 
 FEW_RECORDS = 12  # not worth a step of numpy
 SOME_RECORDS = 192  # read one by one where nothing else decides
 WORDS_FROM_RECORDS, WORDS_UP_TO_RECORDS = 40, 2000  # where words of eight bytes are the cheapest way
 SLICE_ROWS = 64 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
+
+
+class RecordFacts(NamedTuple):
+    """What is known of the records of a batch that was checked."""
+
+    min_timestamp_delta: int  # or a lower bound of it, where `is_exact` is False
+    max_timestamp_delta: int
+    is_exact: bool
+    keyless: Sequence[int]  # numbers of the records without a key
+
+
+def facts_of(timestamp_bytes: int, keyless: Sequence[int]) -> RecordFacts:
+    """By the bytes of the longest timestamp delta."""
+    bound = 1 << (7 * timestamp_bytes - 1)
+    return RecordFacts(-bound, bound - 1, False, keyless)
 
 
 def _offset_delta(number: int) -> bytes:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from semel.protocol.batch import Buffer
 from semel.protocol.errors import CorruptBatchError
-from semel.protocol.record_facts import RecordFacts, facts_of
+from semel.protocol.record_check import RecordFacts, facts_of
 from semel.protocol.varints import read_varint
 from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_WORDS, Bytes, UInt64s, varint_words, zigzag
 

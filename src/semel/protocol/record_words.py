@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semel.protocol.batch import Buffer
-from semel.protocol.record_facts import RecordFacts, facts_of
+from semel.protocol.record_check import RecordFacts, facts_of
 from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_RECORD_SIZES, SHORT_SIZES, SHORT_VALUES, SHORT_WORDS
 
 _PADDING = bytes(8)  # so that a word can be read at every position

@@ -31,8 +31,7 @@ from semel.protocol.batch import (
     read_header,
 )
 from semel.protocol.errors import CorruptBatchError, DecodeError, ErrorCode, TooLargeError
-from semel.protocol.record_check import check_records
-from semel.protocol.record_facts import RecordFacts
+from semel.protocol.record_check import RecordFacts, check_records
 from semel.storage.config import LogConfig
 from semel.storage.results import StorageError
 

@@ -14,7 +14,6 @@ from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent
 from semel.broker.groups.commits import Commits
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
-from semel.broker.groups.consumer.planner import ConsumerConfig
 from semel.broker.groups.membership import Membership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
@@ -50,10 +49,18 @@ class GroupCoordinator:
         self._timers = timers or LoopTimers()
         state = GroupsState(clock)
         self._core = core = Core(
-            GroupConfig.read(settings), clock, self._timers, state, CoordinatorRuntime(topic, state), new_id
+            GroupConfig.read(settings),
+            clock,
+            self._timers,
+            state.groups,
+            state.consumer_groups,
+            state.offsets,
+            CoordinatorRuntime(topic, state),
+            new_id,
         )
+        self.config = core.config
         self._rebalance = Rebalance(core)
-        self.consumers = ConsumerGroups(core, topics, ConsumerConfig.read(settings), self._timing_of)
+        self.consumers = ConsumerGroups(core, topics, settings, self._timing_of)
         self.membership = Membership(core, self._rebalance, self.consumers)
         self.commits = Commits(core, self._rebalance)
         self._expiry = Alarm(self._timers, self._expire)
@@ -84,10 +91,6 @@ class GroupCoordinator:
             await asyncio.wait(self._running)
         await self._core.runtime.finish_writes()
         await self._core.runtime.stop()
-
-    @property
-    def config(self) -> GroupConfig:
-        return self._core.config
 
     # -- transactions --------------------------------------------------------------------------------------------------
     def partition_for(self, group_id: str) -> int:

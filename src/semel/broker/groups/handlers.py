@@ -351,7 +351,7 @@ async def consumer_group_heartbeat(
     if not _is_served(broker):
         return messages.ConsumerGroupHeartbeatResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     try:
-        check_request(request, context.version, consumers.config.assignors)
+        check_request(request, context.version, consumers.planner.assignors)
         answer = await consumers.heartbeat(Beat(request, context.client_id or "", context.client_host))
     except GroupError as error:
         return messages.ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=str(error))

@@ -261,21 +261,11 @@ class Core:
     config: GroupConfig
     clock: Clock
     timers: Timers
-    state: GroupsState
+    groups: dict[str, Group]  # classic ones
+    consumer_groups: dict[str, ConsumerGroup]
+    offsets: GroupOffsets
     runtime: CoordinatorRuntime[GroupsRecord]
     new_id: Callable[[], str]  # a random UUID, the end of a member id
-
-    @property
-    def groups(self) -> dict[str, Group]:
-        return self.state.groups
-
-    @property
-    def consumer_groups(self) -> dict[str, ConsumerGroup]:
-        return self.state.consumer_groups
-
-    @property
-    def offsets(self) -> GroupOffsets:
-        return self.state.offsets
 
     def partition_of(self, group_id: str) -> int:
         """The partition of `__consumer_offsets` that keeps a group."""

@@ -56,45 +56,29 @@ async def add_partitions_to_txn(
 ) -> messages.AddPartitionsToTxnResponse:
     """Partitions join a transaction. Up to version 3 from clients; later, from brokers, of many transactions."""
     if ctx.version <= 3:
-        topics = await _add_partitions(
-            broker,
-            ctx.version,
+        txn = messages.AddPartitionsToTxnTransaction(
             request.v3_and_below_transactional_id,
             request.v3_and_below_producer_id,
             request.v3_and_below_producer_epoch,
-            request.v3_and_below_topics,
-            verify_only=False,
+            topics=request.v3_and_below_topics,
         )
+        topics = await _add_partitions(broker, ctx.version, txn)
         return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
     results = []
     turns = Turns()
     for txn in request.transactions:
-        topics = await _add_partitions(
-            broker,
-            ctx.version,
-            txn.transactional_id,
-            txn.producer_id,
-            txn.producer_epoch,
-            txn.topics,
-            verify_only=txn.verify_only,
-        )
+        topics = await _add_partitions(broker, ctx.version, txn)
         results.append(messages.AddPartitionsToTxnResult(txn.transactional_id, topics))
         await turns.next()
     return messages.AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
 async def _add_partitions(
-    broker: BrokerNode,
-    version: int,
-    transactional_id: str,
-    producer_id: int,
-    epoch: int,
-    topics: list[messages.AddPartitionsToTxnTopic],
-    *,
-    verify_only: bool,
+    broker: BrokerNode, version: int, txn: messages.AddPartitionsToTxnTransaction
 ) -> list[messages.AddPartitionsToTxnTopicResult]:
     """One transaction of a request. One partition that does not exist fails them all."""
-    wanted = [(topic.name, index) for topic in topics for index in topic.partitions]
+    wanted = [(topic.name, index) for topic in txn.topics for index in topic.partitions]
+    who = (txn.transactional_id, txn.producer_id, txn.producer_epoch)
     turns = Turns()
     unknown = set()
     for partition in wanted:
@@ -102,18 +86,13 @@ async def _add_partitions(
             unknown.add(partition)
         await turns.next()
     if unknown:
-        codes = {
-            partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if partition in unknown
-            else ErrorCode.OPERATION_NOT_ATTEMPTED
-            for partition in wanted
-        }
-    elif verify_only:
-        coordinator = broker.transactions
-        codes = {partition: coordinator.verify(transactional_id, producer_id, epoch, partition) for partition in wanted}
+        codes = dict.fromkeys(wanted, ErrorCode.OPERATION_NOT_ATTEMPTED)
+        codes |= dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    elif txn.verify_only:
+        codes = {partition: broker.transactions.verify(*who, partition) for partition in wanted}
     else:
         client_version = 2 if version >= 4 else 0
-        error = await broker.transactions.add(transactional_id, producer_id, epoch, wanted, client_version)
+        error = await broker.transactions.add(*who, wanted, client_version)
         codes = dict.fromkeys(wanted, for_version(error, version, knows_fenced_from=2))
     return [
         messages.AddPartitionsToTxnTopicResult(
@@ -278,11 +257,11 @@ async def list_transactions(
     ]
     if request.transactional_id_pattern:
         try:
-            expression = compile_expression(request.transactional_id_pattern)
+            describes = compile_expression(request.transactional_id_pattern)
         except ExpressionError:
             return messages.ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
         # The expression and the ids are the clients' choice: matching may take long, so it is done off the event loop.
-        found = await asyncio.to_thread(lambda: [each for each in found if expression.matches(each.transactional_id)])
+        found = await asyncio.to_thread(lambda: [each for each in found if describes(each.transactional_id)])
     return messages.ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=found)
 
 

@@ -67,16 +67,16 @@ class Transaction(NamedTuple):
     """Everything that is known about a transactional id. Immutable: a transition makes a new one."""
 
     producer_id: int
-    previous_producer_id: int  # the one before the last transition
-    next_producer_id: int  # takes over when the markers are written; NO_PRODUCER_ID: none
-    epoch: int
-    last_epoch: int  # the epoch before the last bump that its owner asked for: its late retries are known by it
-    timeout_ms: int
-    state: TxnState
-    partitions: frozenset[TopicPartition]
-    started_ms: int  # when the first partition was added
-    updated_ms: int
-    client_version: int  # the generation of the client that made the last transition: 0 (TV1) or 2
+    previous_producer_id: int = NO_PRODUCER_ID  # the one before the last transition
+    next_producer_id: int = NO_PRODUCER_ID  # takes over when the markers are written
+    epoch: int = NO_EPOCH
+    last_epoch: int = NO_EPOCH  # before the last bump that its owner asked for: its late retries are known by it
+    timeout_ms: int = 0
+    state: TxnState = TxnState.EMPTY
+    partitions: frozenset[TopicPartition] = NO_PARTITIONS
+    started_ms: int = NO_TIME  # when the first partition was added
+    updated_ms: int = 0
+    client_version: int = 0  # the generation of the client that made the last transition: 0 (TV1) or 2
 
     @property
     def exhausted(self) -> bool:
@@ -104,22 +104,10 @@ class Ask(NamedTuple):
 
 def new_transaction(producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
     """An id that was never used, before its first InitProducerId is written."""
-    return Transaction(
-        producer_id,
-        NO_PRODUCER_ID,
-        NO_PRODUCER_ID,
-        NO_EPOCH,
-        NO_EPOCH,
-        timeout_ms,
-        TxnState.EMPTY,
-        NO_PARTITIONS,
-        NO_TIME,
-        now_ms,
-        client_version=0,
-    )
+    return Transaction(producer_id, timeout_ms=timeout_ms, updated_ms=now_ms)
 
 
-NOT_STORED = new_transaction(NO_PRODUCER_ID, 0, 0)  # the value of an id that the log has no record of
+NOT_STORED = Transaction(NO_PRODUCER_ID)  # the value of an id that the log has no record of
 
 
 # --- guards: questions about the value and the request -------------------------------------------------------------

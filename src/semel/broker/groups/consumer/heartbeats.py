@@ -18,7 +18,6 @@ from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import (
     JOINS,
     Beat,
-    ConsumerConfig,
     Draft,
     HeartbeatResult,
     Planner,
@@ -28,6 +27,7 @@ from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm
 from semel.broker.resource_settings import GroupTiming
+from semel.broker.settings import Settings
 from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
@@ -39,13 +39,10 @@ logger = logging.getLogger(__name__)
 class ConsumerGroups:
     """Heartbeats, sessions and assignments of all consumer groups."""
 
-    def __init__(
-        self, core: Core, topics: Topics, config: ConsumerConfig, timing_of: Callable[[str], GroupTiming]
-    ) -> None:
+    def __init__(self, core: Core, topics: Topics, settings: Settings, timing_of: Callable[[str], GroupTiming]) -> None:
         self._core = core
-        self.config = config
         self.timing_of = timing_of
-        self.planner = Planner(topics, config, core.clock, core.new_id)
+        self.planner = Planner(topics, settings, core.clock, core.new_id)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sessions: dict[tuple[str, str], Alarm] = {}
         self._revocations: dict[tuple[str, str], Alarm] = {}

@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from semel.broker.expressions import Expression
+from semel.broker.expressions import compile_expression
 
 MATCHED_AT_ONCE = 64  # names; more are matched by a thread
 FORGOTTEN_ABOVE = 2  # times as many names as there are topics
@@ -23,13 +23,13 @@ class TopicPattern:
     """An expression and the topic names that it was held against."""
 
     def __init__(self, text: str) -> None:
-        self._expression = Expression(text)
+        self._describes = compile_expression(text)
         self._verdicts: dict[str, bool] = {}
 
     def matches(self, name: str) -> bool:
         verdict = self._verdicts.get(name)
         if verdict is None:
-            verdict = self._verdicts[name] = self._expression.matches(name)
+            verdict = self._verdicts[name] = self._describes(name)
         return verdict
 
     async def look_at(self, names: Collection[str]) -> None:
@@ -38,8 +38,7 @@ class TopicPattern:
             self._verdicts.clear()  # of topics that were deleted
         new = [name for name in names if name not in self._verdicts]
         if len(new) > MATCHED_AT_ONCE:
-            matches = self._expression.matches
-            self._verdicts.update(await asyncio.to_thread(lambda: {name: matches(name) for name in new}))
+            self._verdicts.update(await asyncio.to_thread(lambda: {name: self._describes(name) for name in new}))
 
 
 @lru_cache(maxsize=64)

@@ -134,20 +134,6 @@ def check_epoch(current: Current, beat: Beat) -> None:
         )
 
 
-class ConsumerConfig(NamedTuple):
-    """The broker's settings about consumer groups."""
-
-    max_size: int
-    assignors: tuple[str, ...]
-
-    @classmethod
-    def read(cls, settings: Settings) -> ConsumerConfig:
-        return cls(
-            max_size=settings["group.consumer.max.size"],
-            assignors=tuple(settings["group.consumer.assignors"]),
-        )
-
-
 class HeartbeatResult(NamedTuple):
     """The response to a member. `assigned` is None where there is nothing new."""
 
@@ -178,9 +164,10 @@ class Draft:
 class Planner:
     """Works out heartbeats."""
 
-    def __init__(self, topics: Topics, config: ConsumerConfig, clock: Clock, new_id: Callable[[], str]) -> None:
+    def __init__(self, topics: Topics, settings: Settings, clock: Clock, new_id: Callable[[], str]) -> None:
         self._topics = topics
-        self._config = config
+        self._max_size: int = settings["group.consumer.max.size"]
+        self.assignors: tuple[str, ...] = tuple(settings["group.consumer.assignors"])
         self._clock = clock
         self._new_id = new_id
 
@@ -210,10 +197,8 @@ class Planner:
         """The member's id, once it is clear that the heartbeat may speak for it."""
         request, group = beat.request, draft.group
         is_new = request.member_id not in group.subscriptions
-        if request.member_epoch == JOINS and is_new and len(group.subscriptions) >= self._config.max_size:
-            raise GroupError(
-                ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} has {self._config.max_size} members"
-            )
+        if request.member_epoch == JOINS and is_new and len(group.subscriptions) >= self._max_size:
+            raise GroupError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} has {self._max_size} members")
         if request.instance_id is not None:
             return self._admit_static(draft, beat, request.instance_id)
         if is_new:
@@ -295,7 +280,7 @@ class Planner:
     def assignor_of(self, group: ConsumerGroup) -> str:
         """The one that most members ask for; the first of the broker's if none does."""
         votes = Counter(each.assignor for each in group.subscriptions.values() if each.assignor is not None)
-        return votes.most_common(1)[0][0] if votes else self._config.assignors[0]
+        return votes.most_common(1)[0][0] if votes else self.assignors[0]
 
     def _wants(self, subscription: Subscription, name: str) -> bool:
         return name in subscription.topics or (
