@@ -84,10 +84,7 @@ def decode(value: bytes, offset: int) -> AuditEntry:
 
 def offsets_in(text: str | None) -> Offsets | None:
     """{"topic": {"0": 23}} as offsets; None for a source that is not Kafka. Names with "$" are the source's notes."""
-    try:
-        value = json.loads(text or "")
-    except ValueError:
-        return None
+    value = _parsed(text)
     if not _are_offsets(value):
         return None
     return {
@@ -100,12 +97,16 @@ def offsets_in(text: str | None) -> Offsets | None:
 
 def topic_ids(text: str | None) -> dict[str, str]:
     """Which topics the offsets are of; nothing where the source does not say it."""
-    try:
-        value = json.loads(text or "")
-    except ValueError:
-        return {}
+    value = _parsed(text)
     found = value.get("$ids") if isinstance(value, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _parsed(text: str | None) -> Any:
+    try:
+        return json.loads(text or "")
+    except ValueError:
+        return None
 
 
 def _are_offsets(value: Any) -> bool:
@@ -363,9 +364,7 @@ class AuditedCluster:
     def _passed(self, message: Any, place: Place, last: int) -> bool:
         """Whether this is behind the last one that is wanted. Markers have offsets too, so an end can come instead."""
         error = message.error()
-        if error is None:
-            return bool(message.offset() > last)
-        if error.code() == KafkaError._PARTITION_EOF:
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
             return bool(message.offset() > last)
         if not error.retriable() and error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             raise CannotLookError(f"{place[0]}-{place[1]} cannot be read: {error.str()}")

@@ -37,7 +37,9 @@ class Quotas:
     def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
         self._store = store
         self._now_s = now_s
-        self._entries: dict[Entity, dict[str, float]] = {_parse(text): values for text, values in store.items(_KEY)}
+        self._entries: dict[Entity, dict[str, float]] = {
+            msgspec.json.decode(text, type=Entity): values for text, values in store.items(_KEY)
+        }
         self._paid_until_s: dict[tuple[str, ...], float] = {}
         self.is_active = bool(self._entries)
 
@@ -48,7 +50,7 @@ class Quotas:
         """Sets limits; None takes one away. Durable on return; OSError: nothing changed."""
         merged = {**self._entries.get(entity, {}), **values}
         kept = {key: value for key, value in merged.items() if value is not None}
-        self._store.put(_KEY + _text(entity), kept or None)
+        self._store.put(_KEY + msgspec.json.encode(entity).decode(), kept or None)
         self._store.commit()
         self._entries.pop(entity, None)
         if kept:
@@ -85,11 +87,3 @@ def _candidates(user: str, client_id: str) -> Iterator[tuple[Entity, tuple[str, 
         yield ((USER, user_name),), (user,)
     yield ((CLIENT_ID, client_id),), ("", client_id)
     yield ((CLIENT_ID, None),), ("", client_id)
-
-
-def _text(entity: Entity) -> str:
-    return msgspec.json.encode(entity).decode()
-
-
-def _parse(text: str) -> Entity:
-    return msgspec.json.decode(text, type=Entity)

@@ -200,10 +200,6 @@ def own_settings(store: Store, kind: int, name: str) -> dict[str, str]:
     return dict(store.get(KINDS[kind].key + name) or {})
 
 
-def names_of_kind(store: Store, kind: int) -> list[str]:
-    return sorted(name for name, _ in store.items(KINDS[kind].key))
-
-
 def replace_named_settings(store: Store, kind: int, name: str, texts: Mapping[str, str]) -> None:
     """Sets exactly these, which were checked. Durable on return; OSError: nothing changed."""
     store.put(KINDS[kind].key + name, dict(texts) or None)

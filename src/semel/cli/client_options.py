@@ -7,9 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from semel.cli.errors import UsageError
 
@@ -97,6 +96,11 @@ def print_json(value: Any) -> None:
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
+def report(args: argparse.Namespace, value: Any, text: str) -> None:
+    """What was done, for scripts or for people."""
+    print_json(value) if args.json else print(text)
+
+
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Aligned columns; '-' for what is not known."""
     cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
@@ -116,6 +120,9 @@ class ProgressLine:
         self._on = sys.stderr.isatty()
         self._started_s = self._last_s = time.monotonic()
 
+    def __enter__(self) -> Self:
+        return self
+
     def show(self, count: int) -> None:
         now_s = time.monotonic()
         if not self._on or now_s - self._last_s < self.EVERY_S:
@@ -124,18 +131,9 @@ class ProgressLine:
         rate = count / max(now_s - self._started_s, 1e-9)
         print(f"\r{self._what}: {count:,} records, {rate:,.0f}/s ", end="", file=sys.stderr, flush=True)
 
-    def done(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def progress(what: str) -> Iterator[ProgressLine]:
-    shown = ProgressLine(what)
-    try:
-        yield shown
-    finally:
-        shown.done()
 
 
 # -- records as JSON ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from semel.cli.client_options import add_connection_options, client_options, progress, record_to_json
+from semel.cli.client_options import ProgressLine, add_connection_options, client_options, record_to_json
 from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[ConsumerRecord], None]) -> None:
+def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[ConsumerRecord], object]) -> None:
     from semel.client.types import TopicPartition
 
     there = _partitions(args)
@@ -98,7 +98,7 @@ def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[Consume
     for partition, offset in starts.items():
         consumer.seek(partition, offset)
     left = args.count if args.count is not None else sys.maxsize
-    with progress(f"reading {args.topic}") as shown:
+    with ProgressLine(f"reading {args.topic}") as shown:
         count = 0
         while left > count and not _is_done(consumer, ends):
             for record in consumer.poll(POLL_MS, max_records=min(left - count, 10_000)):
@@ -117,7 +117,7 @@ def _is_done(consumer: Consumer, ends: dict[TopicPartition, int]) -> bool:
     return bool(ends) and len(done) == len(ends)
 
 
-def _read_as_member(consumer: Consumer, args: argparse.Namespace, write: Callable[[ConsumerRecord], None]) -> None:
+def _read_as_member(consumer: Consumer, args: argparse.Namespace, write: Callable[[ConsumerRecord], object]) -> None:
     _partitions(args)
     if args.offset not in ([], ["stored"], ["beginning"], ["end"]):
         raise UsageError("with -G, -o is stored (default), beginning or end")
@@ -186,21 +186,21 @@ def _at_time(consumer: Consumer, partitions: list[TopicPartition], text: str) ->
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
-def writer(args: argparse.Namespace, out: IO[bytes]) -> Callable[[ConsumerRecord], None]:
+def writer(args: argparse.Namespace, out: IO[bytes]) -> Callable[[ConsumerRecord], object]:
     """A function that prints a record in the way that was asked for."""
     from semel.cli.produce import unescape
 
     null = b"NULL" if args.null else b""
     end = unescape(args.delimiter)
     if args.json:
-        return lambda record: _ignored(out.write(record_to_json(record).encode() + b"\n"))
+        return lambda record: out.write(record_to_json(record).encode() + b"\n")
     if args.format is not None:
         template = parse_format(args.format)
-        return lambda record: _ignored(out.write(b"".join(render(part, record, null) for part in template)))
+        return lambda record: out.write(b"".join(render(part, record, null) for part in template))
     if args.key_delimiter is not None:
         between = unescape(args.key_delimiter)
-        return lambda record: _ignored(out.write(_or(record.key, null) + between + _or(record.value, null) + end))
-    return lambda record: _ignored(out.write(_or(record.value, null) + end))
+        return lambda record: out.write(_or(record.key, null) + between + _or(record.value, null) + end)
+    return lambda record: out.write(_or(record.value, null) + end)
 
 
 def parse_format(text: str) -> list[bytes | str]:
@@ -240,7 +240,3 @@ def render(part: bytes | str, record: ConsumerRecord, null: bytes) -> bytes:
 
 def _or(data: bytes | None, null: bytes) -> bytes:
     return null if data is None else data
-
-
-def _ignored(_: object) -> None:
-    return None

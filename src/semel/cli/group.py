@@ -6,7 +6,7 @@ import argparse
 import datetime
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_common_options, print_json, print_table, run_action
+from semel.cli.client_options import add_common_options, print_json, print_table, report, run_action
 from semel.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -89,10 +89,7 @@ def _describe(admin: Admin, args: argparse.Namespace) -> None:
 def _delete(admin: Admin, args: argparse.Namespace) -> None:
     for group_id in args.groups:
         admin.delete_groups([group_id])
-        if args.json:
-            print_json({"group": group_id, "deleted": True})
-        else:
-            print(f"{group_id}: deleted")
+        report(args, {"group": group_id, "deleted": True}, f"{group_id}: deleted")
 
 
 def _reset(admin: Admin, args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from semel.cli.client_options import add_connection_options, client_options, pairs, print_json, progress
+from semel.cli.client_options import ProgressLine, add_connection_options, client_options, pairs, print_json
 from semel.cli.errors import CommandError, UsageError
 
 # The fields of a record, each with the other names that stand for it.
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
 def _send_all(producer: Producer, args: argparse.Namespace) -> int:
     """Sends, checking deliveries as they come, so that memory stays bounded."""
     count, deliveries = 0, []
-    with progress(f"writing to {args.topic}") as shown:
+    with ProgressLine(f"writing to {args.topic}") as shown:
         for line in _lines(args):
             partition = args.partition if line.partition is None else line.partition
             deliveries.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_common_options, pairs, print_json, print_table, run_action
+from semel.cli.client_options import add_common_options, pairs, print_json, print_table, report, run_action
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(admin: Admin, args: argparse.Namespace) -> None:
     for name in admin.list_topics(include_internal=args.internal):
-        if args.json:
-            print_json({"topic": name})
-        else:
-            print(name)
+        report(args, {"topic": name}, name)
 
 
 def _describe(admin: Admin, args: argparse.Namespace) -> None:
@@ -103,10 +100,7 @@ def _create(admin: Admin, args: argparse.Namespace) -> None:
         created = admin.create_topic(
             name, args.partitions, args.replication_factor, configs, if_not_exists=args.if_not_exists
         )
-        if args.json:
-            print_json({"topic": name, "created": created})
-        else:
-            print(f"{name}: created" if created else f"{name}: was there already")
+        report(args, {"topic": name, "created": created}, f"{name}: {'created' if created else 'was there already'}")
 
 
 def _alter(admin: Admin, args: argparse.Namespace) -> None:
@@ -118,10 +112,7 @@ def _alter(admin: Admin, args: argparse.Namespace) -> None:
             admin.alter_configs(changes, topic=name)
         if args.partitions is not None:
             admin.create_partitions(name, args.partitions)
-        if args.json:
-            print_json({"topic": name, "altered": True})
-        else:
-            print(f"{name}: altered")
+        report(args, {"topic": name, "altered": True}, f"{name}: altered")
 
 
 def _delete(admin: Admin, args: argparse.Namespace) -> None:
@@ -130,7 +121,4 @@ def _delete(admin: Admin, args: argparse.Namespace) -> None:
         gone = args.if_exists and name not in there
         if not gone:
             admin.delete_topics([name])
-        if args.json:
-            print_json({"topic": name, "deleted": not gone})
-        else:
-            print(f"{name}: was not there" if gone else f"{name}: deleted")
+        report(args, {"topic": name, "deleted": not gone}, f"{name}: {'was not there' if gone else 'deleted'}")

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_common_options, print_json, print_table, run_action
+from semel.cli.client_options import add_common_options, print_json, print_table, report, run_action
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,15 +76,11 @@ def _abort(admin: Admin, args: argparse.Namespace) -> None:
         raise UsageError("name a transactional id, or --topic, --partition and --start-offset of a hanging transaction")
     if args.id is not None:
         producer_id, epoch = admin.abort_transaction(args.id)
-        if args.json:
-            print_json({"id": args.id, "aborted": True, "producer_id": producer_id, "epoch": epoch})
-        else:
-            print(f"{args.id}: aborted what was open; its owner is fenced (epoch is now {epoch})")
+        text = f"{args.id}: aborted what was open; its owner is fenced (epoch is now {epoch})"
+        report(args, {"id": args.id, "aborted": True, "producer_id": producer_id, "epoch": epoch}, text)
         return
     if None in hanging:
         raise UsageError("a hanging transaction is named by --topic, --partition and --start-offset together")
     producer = admin.abort_hanging_transaction((args.topic, args.partition), args.start_offset)
-    if args.json:
-        print_json(producer)
-    else:
-        print(f"{args.topic}-{args.partition}: aborted the transaction of producer {producer.producer_id}")
+    text = f"{args.topic}-{args.partition}: aborted the transaction of producer {producer.producer_id}"
+    report(args, producer, text)

@@ -90,7 +90,6 @@ def encode_batch(
     control: bool = False,
     delete_horizon: bool = False,
     compression: int = 0,
-    compression_level: int | None = None,
 ) -> bytearray:
     """One batch. The base offset and timestamp are the first record's unless given; a batch without records needs
     `base_offset`, and `last_offset` where compaction took records away from its end."""
@@ -114,7 +113,7 @@ def encode_batch(
     start = (base_offset, 0, leader_epoch, MAGIC, 0, attributes, last_offset - base_offset, base_timestamp)
     max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
     header = BatchHeader(*start, max_timestamp, producer_id, producer_epoch, base_sequence, len(records))
-    return seal_batch(header, body, compression, compression_level)
+    return seal_batch(header, body, compression)
 
 
 def encode_single(

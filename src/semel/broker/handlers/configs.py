@@ -300,5 +300,6 @@ def list_config_resources(
     if BROKER in asked:
         found.append(messages.ConfigResource(str(broker.node_id), BROKER))
     for kind in resource_settings.KINDS.keys() & asked:
-        found += [messages.ConfigResource(name, kind) for name in resource_settings.names_of_kind(broker.store, kind)]
+        names = sorted(name for name, _ in broker.store.items(resource_settings.KINDS[kind].key))
+        found += [messages.ConfigResource(name, kind) for name in names]
     return messages.ListConfigResourcesResponse(config_resources=found)

@@ -19,21 +19,17 @@ if TYPE_CHECKING:
 # --- Replica assignments that clients name by hand. There is one broker, so there is one right answer ---
 def check_assignment(broker: BrokerNode, replicas: list[int]) -> None:
     """Raises TopicError unless a partition can live on these brokers."""
+    problem = None
+    strangers = [replica for replica in replicas if replica != broker.node_id]
     if not replicas:
-        raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list."
-        )
-    for replica in replicas:
-        if replica != broker.node_id:
-            raise TopicError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes broker {replica}, but no such broker is registered.",
-            )
-    if len(replicas) > 1:
-        raise TopicError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"The manual partition assignment includes the broker {broker.node_id} more than once.",
-        )
+        problem = "an empty replica list."
+    elif strangers:
+        problem = f"broker {strangers[0]}, but no such broker is registered."
+    elif len(replicas) > 1:
+        problem = f"the broker {broker.node_id} more than once."
+    if problem is not None:
+        message = f"The manual partition assignment includes {problem}"
+        raise TopicError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
 
 
 # --- AlterReplicaLogDirs (34), ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46) ---

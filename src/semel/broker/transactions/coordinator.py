@@ -205,14 +205,12 @@ class TransactionCoordinator:
         id_ = transactional_id or ""
         if is_v2:
             error = await self.add(id_, producer_id, producer_epoch, partitions, client_version=2)
-            return dict.fromkeys(partitions, _append_error(error, is_v2=True, knows_abortable=True))
+            return dict.fromkeys(partitions, write_error(error, is_v2=True, knows_abortable=True))
+        errors = {partition: self.verify(id_, producer_id, producer_epoch, partition) for partition in partitions}
+        knows_abortable = produce_version >= 11
         return {
-            partition: _append_error(
-                self.verify(id_, producer_id, producer_epoch, partition),
-                is_v2=False,
-                knows_abortable=produce_version >= 11,
-            )
-            for partition in partitions
+            partition: write_error(error, is_v2=False, knows_abortable=knows_abortable)
+            for partition, error in errors.items()
         }
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -401,8 +399,8 @@ def _completed(txn: Transaction, now_ms: int) -> Transaction:
     return to
 
 
-def _append_error(error: ErrorCode, *, is_v2: bool, knows_abortable: bool) -> ErrorCode:
-    """The error of a write into a transaction (Produce), from that of adding or verifying its partition."""
+def write_error(error: ErrorCode, *, is_v2: bool, knows_abortable: bool) -> ErrorCode:
+    """The error of Produce or TxnOffsetCommit, from that of adding or verifying the partition of its write."""
     if error is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
+from semel.broker.transactions.coordinator import write_error
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -168,7 +169,7 @@ async def _allow_offsets(broker: BrokerNode, version: int, request: messages.Txn
         error = await broker.transactions.add(*who, [partition], client_version=2)
     else:
         error = broker.transactions.verify(*who, partition)
-    return offsets_error(error, knows_abortable=version >= 4)
+    return write_error(error, is_v2=True, knows_abortable=version >= 4)
 
 
 # --- ending ---------------------------------------------------------------------------------------------------------
@@ -284,13 +285,4 @@ def for_version(error: ErrorCode, version: int, *, knows_fenced_from: int) -> Er
     """PRODUCER_FENCED came late; older clients know its predecessor."""
     if error is ErrorCode.PRODUCER_FENCED and version < knows_fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
-    return error
-
-
-def offsets_error(error: ErrorCode, *, knows_abortable: bool) -> ErrorCode:
-    """The same for TxnOffsetCommit."""
-    if error is ErrorCode.PRODUCER_FENCED:
-        return ErrorCode.INVALID_PRODUCER_EPOCH
-    if error is ErrorCode.TRANSACTION_ABORTABLE and not knows_abortable:
-        return ErrorCode.INVALID_TXN_STATE
     return error

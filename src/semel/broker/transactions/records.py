@@ -144,19 +144,8 @@ def _decode_idle(data: bytes) -> Transaction | None:
             return None
     if at != len(data):
         return None
-    return Transaction(
-        producer_id,
-        previous,
-        following,
-        epoch,
-        last_epoch,
-        timeout_ms,
-        TxnState(state),
-        NO_PARTITIONS,
-        started_ms,
-        updated_ms,
-        client_version,
-    )
+    owner = (producer_id, previous, following, epoch, last_epoch)
+    return Transaction(*owner, timeout_ms, TxnState(state), NO_PARTITIONS, started_ms, updated_ms, client_version)
 
 
 def decode_value_by_table(data: bytes) -> Transaction:
@@ -213,19 +202,8 @@ def pack(txn: Transaction) -> bytes:
 
 def unpack(data: bytes) -> Transaction:
     producer_id, previous, started_ms, updated_ms, epoch, last_epoch, timeout_ms, state, version = _PACKED.unpack(data)
-    return Transaction(
-        producer_id,
-        previous,
-        NO_PRODUCER_ID,
-        epoch,
-        last_epoch,
-        timeout_ms,
-        TxnState(state),
-        NO_PARTITIONS,
-        started_ms,
-        updated_ms,
-        version,
-    )
+    owner = (producer_id, previous, NO_PRODUCER_ID, epoch, last_epoch)
+    return Transaction(*owner, timeout_ms, TxnState(state), NO_PARTITIONS, started_ms, updated_ms, version)
 
 
 def updated_ms_of(data: bytes) -> int:

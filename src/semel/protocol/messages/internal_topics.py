@@ -148,11 +148,6 @@ class ConsumerGroupTargetAssignmentMetadataValue(Struct):
     assignment_timestamp: Annotated[int64, tag(0), ignorable] = 0
 
 
-class ConsumerGroupTargetAssignmentMemberKey(Struct):
-    group_id: str = ""
-    member_id: str = ""
-
-
 class TargetTopicPartitions(Struct):
     topic_id: uuid = NO_UUID
     partitions: list[int32] = []
@@ -162,11 +157,6 @@ class ConsumerGroupTargetAssignmentMemberValue(Struct):
     """What a member shall have."""
 
     topic_partitions: list[TargetTopicPartitions] = []
-
-
-class ConsumerGroupCurrentMemberAssignmentKey(Struct):
-    group_id: str = ""
-    member_id: str = ""
 
 
 class CurrentTopicPartitions(Struct):
@@ -191,7 +181,5 @@ CONSUMER_GROUP_MEMBER_METADATA_KEY = Format(ConsumerGroupMemberMetadataKey, "0")
 CONSUMER_GROUP_MEMBER_METADATA_VALUE = Format(ConsumerGroupMemberMetadataValue, "0", flexible="0+")
 CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_KEY = Format(ConsumerGroupTargetAssignmentMetadataKey, "0")
 CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_VALUE = Format(ConsumerGroupTargetAssignmentMetadataValue, "0", flexible="0+")
-CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_KEY = Format(ConsumerGroupTargetAssignmentMemberKey, "0")
 CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE = Format(ConsumerGroupTargetAssignmentMemberValue, "0", flexible="0+")
-CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_KEY = Format(ConsumerGroupCurrentMemberAssignmentKey, "0")
 CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE = Format(ConsumerGroupCurrentMemberAssignmentValue, "0", flexible="0+")

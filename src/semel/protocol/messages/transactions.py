@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from semel.protocol.api import Api, Format
+from semel.protocol.api import Api
 from semel.protocol.messages.offsets import TopicErrorCodes
 from semel.protocol.schema import Struct, ignorable, int8, int16, int32, int64, versions
 
@@ -173,16 +173,6 @@ class WriteTxnMarkersResponse(Struct):
 
 
 WRITE_TXN_MARKERS = Api(27, WriteTxnMarkersRequest, WriteTxnMarkersResponse, "1-2", flexible="1+")
-
-
-# The content of control records.
-class EndTxnMarker(Struct):
-    """The value of a commit or abort marker."""
-
-    coordinator_epoch: int32 = 0
-
-
-END_TXN_MARKER = Format(EndTxnMarker, "0")
 
 
 # DescribeProducers (61): producers that are active in partitions, with their sequences and open transactions.

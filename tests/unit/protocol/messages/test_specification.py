@@ -18,7 +18,6 @@ from semel.protocol.messages import groups as consumer_protocol
 from semel.protocol.messages import internal_topics as consumer_group_log
 from semel.protocol.messages import internal_topics as group_log
 from semel.protocol.messages import internal_topics as transaction_log
-from semel.protocol.messages import transactions as markers
 from semel.protocol.schema import FieldKind, Struct, fields_of, parse_versions
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("kafka_installation")]
@@ -37,13 +36,10 @@ FORMATS = [fmt for key in APIS for fmt in (api_of(key).request, api_of(key).resp
     consumer_group_log.CONSUMER_GROUP_MEMBER_METADATA_VALUE,
     consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_KEY,
     consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA_VALUE,
-    consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_KEY,
     consumer_group_log.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER_VALUE,
-    consumer_group_log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_KEY,
     consumer_group_log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE,
     consumer_protocol.CONSUMER_SUBSCRIPTION,
     consumer_protocol.CONSUMER_ASSIGNMENT,
-    markers.END_TXN_MARKER,
 ]
 
 
