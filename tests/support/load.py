@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -11,6 +12,9 @@ from confluent_kafka import KafkaError, Producer
 
 from tests.support.reading import read_values
 from tests.support.waiting import PATIENCE_S
+
+AT_ONCE, PAUSE_S = 20, 0.01  # as fast as it can would take a core from the broker
+WAITING_MAX = 2_000  # records that are not acknowledged
 
 
 class Load:
@@ -58,17 +62,17 @@ class Load:
         assert left == 0, f"{left} records were still not acknowledged after {timeout_s} s"
 
     def _run(self) -> None:
-        number = 0
-        while not self._stop.is_set():
-            if len(self._producer) < 2_000:
+        for first in itertools.count(0, AT_ONCE):
+            if self._stop.is_set():
+                return
+            for number in range(first, first + AT_ONCE):
                 value = b"%08d" % number
                 self._producer.produce(
                     self.topic, value, partition=number % self.partitions, on_delivery=self._delivered
                 )
-                number += 1
-                self._producer.poll(0)
-            else:
-                self._producer.poll(0.01)
+            self._producer.poll(PAUSE_S)
+            while len(self._producer) > WAITING_MAX and not self._stop.is_set():
+                self._producer.poll(PAUSE_S)
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
         with self._more:
