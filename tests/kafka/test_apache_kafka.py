@@ -20,6 +20,7 @@ def test_a_tool_that_fails_says_why(apache_kafka: ApacheKafka) -> None:
     assert java_tool("TopicCommand", "--nonsense", check=False).returncode != 0
 
 
+@pytest.mark.full
 def test_a_killed_classic_protocol_node_keeps_port_data_and_features(tmp_path) -> None:
     with ApacheKafka(tmp_path / "node", transaction_version=1, fsync="commit", jvm=QUICK_JVM) as kafka:
         address = kafka.bootstrap

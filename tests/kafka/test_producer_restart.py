@@ -12,12 +12,13 @@ from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka
 from semel.client.errors import AbortableError
 from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker
+from tests.support.broker import KAFKA_IN_FULL
 from tests.support.reading import create_topic, read_topic
 
 Broker = SemelBroker | ApacheKafka
 
 
-@pytest.fixture(params=["semel", pytest.param("apache_kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["semel", KAFKA_IN_FULL])
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """A broker for this test alone."""
     broker: Broker = (

@@ -99,6 +99,7 @@ def test_without_the_handshake_two_attempts_are_merged_into_a_mix(
     assert found != Counter(range(size.rows)), "the two attempts were expected to be mixed"
 
 
+@pytest.mark.full  # tests/kafka/test_transaction_handle shows the same without Spark
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("cluster", "kind"), KINDS, indirect=["cluster"])
 def test_with_the_handshake_one_attempt_is_written(

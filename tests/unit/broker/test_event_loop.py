@@ -53,8 +53,8 @@ from tests.support.waiting import PATIENCE_S
 
 LIMIT_S = 5 * TURN_S
 LONG_S = 2 * PATIENCE_S  # a request of this size takes seconds where nothing else runs
-ENTRIES = 20_000
-PARTITIONS = 3_000  # of the topic that exists
+ENTRIES = 10_000
+PARTITIONS = 2_000  # of the topic that exists
 CASES = list(all_large_requests())
 
 
