@@ -51,8 +51,6 @@ GROUP, TRANSACTION = 0, 1  # kinds of coordinators
 
 
 # --- targets ---
-
-
 class AnyNode(NamedTuple):
     """Whichever broker can be reached."""
 
@@ -115,7 +113,6 @@ class Cluster:
         self.was_reached = False  # by a connection that was opened, whatever became of it
 
     # --- the one call ---
-
     def call(
         self,
         target: Target,
@@ -188,7 +185,6 @@ class Cluster:
                 return result
 
     # --- finding brokers ---
-
     def connect(self, target: Target, deadline: Deadline, lane: str = "main") -> BrokerConnection:
         """An open connection to the target, looked up if need be. One attempt: transient errors are raised."""
         if isinstance(target, AnyNode):
@@ -325,7 +321,6 @@ class Cluster:
         return broker
 
     # --- connections ---
-
     def _connect_any(self, deadline: Deadline, lane: str) -> BrokerConnection:
         """One that is open, else the first of all known addresses that responds."""
         self._check_open()
@@ -397,7 +392,6 @@ class Cluster:
             lock.release()
 
     # --- small things ---
-
     def deadline(self, timeout_s: float | None = None) -> Deadline:
         return Deadline(self.settings.default_api_timeout_ms / 1000 if timeout_s is None else timeout_s)
 

@@ -71,7 +71,6 @@ class BrokerConnection:
         return f"Connection({self.address}{', closed' if self.closed else ''}, {len(self._wire.pending)} pending)"
 
     # --- opening ---
-
     @classmethod
     def open(cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None) -> BrokerConnection:
         """Connects, encrypts and authenticates as the settings say, and gets the broker's API versions."""
@@ -131,7 +130,6 @@ class BrokerConnection:
             self.session_ends_s = time.monotonic() + SESSION_LIFETIME_USED * response.session_lifetime_ms / 1000
 
     # --- requests ---
-
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
@@ -261,7 +259,6 @@ class BrokerConnection:
                 self._turn.release()
 
     # --- progress ---
-
     def progress(self) -> list[Pending]:
         """Reads and writes what is possible without waiting; the requests that got their response or an error."""
         with self._turn:

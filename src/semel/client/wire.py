@@ -86,7 +86,6 @@ class Wire:
         return left
 
     # --- out ---
-
     def send(
         self,
         api: Api[Any, Any],
@@ -129,7 +128,6 @@ class Wire:
         return done
 
     # --- in ---
-
     def match(self, frames: Iterable[memoryview]) -> Iterator[Pending]:
         """The requests whose responses the frames are, the oldest ones, without those that have timed out."""
         for frame in frames:
@@ -166,8 +164,6 @@ def _merged(parts: list[Buffer]) -> Iterator[Buffer]:
 
 
 # --- what the broker can do ---
-
-
 class Capabilities:
     """Which versions and features the broker at the other end has, from its ApiVersions response."""
 

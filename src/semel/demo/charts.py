@@ -71,8 +71,6 @@ def drawing(width: int, height: int, parts: Iterable[str], label: str, /, **attr
 
 
 # --- totals and throughput over time, the parts of the total, and which process was up when ---
-
-
 WIDTH = 360
 LEFT, RIGHT = 54, 10
 Shown = Callable[[float], str]

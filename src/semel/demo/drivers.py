@@ -23,8 +23,6 @@ from semel.demo.workloads import WORKLOADS, DemoTopics, DemoWorkload
 from semel.patterns.process import Output, Processor, Stats
 
 # --- on Spark ---
-
-
 RESTARTS_MAX = 20
 ERROR_CHARS = 1_000  # Spark searches the message of an error with a regular expression that long ones overflow
 # A small program on a small machine: what makes Spark start quickly, and nothing that changes what it does.
@@ -122,8 +120,6 @@ class SparkProgram:
 
 
 # --- where there is no Java: the same three pipelines as processing loops ---
-
-
 COMMIT_INTERVAL_MS = 600
 HALF_WAY_S = 0.35  # into a unit of work: by then some of its output has been sent
 SESSION_TIMEOUT_MS = 6_000

@@ -104,8 +104,6 @@ class Feeder(threading.Thread):
 
 
 # --- the broker, the producer and the program under test as processes and threads ---
-
-
 POLL_S = 0.05
 
 
@@ -140,7 +138,6 @@ class DemoStage:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- the broker and the producer ---
-
     def create_topics(self) -> None:
         wanted = {name: count for g in GUARANTEES for name, count in DemoTopics.of(self.prefix, g).partitions().items()}
         with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
@@ -153,7 +150,6 @@ class DemoStage:
         return self.feeder
 
     # --- the program ---
-
     def start_driver(self) -> None:
         job = {
             "brokers": self.broker.bootstrap,
@@ -197,8 +193,6 @@ class DemoStage:
 
 
 # --- reading for the count: through confluent-kafka where it is installed, else through semel's own consumer ---
-
-
 class _Own(NamedTuple):
     timestamp_ms: int
     value: bytes | None
@@ -238,8 +232,6 @@ def _read_own(brokers: str, topic: str) -> Sequence[OutputRecord]:
 
 
 # --- what happens, in order ---
-
-
 START_TIMEOUT_S = 120.0
 GET_ON_TIMEOUT_S = 120.0
 BROKER_DOWN_S = 0.8
@@ -286,7 +278,6 @@ class Play:
         return Story(self._started_s, time.time(), self._moments, self._held, self._failures)
 
     # --- scenes ---
-
     def _begin(self) -> None:
         self._stage.broker.start()
         self._note("broker", "up", f"broker is up on {self._stage.broker.bootstrap}")
@@ -320,7 +311,6 @@ class Play:
         self._note("driver", "down", "all three have read everything")
 
     # --- pieces ---
-
     def _start_driver(self) -> None:
         again = " again" if any(moment.who == "driver" for moment in self._moments) else ""
         name = "Spark" if self._stage.engine == "spark" else "program"

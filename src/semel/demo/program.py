@@ -45,8 +45,6 @@ FAULTS = (
 
 
 # --- inside the program that will be killed ---
-
-
 Tell = Callable[..., None]
 
 
@@ -107,8 +105,6 @@ class Gate(Injector):
 
 
 # --- to and from the process that started it: events as lines of JSON, commands as lines of words ---
-
-
 _telling = threading.Lock()
 
 

@@ -27,8 +27,6 @@ class Facts(NamedTuple):
 
 
 # --- The result of a demo as a small table, and as JSON ---
-
-
 def table_header(workload: DemoWorkload) -> tuple[str, ...]:
     return ("", "records in", "counted", "lost", "duplicated", f"{workload.total} in", f"{workload.total} out")
 
@@ -90,8 +88,6 @@ def as_json(facts: Facts) -> dict[str, Any]:
 
 
 # --- The report as a page, and the picture for the README ---
-
-
 COLOURS = """
 :root { color-scheme: light dark;
   --page: #f7f7f5; --card: #ffffff; --ink: #1c1d21; --soft: #62656e; --rule: #e4e4e0; --grid: #ecece8;
@@ -155,8 +151,6 @@ STYLE = COLOURS + SHAPES + PAGE
 
 
 # --- the page ---
-
-
 MEANINGS = {
     AT_MOST_ONCE: "Offsets first, then the rows. A crash in between leaves rows out.",
     AT_LEAST_ONCE: "Rows first, then the offsets. A crash in between writes rows again.",
@@ -305,8 +299,6 @@ def _footer(facts: Facts) -> str:
 
 
 # --- one image, for pages that cannot hold HTML ---
-
-
 MARGIN, TOP = 20, 96
 HEIGHT = TOP + 240
 # Images are shown with the fonts and the colours of their own: nothing is inherited from the page around them.
@@ -352,8 +344,6 @@ def _column(facts: Facts, outcome: Outcome, x: float) -> list[str]:
 
 
 # --- the file ---
-
-
 def write(path: Path, facts: Facts) -> Path:
     """Writes the page beside its place first, so that a reader never finds half of it."""
     path = path.absolute()

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 # --- A workload: its topics, its example, its events and what must come out ---
-
-
 PARTITIONS = 2
 
 
@@ -190,8 +188,6 @@ def _load(path: Path) -> Any:
 
 
 # --- The bank: deposits and transfers in, a statement line for each booking out ---
-
-
 ACCOUNTS = tuple(f"acc-{number:02}" for number in range(1, 25))
 OPENING_CENTS = 100_000
 DEPOSITS, WRONG_TRANSFERS = 0.35, 0.04  # shares of all events
@@ -278,8 +274,6 @@ def _bookings_of(value: bytes) -> dict[str, int] | None:
 
 
 # --- Ad views: views in, counts per campaign and second out ---
-
-
 CAMPAIGNS = ("spring", "summer", "autumn", "winter", "harvest", "snow", "ferry", "kite")
 WRONG_VIEWS = 0.04  # share of all events
 LATE_MS = 1_500  # views come out of order by so much; the pipeline waits longer than that
@@ -366,6 +360,4 @@ def _ads_milliseconds(text: str) -> int:
 
 
 # --- the table ---
-
-
 WORKLOADS: dict[str, DemoWorkload] = {workload.name: workload for workload in (Bank(), Ads())}

@@ -179,7 +179,6 @@ class ScenePlay:
             self._watcher.stop()
 
     # --- a round ---
-
     def round(self, number: int, round_: Round, is_last: bool) -> RoundResult:
         began_s = time.monotonic()
         carried = [msgspec.structs.replace(fault, at_ms=0) for fault in self.unfired]

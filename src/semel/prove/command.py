@@ -65,8 +65,6 @@ def plan(
 
 
 # --- the command ---
-
-
 KEPT, VIOLATED, NOTHING_FIRED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 3, 4, 130
 MUTANTS = "tests.mutants"  # of a checkout
 SHOWN_VIOLATIONS = 10
@@ -149,8 +147,6 @@ def _code(result: CampaignResult) -> int:
 
 
 # --- what is to be played ---
-
-
 def schedule_of(wish: Wish) -> Schedule:
     """Loaded, or planned from the seed."""
     if wish.replay:
@@ -241,8 +237,6 @@ def _options(wish: Wish) -> dict[str, str]:
 
 
 # --- output for people and for programs ---
-
-
 class Teller:
     """Lines for people."""
 
@@ -332,8 +326,6 @@ def _list() -> None:
 
 
 # --- cleaning up ---
-
-
 def _clean_up(stage: Stage, wish: Wish, prefix: str, others: list[str] | None, told: Teller) -> None:
     """A broker of our own goes with its data. On somebody else's cluster only what is surely ours is deleted.
 

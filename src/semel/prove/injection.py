@@ -90,8 +90,6 @@ class FaultError(Exception):
 
 
 # --- which process gets what ---
-
-
 class Patch(msgspec.Struct, frozen=True):
     """A module outside of semel that changes it."""
 
@@ -140,8 +138,6 @@ def spark_python(injection: Injection, file: Path) -> dict[str, str]:
 
 
 # --- inside the process ---
-
-
 class _Fault(NamedTuple):
     action: str
     delay_ms: int
@@ -254,8 +250,6 @@ def _take(file: Path) -> bool:
 
 
 # --- the clock and the disk ---
-
-
 class Control:
     """The clock and the disk of a running broker: a small file that both sides map into memory, so that a change is
     seen at once and a look costs no system call."""

@@ -305,8 +305,6 @@ def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
 
 
 # --- the files that write the journal ---
-
-
 class JournaledFiles(Files):
     """The same files, with a journal beside the data folder of everything that a power cut would take back."""
 

@@ -183,7 +183,6 @@ class Proxy:
         self.close()
 
     # --- for its links, on the loop ---
-
     async def port_for(self, host: str, port: int) -> int:
         """Where clients reach a broker through the proxy."""
         broker = (host, port)

@@ -124,7 +124,6 @@ def load_schedule(path: Path) -> Schedule:
 
 
 # --- boundaries, by name ---
-
 COMMIT_POINTS = (  # in the broker, on the way of a transaction from its first partition to its last marker
     "init.before_log",
     "init.after_log",
@@ -169,8 +168,6 @@ def boundaries(guarantee: str, *, broker: bool, sink: bool) -> set[str]:
 
 
 # --- cards ---
-
-
 def broker_cards(points: tuple[str, ...]) -> Iterator[Fault]:
     """Death, power cut and freeze of the broker at each point, and things that happen at any time."""
     for point in points:
@@ -214,8 +211,6 @@ def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
 
 
 # --- dealing ---
-
-
 def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spread_ms: int) -> list[Round]:
     """Deals shuffled decks until there are enough rounds. Moments and counts are drawn here, so the value has them."""
     cards: list[Fault] = []

@@ -97,8 +97,6 @@ def _transaction(producer: Producer, topic: str, number: int, records: list[tupl
 
 
 # --- loop: an instance of the processing loop. Copies, and names the unit of work ---
-
-
 FENCED = 3
 
 
@@ -209,9 +207,8 @@ def count(rows: Any, job: dict[str, Any]) -> Any:
 
 QUERIES = {"copy": copy, "any_order": any_order, "count": count}
 
+
 # --- app: the user's own pipeline. Calls its function until it is killed ---
-
-
 def run_app(options: dict[str, Any]) -> int:
     print("working", flush=True)
     load_function(options.pop("app"))(**options)

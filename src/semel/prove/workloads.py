@@ -32,9 +32,8 @@ from semel.prove.schedule import (
 )
 from semel.prove.stage import Actor, Stage
 
+
 # --- Finding the user's functions by their names ---
-
-
 class AppError(Exception):
     """What was named is not there, or is not a function."""
 
@@ -63,8 +62,6 @@ def expectation_name(app: str) -> str:
 
 
 # --- What a workload says of itself ---
-
-
 PARTITIONS = 4
 PRODUCER = "producer"  # the actor that fills the source; it ends when it is done
 FEED_PACE_MS = 60
@@ -91,7 +88,6 @@ class Workload(ABC):
         self.checkpoint: Path | None = None
 
     # --- for planning ---
-
     @classmethod
     @abstractmethod
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
@@ -102,7 +98,6 @@ class Workload(ABC):
         return [*process_cards("producer", PRODUCER_APIS), *network_cards(PRODUCER_APIS, "producer")]
 
     # --- for running ---
-
     @property
     def outputs(self) -> tuple[str, ...]:
         """The topics at the end."""
@@ -150,7 +145,6 @@ class Workload(ABC):
         return len({record.value for record in seen}) >= len(values_up_to(transactions))
 
     # --- pieces ---
-
     @property
     def session_timeout_ms(self) -> int:
         return SESSION_TIMEOUT_MS[self.stage.own is not None]
@@ -179,8 +173,6 @@ class Workload(ABC):
 
 
 # --- The processing loop, `semel.process`: two instances of one application, and a chain of three applications ---
-
-
 TRANSACTION_TIMEOUT_MS = 4_000
 REQUEST_TIMEOUT_MS = 1_500
 RESPONSE_POINTS = ("InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn", "OffsetFetch", "JoinGroup")
@@ -279,8 +271,6 @@ class ChainWorkload(LoopWorkload):
 
 
 # --- Structured Streaming queries with `semel.sink`, on local Spark ---
-
-
 LOCAL = "local[2,4]"  # a task may fail three times before its job does
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # drivers live for seconds: starting fast counts
 CONF = {
@@ -443,8 +433,6 @@ def _count_of(record: Seen) -> tuple[str, int]:
 
 
 # --- The user's own pipeline from topic to topic, with their function that says what is expected ---
-
-
 class AppWorkload(Workload):
     name = "app"
     help = "your own pipeline: --app module:function"
@@ -493,8 +481,6 @@ def _text(value: bytes | str) -> str:
 
 
 # --- the table ---
-
-
 WORKLOADS: dict[str, type[Workload]] = {
     workload.name: workload
     for workload in (

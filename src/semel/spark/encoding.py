@@ -192,7 +192,6 @@ class Encoder:
         return [1, rows - 1]
 
     # --- which way ---
-
     def _targets(self, table: Any) -> tuple[Any, Any]:
         """(target of each row, reason why it is a dead letter or None where it is not) as arrays."""
         np, routing = self._np, self._routing
@@ -258,7 +257,6 @@ class Encoder:
         return self._np.full(rows, self._task + self._routing.batch_id + self._rounds, self._np.int64) % sizes
 
     # --- rows that cannot be written ---
-
     def _too_large(self, table: Any) -> Any:
         np = self._np
         size = np.zeros(table.num_rows, np.int64)

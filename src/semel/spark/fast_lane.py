@@ -269,8 +269,6 @@ def _longest(column: Any) -> int:
 
 
 # --- what a function may return ---
-
-
 def as_table(result: Any) -> Any:
     import pyarrow as pa
 

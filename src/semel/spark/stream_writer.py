@@ -133,8 +133,6 @@ def plan(options: SinkOptions, batch: MicroBatch, is_stateful: bool) -> Plan:
 
 
 # --- in a task ---
-
-
 def check_batch(batch: MicroBatch) -> str:
     """The id of the run. Raises if the task belongs to another batch than the one that was planned."""
     from pyspark import TaskContext
@@ -151,8 +149,6 @@ def check_batch(batch: MicroBatch) -> str:
 
 
 # --- the commit ---
-
-
 def checksum_of(done: list[StreamMessage]) -> str:
     """Of the rows of all tasks; "" where nobody summed them up."""
     parts = [message.summed for message in done if message.summed is not None]

@@ -98,7 +98,6 @@ class BatchTransaction:
         self._handle, self.targets, self.last = handle, targets, last
 
     # --- decide ---
-
     def decide(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """Whether the batch is to be written; False: it is written. Raises RefusedError if it must not be, after what
         is wrong with the checkpoint itself (`cause`).
@@ -184,7 +183,6 @@ class BatchTransaction:
         self.last = last_entry(self.owner.cluster, options.application_id, must_exist=True, accept_empty=accept_empty)
 
     # --- begin, audit ---
-
     def begin(self) -> TransactionHandle:
         """Opens the transaction. Partitions may have been added to the topics since the last one."""
         self._began_s = time.monotonic()
@@ -212,7 +210,6 @@ class BatchTransaction:
         faults.hit("sink.after_audit")
 
     # --- commit ---
-
     def commit(
         self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str = "", attempts: int = 1
     ) -> LedgerEntry:
@@ -266,7 +263,6 @@ class BatchTransaction:
         self.last = entry
 
     # --- when it did not work ---
-
     def settle(self, batch: MicroBatch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """After a failure: aborts what is open under a new epoch. True if the batch is written after all; else it may
         run again, unless it took too long."""

@@ -34,7 +34,6 @@ class Accumulator:
         self._transactional = settings.transactional_id is not None
 
     # --- in ---
-
     def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> ProducerBatch | None:
         """Adds a row to the open batch of its partition, which is returned; None if there is no space."""
         queue = self.queues.get((topic, partition))
@@ -129,7 +128,6 @@ class Accumulator:
         return self.used_bytes + min(size_bytes, self.memory_bytes) <= self.memory_bytes
 
     # --- out ---
-
     @property
     def is_empty(self) -> bool:
         return all(queue.is_empty for queue in self.queues.values())

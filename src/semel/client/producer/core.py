@@ -95,7 +95,6 @@ class ProducerCore:
         self.counters = ProducerCounters()
 
     # --- records ---
-
     def check_accepts(self) -> None:
         """Raises unless records may be added now."""
         if self.ended is not None:
@@ -103,7 +102,6 @@ class ProducerCore:
         self.identity.check_accepts()
 
     # --- the end of a transaction ---
-
     def commit(self, transaction: TransactionCore) -> None:
         """From here on no record is accepted; those that were are sent at once. The end follows when `is_drained`."""
         transaction.commit()
@@ -127,7 +125,6 @@ class ProducerCore:
         return transaction.end_request()
 
     # --- before sending ---
-
     def advance(self, now_s: float) -> list[ProducerBatch]:
         """Fails what is past delivery.timeout.ms, and everything that waits if the transaction is lost; closes what
         has lingered. The batches that are to be encoded."""
@@ -209,7 +206,6 @@ class ProducerCore:
                 self._fail(queue, batch, error)
 
     # --- sending ---
-
     def take(self, queues: Iterable[PartitionQueue], now_s: float) -> Produce | None:
         """A request with one batch of each partition, as many as it may hold; None if there is nothing to send. The
         partitions are those of one leader."""
@@ -254,7 +250,6 @@ class ProducerCore:
         )
 
     # --- responses ---
-
     def written(self, sendings: list[Sending]) -> None:
         """acks=0: this is all that will ever be known."""
         self.counters.in_flight -= 1
@@ -315,7 +310,6 @@ class ProducerCore:
         return code in MOVED
 
     # --- failing ---
-
     def _fail(self, queue: PartitionQueue, batch: ProducerBatch, error: KafkaError) -> None:
         self.identity.failed(error)  # first: a commit goes on as soon as it sees the batch done
         queue.drop(batch)
@@ -350,7 +344,6 @@ class ProducerCore:
             self.counters.errors += batch.count
 
     # --- results ---
-
     @property
     def has_finished(self) -> bool:
         return bool(self._finished)

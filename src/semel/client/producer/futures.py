@@ -63,7 +63,6 @@ class DeliveryFuture:
         return False
 
     # --- asyncio ---
-
     def __await__(self) -> Generator[Any, None, Any]:
         """Waits without blocking the event loop. Cancelling the task that waits does not take the records back."""
         if not self.done():
@@ -85,7 +84,6 @@ class DeliveryFuture:
         return self.result()
 
     # --- concurrent.futures ---
-
     @property
     def _condition(self) -> Condition:
         return CONDITION

@@ -115,7 +115,6 @@ class PartitionWriter:
         self._closed = False
 
     # --- the opening handshake ---
-
     def open(self, topic: str, partition: int, table: Any, mark: int, timeout_s: float | None = None) -> Opening:
         """Writes the first rows of a partition as one batch with a mark, and reads back whose mark the log has.
 
@@ -148,7 +147,6 @@ class PartitionWriter:
         return Opening(header.base_timestamp == mark, offset, header.base_timestamp)
 
     # --- writing ---
-
     def write(self, topic: str, partition: int, table: Any) -> None:
         """Puts rows behind what was written to the partition before; sends as far as the network takes it."""
         place = (topic, partition)
@@ -198,7 +196,6 @@ class PartitionWriter:
         self.close()
 
     # --- inside ---
-
     def _encode(
         self, place: Place, table: Any, base_timestamp: int | None = None, batch_size: int | None = None
     ) -> list[ProducerBatch]:

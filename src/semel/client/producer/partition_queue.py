@@ -79,7 +79,6 @@ class PartitionQueue:
             yield self.open
 
     # --- sending ---
-
     def wants_restart(self) -> bool:
         """Whether this queue waits for a raised epoch and has no response to wait for any more."""
         in_doubt = self.restarting or (self.gap and not self.unacked)
@@ -138,7 +137,6 @@ class PartitionQueue:
         return batch
 
     # --- responses ---
-
     def acked(self, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
         """The broker has it."""
         batch.sent = False

@@ -123,7 +123,6 @@ class Producer:
         return sender
 
     # --- sending ---
-
     def send(
         self,
         topic: str,
@@ -252,7 +251,6 @@ class Producer:
         return (time.monotonic() - self._transaction_began_s) * 1000
 
     # --- transactions ---
-
     @timeout_in_ms
     def init_transactions(self, *, timeout_ms: float | None = None) -> None:
         """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
@@ -306,7 +304,6 @@ class Producer:
         return self._transactions
 
     # --- end ---
-
     @timeout_in_ms
     def close(self, *, timeout_ms: float | None = None) -> None:
         """Sends what is left (up to the timeout), aborts an open transaction, ends the thread. May be called twice."""
@@ -355,7 +352,6 @@ class Producer:
         raise TypeError("a Producer cannot be pickled; send its `settings` and make one in each process")
 
     # --- checks ---
-
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this producer is closed; make a new one")

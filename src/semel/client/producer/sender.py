@@ -88,7 +88,6 @@ class Sender:
             os.close(fd)
 
     # --- records ---
-
     @property
     def used_bytes(self) -> int:
         """How much of buffer.memory is taken."""
@@ -179,7 +178,6 @@ class Sender:
         self._run_callbacks()
 
     # --- the loop ---
-
     def step(self, max_wait_s: float = IDLE_S) -> None:
         """One turn. Takes no longer than `max_wait_s`, unless a broker must be connected to or called."""
         seen = self._prepare()
@@ -220,7 +218,6 @@ class Sender:
                 pass
 
     # --- before sending ---
-
     def _prepare(self) -> int:
         """Fails what is late and encodes what comes next; the state of the accumulator that this saw."""
         with self.lock:
@@ -246,7 +243,6 @@ class Sender:
             self.changed.notify_all()
 
     # --- sending ---
-
     def _send_ready(self) -> float:
         """Sends all that may be sent; when to look again if a connection stood in the way."""
         with self.lock:
@@ -351,7 +347,6 @@ class Sender:
             self._settle(failed if pending in failed else [*failed, pending])
 
     # --- responses ---
-
     def _settle(self, done: list[Pending]) -> None:
         for pending in done:
             if pending.api is PRODUCE:

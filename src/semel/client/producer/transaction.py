@@ -69,7 +69,6 @@ class TransactionCore(WriteIdentity):
         self._touched = False  # the coordinator may know of this transaction
 
     # --- what is written ---
-
     @property
     def current(self) -> Identity | None:
         return self._identity if self.state in OPEN_STATES else None
@@ -123,7 +122,6 @@ class TransactionCore(WriteIdentity):
         return self.error if self.state in LOST_STATES else None
 
     # --- init_transactions ---
-
     def init(self) -> None:
         self._move(ProducerTxnEvent.INIT)
 
@@ -137,7 +135,6 @@ class TransactionCore(WriteIdentity):
         self._move_if_allowed(ProducerTxnEvent.FENCED if fenced else ProducerTxnEvent.INIT_FAILED)
 
     # --- begin_transaction ---
-
     def begin(self) -> Identity | None:
         """Whether a transaction may begin; the identity that must be renewed first, if any (`renewed`)."""
         self.raise_if_failed()
@@ -157,7 +154,6 @@ class TransactionCore(WriteIdentity):
         self._touched = self.end_maybe_sent = False
 
     # --- send_offsets_to_transaction ---
-
     def add_offsets(self) -> Identity:
         """A group's offsets are about to be sent; `offsets_ended` takes the outcome."""
         self.check_accepts()
@@ -177,7 +173,6 @@ class TransactionCore(WriteIdentity):
             self.failed(error)
 
     # --- commit_transaction ---
-
     def commit(self) -> None:
         """From here on nothing is accepted. The end may be sent when everything is delivered."""
         self.raise_if_failed()
@@ -251,7 +246,6 @@ class TransactionCore(WriteIdentity):
         return FencedError(f"the transaction was aborted, not committed: {error}", error.code)
 
     # --- abort_transaction ---
-
     def abort(self) -> None:
         """From here on nothing is accepted or sent, but for the end, once all that is on its way has arrived."""
         if self.state in (ProducerTxnState.FENCED, ProducerTxnState.FATAL):
@@ -281,7 +275,6 @@ class TransactionCore(WriteIdentity):
         return True
 
     # --- state ---
-
     def _ended(self, event: ProducerTxnEvent, identity: Identity | None) -> None:
         self._move(event)
         if identity is not None:

@@ -85,7 +85,6 @@ class TransactionCalls:
                 self._changed.notify_all()
 
     # --- commit ---
-
     def commit(self, deadline: Deadline) -> None:
         """Returns when the transaction is committed for certain."""
         identity = self._deliver_all(deadline)
@@ -159,7 +158,6 @@ class TransactionCalls:
             raise failure from error
 
     # --- abort ---
-
     def abort(self, deadline: Deadline) -> None:
         """Returns when nothing of the transaction can become visible any more."""
         identity = self._stop_sending(deadline)

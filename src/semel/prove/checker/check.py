@@ -67,8 +67,6 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 # --- what should have come out of a pipeline ---
-
-
 def value_text(record: Seen) -> str:
     return (record.value or b"").decode(errors="replace")
 
@@ -112,8 +110,6 @@ class Expectation:
 
 
 # --- the rules ---
-
-
 SETTLE_S = 20.0
 UNSEEN = (Fate.ABORTED, Fate.OPEN)
 
@@ -217,8 +213,6 @@ def _only(observation: Observation, topics: tuple[str, ...]) -> Observation:
 
 
 # --- the rules ---
-
-
 def _lost(evidence: Evidence) -> Iterator[Violation]:
     expectation = evidence.expectation
     for record_id, wanted in (expectation.ids or {}).items():

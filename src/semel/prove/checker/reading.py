@@ -335,8 +335,6 @@ def _decided(raw: list[tuple[int, int, int, int, int, bool | None]]) -> list[Log
 
 
 # --- a reader that runs all the time, as a consumer of the output would ---
-
-
 SAMPLE_INTERVAL_S = 0.25
 
 
