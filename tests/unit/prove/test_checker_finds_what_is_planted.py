@@ -77,7 +77,7 @@ def test_nothing_is_found_where_nothing_is_wrong(topic: Topic) -> None:
     topic.transaction(False, "3", tag="second")
     topic.write("4")
     with Watcher(topic.brokers, [topic.name]) as watcher:
-        assert watcher.wait_for(3)
+        until(lambda: len(watcher.observation.records) >= 3)
     verdict = topic.check(
         watcher.observation,
         ids=ids("1", "2", "4"),
@@ -133,7 +133,7 @@ def test_aborted_record_that_a_reader_got_is_named_with_its_transaction(topic: T
     """The plant: a reader that does not care for transactions."""
     topic.transaction(False, "1", "2")
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
-        assert watcher.wait_for(2)
+        until(lambda: len(watcher.observation.records) >= 2)
     verdict = topic.check(watcher.observation, ids={})
     assert kinds(verdict) == {ViolationKind.ABORTED_READ: 2}
     assert verdict.violations[0].record == "1"
@@ -148,7 +148,7 @@ def test_record_that_the_workload_aborted_is_named_when_it_is_visible(topic: Top
 def test_record_of_an_open_transaction_that_a_reader_got_is_named(topic: Topic) -> None:
     producer = topic.transaction(None, "1")
     with Watcher(topic.brokers, [topic.name], committed=False) as watcher:
-        assert watcher.wait_for(1)
+        until(lambda: len(watcher.observation.records) >= 1)
     verdict = topic.check(watcher.observation, ids={})
     assert kinds(verdict) == {ViolationKind.ABORTED_READ: 1, ViolationKind.UNDECIDED: 1}
     producer.abort_transaction(PATIENCE_S)
@@ -173,7 +173,7 @@ def test_transaction_with_a_missing_part_is_named(topic: Topic) -> None:
 def test_part_of_a_transaction_that_the_running_reader_did_not_get_is_named(topic: Topic) -> None:
     topic.transaction(True, "1", "2", "3")
     with Watcher(topic.brokers, [topic.name]) as watcher:
-        assert watcher.wait_for(3)
+        until(lambda: len(watcher.observation.records) >= 3)
     del watcher.observation.records[1]  # the plant: the reader was not given the middle
     partial = only(topic.check(watcher.observation, ids=ids("1", "2", "3")), ViolationKind.PARTIAL)
     assert (partial.record, partial.offset) == ("2", 1)
@@ -214,7 +214,7 @@ def test_record_that_changed_or_went_between_two_reads_is_named(topic: Topic, la
     """The plant: the topic is deleted and made anew with other records."""
     topic.write("1", "2")
     with Watcher(topic.brokers, [topic.name]) as watcher:
-        assert watcher.wait_for(2)
+        until(lambda: len(watcher.observation.records) >= 2)
     observation = watcher.stop()
     recreate(topic)
     topic.write(*later)
@@ -232,7 +232,7 @@ def test_ends_that_went_back_and_a_reader_that_was_ahead_are_named(semel_broker:
         producer.produce(name, b"%d" % number)
     assert producer.flush(PATIENCE_S) == 0
     with Watcher(semel_broker.bootstrap, [name]) as watcher:
-        assert watcher.wait_for(5)
+        until(lambda: len(watcher.observation.records) >= 5)
         until(lambda: both_ends_seen(watcher, (name, 0), 5))
         semel_broker.kill()
         (semel_broker.directory / f"{name}-0" / "00000000000000000000.log").write_bytes(b"")

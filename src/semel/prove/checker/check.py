@@ -114,6 +114,18 @@ SETTLE_S = 20.0
 UNSEEN = (Fate.ABORTED, Fate.OPEN)
 
 
+class NoRecord(NamedTuple):
+    """Where something is wrong that is not a record of the topics which are checked."""
+
+    topic: str
+    partition: int = -1
+    offset: int = -1
+    record: str = ""
+
+
+Finding = tuple[Seen | NoRecord, str]  # where, and what is wrong
+
+
 @dataclass
 class Evidence:
     """Everything that was read, for the rules to look at."""
@@ -148,9 +160,10 @@ class Evidence:
     def all_by_id(self) -> dict[str, list[Seen]]:
         return _grouped(self.everything, self.id_of)
 
-    def violation(self, kind: ViolationKind, record: Seen, detail: str) -> Violation:
-        place = (record.topic, record.partition, record.offset)
-        return Violation(kind, *place, self.id_of(record), self.transaction_of(record), detail)
+    def violation(self, kind: ViolationKind, at: Seen | NoRecord, detail: str) -> Violation:
+        if isinstance(at, NoRecord):
+            return Violation(kind, *at, "", detail)
+        return Violation(kind, *at[:3], self.id_of(at), self.transaction_of(at), detail)
 
 
 def _grouped(records: Iterable[Seen], key: Callable[[Seen], str]) -> dict[str, list[Seen]]:
@@ -166,8 +179,9 @@ def check(
     """Reads everything and applies all rules. Waits up to `settle_s` for open transactions to end."""
     settled = _await_decisions(brokers, expectation.topics, settle_s)
     evidence = _gather(expectation, brokers, observation or Observation())
-    violations = [violation for rule in RULES.values() for violation in rule(evidence)]
-    return CheckResult(violations if settled else [*violations, *_undecided(evidence)], len(evidence.committed))
+    rules = RULES if settled else (*RULES, (ViolationKind.UNDECIDED, _undecided))
+    violations = [evidence.violation(kind, *finding) for kind, rule in rules for finding in rule(evidence)]
+    return CheckResult(violations, len(evidence.committed))
 
 
 def _await_decisions(brokers: str, topics: tuple[str, ...], settle_s: float) -> bool:
@@ -213,7 +227,7 @@ def _only(observation: Observation, topics: tuple[str, ...]) -> Observation:
 
 
 # --- the rules ---
-def _lost(evidence: Evidence) -> Iterator[Violation]:
+def _lost(evidence: Evidence) -> Iterator[Finding]:
     expectation = evidence.expectation
     for record_id, wanted in (expectation.ids or {}).items():
         found = len(evidence.by_id.get(record_id, ()))
@@ -224,34 +238,29 @@ def _lost(evidence: Evidence) -> Iterator[Violation]:
             yield _missing(evidence, name, f"the output says {last}, it should end with {wanted}")
 
 
-def _missing(evidence: Evidence, record_id: str, detail: str) -> Violation:
+def _missing(evidence: Evidence, record_id: str, detail: str) -> Finding:
     """Names the aborted record that would have been it, if there is one."""
     traces = [
         record for record in evidence.all_by_id.get(record_id, ()) if record not in evidence.by_id.get(record_id, ())
     ]
     if not traces:
-        return Violation(ViolationKind.LOST, "/".join(evidence.expectation.topics), -1, -1, record_id, "", detail)
+        return NoRecord("/".join(evidence.expectation.topics), record=record_id), detail
     batch = evidence.batch_of(traces[-1])
     fate = f"; what is at this offset is {batch.fate.value}" if batch is not None else ""
-    return evidence.violation(ViolationKind.LOST, traces[-1], detail + fate)
+    return traces[-1], detail + fate
 
 
-def _duplicated(evidence: Evidence) -> Iterator[Violation]:
+def _duplicated(evidence: Evidence) -> Iterator[Finding]:
     ids = evidence.expectation.ids
     for record_id, found in evidence.by_id.items():
         wanted = 1 if ids is None else ids.get(record_id, 1)
         for record in found[max(wanted, 1) :]:
-            first = f"{found[0].topic}-{found[0].partition} offset {found[0].offset}"
-            yield evidence.violation(
-                ViolationKind.DUPLICATED,
-                record,
-                f"it is also at {first} ({evidence.transaction_of(found[0]) or 'no transaction'})",
-            )
+            whose = evidence.transaction_of(found[0]) or "no transaction"
+            yield record, f"it is also at {_where(found[0])} ({whose})"
     for name, wanted, last in _last_totals(evidence):
         if last is not None and last > wanted:
-            topics = "/".join(evidence.expectation.topics)
             detail = f"the output says {last}, it should end with {wanted}: inputs were counted twice"
-            yield Violation(ViolationKind.DUPLICATED, topics, -1, -1, name, "", detail)
+            yield NoRecord("/".join(evidence.expectation.topics), record=name), detail
 
 
 def _last_totals(evidence: Evidence) -> Iterator[tuple[str, int, int | None]]:
@@ -264,18 +273,19 @@ def _last_totals(evidence: Evidence) -> Iterator[tuple[str, int, int | None]]:
         yield name, wanted, last.get(name)
 
 
-def _unexpected(evidence: Evidence) -> Iterator[Violation]:
+def _unexpected(evidence: Evidence) -> Iterator[Finding]:
     ids = evidence.expectation.ids
     for record_id, found in evidence.by_id.items():
         if ids is not None and record_id not in ids and record_id not in evidence.expectation.forbidden:
-            yield from (evidence.violation(ViolationKind.UNEXPECTED, record, "nobody expected it") for record in found)
+            yield from ((record, "nobody expected it") for record in found)
 
 
-def _reordered(evidence: Evidence) -> Iterator[Violation]:
+def _reordered(evidence: Evidence) -> Iterator[Finding]:
     order = evidence.expectation.order
     if order is None:
         return
-    for source in (evidence.committed, _by_partition(evidence.observation.records)):
+    watched = sorted(evidence.observation.records, key=lambda record: record[:2])  # as seen, by partition
+    for source in (evidence.committed, watched):
         highest: dict[tuple[str, int, str], tuple[int, Seen]] = {}
         for record in source:
             place = order(record)
@@ -286,34 +296,19 @@ def _reordered(evidence: Evidence) -> Iterator[Violation]:
             if before is not None and number < before[0]:
                 earlier = before[1]
                 detail = f"it comes after {evidence.id_of(earlier)} at offset {earlier.offset} of stream {stream}"
-                yield evidence.violation(ViolationKind.REORDERED, record, detail)
+                yield record, detail
             else:
                 highest[record.topic, record.partition, stream] = (number, record)
 
 
-def _by_partition(records: list[Seen]) -> list[Seen]:
-    """In the order in which they were seen, partition by partition."""
-    return sorted(records, key=lambda record: (record.topic, record.partition))
-
-
-def _aborted_read(evidence: Evidence) -> Iterator[Violation]:
+def _aborted_read(evidence: Evidence) -> Iterator[Finding]:
     for who, records in (("a reader at the end", evidence.committed), ("the watcher", evidence.observation.records)):
         for record in records:
             batch = evidence.batch_of(record)
             if batch is not None and batch.fate in UNSEEN:
-                yield evidence.violation(
-                    ViolationKind.ABORTED_READ, record, f"{who} got it, but its transaction is {batch.fate.value}"
-                )
+                yield record, f"{who} got it, but its transaction is {batch.fate.value}"
             elif evidence.id_of(record) in evidence.expectation.forbidden:
-                yield evidence.violation(
-                    ViolationKind.ABORTED_READ, record, f"{who} got it, but the workload aborted it"
-                )
-
-
-def _partial(evidence: Evidence) -> Iterator[Violation]:
-    yield from _mixed_fates(evidence)
-    yield from _half_seen(evidence)
-    yield from _incomplete(evidence)
+                yield record, f"{who} got it, but the workload aborted it"
 
 
 def _group_of(evidence: Evidence, record: Seen) -> str | None:
@@ -326,7 +321,7 @@ def _group_of(evidence: Evidence, record: Seen) -> str | None:
     return named or None
 
 
-def _mixed_fates(evidence: Evidence) -> Iterator[Violation]:
+def _mixed_fates(evidence: Evidence) -> Iterator[Finding]:
     """One transaction, two endings."""
     fates: dict[str, dict[Fate, Seen]] = defaultdict(dict)
     for record in evidence.everything:
@@ -336,40 +331,35 @@ def _mixed_fates(evidence: Evidence) -> Iterator[Violation]:
     for name, found in fates.items():
         if Fate.COMMITTED in found and (Fate.ABORTED in found or Fate.OPEN in found):
             other = found.get(Fate.ABORTED) or found[Fate.OPEN]
-            committed = found[Fate.COMMITTED]
-            where = f"{committed.topic}-{committed.partition} offset {committed.offset}"
-            yield evidence.violation(
-                ViolationKind.PARTIAL, other, f"{name} is committed at {where}, and here it is not"
-            )
+            yield other, f"{name} is committed at {_where(found[Fate.COMMITTED])}, and here it is not"
 
 
-def _half_seen(evidence: Evidence) -> Iterator[Violation]:
+def _where(record: Seen) -> str:
+    return f"{record.topic}-{record.partition} offset {record.offset}"
+
+
+def _half_seen(evidence: Evidence) -> Iterator[Finding]:
     """The watcher passed records of a transaction without getting them. What it had not reached yet does not count."""
     reached: dict[Place, int] = {}
-    seen: set[tuple[str, int, int]] = set()
+    seen = {record[:3] for record in evidence.observation.records}
     for record in evidence.observation.records:
-        place = (record.topic, record.partition)
-        reached[place] = max(reached.get(place, -1), record.offset)
-        seen.add((record.topic, record.partition, record.offset))
+        reached[record[:2]] = max(reached.get(record[:2], -1), record.offset)
     for record in evidence.committed:
-        passed = reached.get((record.topic, record.partition), -1) > record.offset
-        if passed and (record.topic, record.partition, record.offset) not in seen:
-            detail = f"the watcher never got it, but read on to offset {reached[record.topic, record.partition]}"
-            yield evidence.violation(ViolationKind.PARTIAL, record, detail)
+        if reached.get(record[:2], -1) > record.offset and record[:3] not in seen:
+            yield record, f"the watcher never got it, but read on to offset {reached[record[:2]]}"
 
 
-def _incomplete(evidence: Evidence) -> Iterator[Violation]:
+def _incomplete(evidence: Evidence) -> Iterator[Finding]:
     """Of a transaction whose records the workload knows, some are there and some are not."""
     for name, ids in evidence.expectation.transactions.items():
         there = [record_id for record_id in ids if record_id in evidence.by_id]
         if there and len(there) < len(ids):
             missing = sorted(ids - set(there))
-            example = evidence.by_id[there[0]][0]
             detail = f"{len(there)} of {len(ids)} records of {name} are there; not {', '.join(missing[:5])}"
-            yield evidence.violation(ViolationKind.PARTIAL, example, detail)
+            yield evidence.by_id[there[0]][0], detail
 
 
-def _offsets_disagree(evidence: Evidence) -> Iterator[Violation]:
+def _offsets_disagree(evidence: Evidence) -> Iterator[Finding]:
     for rule, source, offsets in evidence.offsets:
         for record in source:
             committed_offset = offsets.get((record.topic, record.partition), 0)
@@ -378,64 +368,59 @@ def _offsets_disagree(evidence: Evidence) -> Iterator[Violation]:
                 if there != (record.offset < committed_offset):
                     done = "is in the output" if there else "is not in the output"
                     detail = f"group {rule.group} stands at {committed_offset}, and input offset {record.offset} {done}"
-                    place = (record.topic, record.partition, record.offset)
-                    yield Violation(ViolationKind.OFFSETS, *place, record_id, "", detail)
+                    yield NoRecord(*record[:3], record_id), detail
 
 
-def _non_monotonic(evidence: Evidence) -> Iterator[Violation]:
-    yield from _changed_records(evidence)
-    yield from _ends_that_went_back(evidence)
+def _out_of_range(evidence: Evidence) -> Iterator[Finding]:
     for place, error in evidence.observation.out_of_range:
-        detail = f"the watcher had read further than the log goes now: {error}"
-        yield Violation(ViolationKind.NON_MONOTONIC, *place, -1, "", "", detail)
+        yield NoRecord(*place), f"the watcher had read further than the log goes now: {error}"
 
 
-def _changed_records(evidence: Evidence) -> Iterator[Violation]:
+def _changed_records(evidence: Evidence) -> Iterator[Finding]:
     """The same place read twice gives the same record; and nobody gets one twice or backwards."""
-    now = {(record.topic, record.partition, record.offset): record for record in evidence.everything}
+    now = {record[:3]: record for record in evidence.everything}
     last: dict[Place, int] = {}
     for record in evidence.observation.records:
         place = (record.topic, record.partition)
         if record.offset <= last.get(place, -1):
-            yield evidence.violation(
-                ViolationKind.NON_MONOTONIC, record, f"the watcher got it after it had read offset {last[place]}"
-            )
+            yield record, f"the watcher got it after it had read offset {last[place]}"
         last[place] = max(last.get(place, -1), record.offset)
         found = now.get((*place, record.offset))
         if found is None:
-            yield evidence.violation(ViolationKind.NON_MONOTONIC, record, "the watcher got it, and now it is gone")
+            yield record, "the watcher got it, and now it is gone"
         elif found[4:] != record[4:]:
-            detail = f"the watcher got it, and now there is {evidence.id_of(found)} at this offset"
-            yield evidence.violation(ViolationKind.NON_MONOTONIC, record, detail)
+            yield record, f"the watcher got it, and now there is {evidence.id_of(found)} at this offset"
 
 
-def _ends_that_went_back(evidence: Evidence) -> Iterator[Violation]:
+def _ends_that_went_back(evidence: Evidence) -> Iterator[Finding]:
     highest: dict[tuple[Place, bool], int] = {}
     for _, stable, found in evidence.observation.ends:
         for place, offset in found.items():
             before = highest.get((place, stable), 0)
             if offset < before:
                 what = "last stable offset" if stable else "high watermark"
-                yield Violation(
-                    ViolationKind.NON_MONOTONIC, *place, offset, "", "", f"the {what} went back from {before}"
-                )
+                yield NoRecord(*place, offset), f"the {what} went back from {before}"
             highest[place, stable] = max(before, offset)
 
 
-def _undecided(evidence: Evidence) -> Iterator[Violation]:
+def _undecided(evidence: Evidence) -> Iterator[Finding]:
     for record in evidence.everything:
         batch = evidence.batch_of(record)
         if batch is not None and batch.fate is Fate.OPEN:
-            yield evidence.violation(ViolationKind.UNDECIDED, record, "committed readers wait here for ever")
+            yield record, "committed readers wait here for ever"
 
 
-RULES: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
-    "lost": _lost,
-    "duplicated": _duplicated,
-    "unexpected": _unexpected,
-    "reordered": _reordered,
-    "aborted_read": _aborted_read,
-    "partial": _partial,
-    "offsets": _offsets_disagree,
-    "non_monotonic": _non_monotonic,
-}
+RULES: tuple[tuple[ViolationKind, Callable[[Evidence], Iterator[Finding]]], ...] = (
+    (ViolationKind.LOST, _lost),
+    (ViolationKind.DUPLICATED, _duplicated),
+    (ViolationKind.UNEXPECTED, _unexpected),
+    (ViolationKind.REORDERED, _reordered),
+    (ViolationKind.ABORTED_READ, _aborted_read),
+    (ViolationKind.PARTIAL, _mixed_fates),
+    (ViolationKind.PARTIAL, _half_seen),
+    (ViolationKind.PARTIAL, _incomplete),
+    (ViolationKind.OFFSETS, _offsets_disagree),
+    (ViolationKind.NON_MONOTONIC, _changed_records),
+    (ViolationKind.NON_MONOTONIC, _ends_that_went_back),
+    (ViolationKind.NON_MONOTONIC, _out_of_range),
+)

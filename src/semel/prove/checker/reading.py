@@ -27,8 +27,6 @@ class CheckerError(Exception):
 
 
 class Seen(NamedTuple):
-    """A record as a reader got it."""
-
     topic: str
     partition: int
     offset: int
@@ -95,7 +93,6 @@ def partitions_of(brokers: str, topics: Iterable[str]) -> list[Place]:
 
 
 def topics_like(brokers: str, prefix: str) -> list[str]:
-    """The topics whose names begin so."""
     return sorted(name for name in known_topics(brokers) if name.startswith(prefix))
 
 
@@ -383,13 +380,6 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def wait_for(self, count: int, timeout_s: float = 30.0) -> bool:
-        """Until so many records were seen."""
-        deadline_s = time.monotonic() + timeout_s
-        while len(self.observation.records) < count and time.monotonic() < deadline_s:
-            self._done.wait(0.02)
-        return len(self.observation.records) >= count
 
     def _read(self) -> None:
         consumer = open_consumer(self._brokers, self._committed, **{"enable.partition.eof": False})
