@@ -49,7 +49,6 @@ class Accumulator:
         return batch
 
     def append_new(self, topic: str, partition: int, row: Row, size_bytes: int, now_s: float) -> ProducerBatch:
-        """Adds a row to a new open batch."""
         batch = self._open(topic, partition, now_s)
         batch.rows = []
         self._add_row(batch, row, size_bytes)
@@ -81,7 +80,6 @@ class Accumulator:
         return batch
 
     def append_new_table(self, topic: str, partition: int, part: TablePart, now_s: float) -> ProducerBatch:
-        """Adds rows of a small table to a new open batch."""
         batch = self._open(topic, partition, now_s)
         batch.tables = []
         self._add_part(batch, part)

@@ -58,8 +58,6 @@ class BatchMetadata(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class ProducerBatch:
-    """Encoded records of one partition."""
-
     topic: str
     partition: int
     created_s: float

@@ -13,6 +13,7 @@ from semel.client.cluster import AnyNode, Cluster, Request, Response, group_coor
 from semel.client.errors import ConnectionFailedError, TimedOutError
 from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.api import Api
@@ -39,13 +40,10 @@ def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Iden
 class CoordinatorClient:
     """Calls in the name of one transactional id. Errors are raised as `semel.client.errors` sorts them."""
 
-    def __init__(
-        self, cluster: Cluster, transactional_id: str, transaction_timeout_ms: int, version_max: int = 2
-    ) -> None:
+    def __init__(self, cluster: Cluster, settings: ProducerSettings, transactional_id: str) -> None:
         self.cluster = cluster
         self.transactional_id = transactional_id
-        self._timeout_ms = transaction_timeout_ms
-        self._version_max = version_max
+        self._settings = settings
         self._target = transaction_coordinator(transactional_id)
 
     def _call(self, api: Api[Request, Response], request: Request, timeout_s: float, **options: Any) -> Response:
@@ -57,14 +55,14 @@ class CoordinatorClient:
     def generation(self, timeout_s: float) -> int:
         """2 if the cluster finalised KIP-890's transactions, else 1."""
         finalised = self.cluster.feature(FEATURE, self._target, timeout_s)
-        return max(1, min(finalised, self._version_max))
+        return max(1, min(finalised, self._settings.transaction_version_max))
 
     def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
         """Takes over the id: fences its earlier owners, finishes or aborts what they left.
 
         With the expected identity only if it is still ours, which raises the epoch; a `FencedError` if not.
         """
-        request = messages.InitProducerIdRequest(self.transactional_id, self._timeout_ms)
+        request = messages.InitProducerIdRequest(self.transactional_id, self._settings.transaction_timeout_ms)
         if expected is not None:
             request.producer_id, request.producer_epoch = expected
         at_least = 3 if expected is not None else 0

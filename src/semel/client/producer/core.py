@@ -96,7 +96,6 @@ class ProducerCore:
 
     # --- records ---
     def check_accepts(self) -> None:
-        """Raises unless records may be added now."""
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
         self.identity.check_accepts()

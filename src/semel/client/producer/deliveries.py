@@ -145,7 +145,6 @@ def _offsets_of(run: BatchMetadata) -> Any:
 
 
 def wait_done(batch: ProducerBatch, changed: Condition, timeout_ms: float | None) -> ProducerBatch:
-    """Waits until a batch is done."""
     if not batch.done:
         with changed:
             if not changed.wait_for(lambda: batch.done, None if timeout_ms is None else timeout_ms / 1000):

@@ -86,8 +86,6 @@ class Opening(NamedTuple):
 
 
 class WrittenPartition(NamedTuple):
-    """What a writer stored in one partition."""
-
     topic: str
     partition: int
     record_count: int
@@ -210,10 +208,9 @@ class PartitionWriter:
             checked,
             1,  # as if the topic had this partition alone: all rows stay in their order
             lambda _: 0,
-            batch_size=settings.batch_size if batch_size is None else batch_size,
-            max_request_size=settings.max_request_size,
-            compression=settings.compression,
-            base_timestamp=base_timestamp,
+            settings,
+            settings.batch_size if batch_size is None else batch_size,
+            base_timestamp,
         )
         return [
             self._sender.new_batch(topic, partition, encoded.data, encoded.record_count)
@@ -270,12 +267,7 @@ class TransactionOwner:
         self.cluster = Cluster(settings)
         self.generation = 1
         self.identity: Identity | None = None
-        self._coordinator = CoordinatorClient(
-            self.cluster,
-            settings.transactional_id,
-            settings.transaction_timeout_ms,
-            settings.transaction_version_max,
-        )
+        self._coordinator = CoordinatorClient(self.cluster, settings, settings.transactional_id)
         self._epoch_used = False
 
     def own(self, timeout_s: float | None = None) -> Identity:

@@ -44,8 +44,6 @@ TOO_LARGE_ERRORS = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
-    """One partition's batches."""
-
     topic: str
     partition: int
     transactional: bool = False

@@ -114,9 +114,7 @@ class Producer:
         if settings.transactional_id is None:
             identity = IdempotentIdentity() if settings.is_idempotent else WriteIdentity()
             return Sender(settings, self._cluster, identity)
-        coordinator = CoordinatorClient(
-            self._cluster, settings.transactional_id, settings.transaction_timeout_ms, settings.transaction_version_max
-        )
+        coordinator = CoordinatorClient(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
         sender = Sender(settings, self._cluster, transaction, coordinator)
         self._transactions = TransactionCalls(transaction, coordinator, sender)
@@ -187,9 +185,8 @@ class Producer:
             checked,
             count,
             lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
-            batch_size=self.settings.batch_size,
-            max_request_size=self.settings.max_request_size,
-            compression=self.settings.compression,
+            self.settings,
+            self.settings.batch_size,
             sealed=False,  # the stamp changes the header, and computes the CRC
         )
         shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from semel.client.errors import ConfigError, RecordTooLargeError
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
+from semel.client.settings import ProducerSettings
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.columns import ColumnEncoder
 from semel.protocol.partitioning import partitions_for_keys
@@ -71,53 +73,35 @@ def checked_table(table: Any) -> pa.Table:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_string(kind)
-        or types.is_large_binary(kind)
-        or types.is_large_string(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_null(kind)
-        or str(kind) in ("binary_view", "string_view")
-    )
+    plain = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.binary_view(), pa.string_view())
+    return kind in plain or bool(pa.types.is_null(kind) or pa.types.is_fixed_size_binary(kind))
 
 
+@dataclass
 class TableEncoder:
     """Turns slices of one table into batches. `sticky(bytes)` names the partition for that many bytes without a key."""
 
-    def __init__(
-        self,
-        table: pa.Table,
-        partition_count: int,
-        sticky: Callable[[int], int],
-        *,
-        batch_size: int,
-        max_request_size: int,
-        compression: int,
-        base_timestamp: int | None = None,
-        sealed: bool = True,
-    ) -> None:
-        self._table = table
-        self._sealed = sealed
-        self._partition_count = partition_count
-        self._sticky = sticky
-        self._batch_size = batch_size
-        self._max_request_size = max_request_size
-        self._compression = compression
-        self._base_timestamp = base_timestamp
-        self._now_ms = int(time.time() * 1000)
+    table: pa.Table
+    partition_count: int
+    sticky: Callable[[int], int]
+    settings: ProducerSettings
+    batch_size: int
+    base_timestamp: int | None = None
+    sealed: bool = True
+    now_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @property
     def is_small(self) -> bool:
         """Whether the rows should wait for others. Headers are encoded at once, as their errors must be raised."""
-        table = self._table
+        table = self.table
         size_bytes = int(table.nbytes) + table.num_rows * RECORD_OVERHEAD_BYTES + HEADER_SIZE
-        return size_bytes <= min(self._batch_size, self._max_request_size) and "headers" not in table.column_names
+        return (
+            size_bytes <= min(self.batch_size, self.settings.max_request_size) and "headers" not in table.column_names
+        )
 
     def parts(self) -> Iterator[tuple[int, TablePart, Rows]]:
         """(partition, rows, which rows of the table they are) of a small table."""
-        table = self._table
+        table = self.table
         if not table.num_rows:
             return
         columns = {name: _one_chunk(table.column(name)) for name in table.column_names}
@@ -135,14 +119,14 @@ class TableEncoder:
 
     def batches(self) -> Iterator[TableBatch]:
         """All batches, encoded slice by slice as they are taken."""
-        count = self._table.num_rows
+        count = self.table.num_rows
         if not count:
             return
-        row_bytes = max(1, self._table.nbytes // count)
-        slice_bytes = max(SLICE_BYTES, self._partition_count * self._batch_size)
+        row_bytes = max(1, self.table.nbytes // count)
+        slice_bytes = max(SLICE_BYTES, self.partition_count * self.batch_size)
         step = max(1, slice_bytes // row_bytes)
         for start in range(0, count, step):
-            yield from self._encode(start, self._table.slice(start, step))
+            yield from self._encode(start, self.table.slice(start, step))
 
     def _encode(self, start: int, part: pa.Table) -> Iterator[TableBatch]:
         columns = {name: _one_chunk(part.column(name)) for name in part.column_names}
@@ -154,18 +138,18 @@ class TableEncoder:
             rows,
             [count for _, count in groups],
             [-1] * len(groups),
-            compression=self._compression,
-            max_batch_bytes=min(self._batch_size, self._max_request_size),
-            base_timestamp=self._base_timestamp,
-            sealed=self._sealed,
+            compression=self.settings.compression,
+            max_batch_bytes=min(self.batch_size, self.settings.max_request_size),
+            base_timestamp=self.base_timestamp,
+            sealed=self.sealed,
         )
-        at = 0
+        at, max_bytes = 0, self.settings.max_request_size
         for (partition, _), batches in zip(groups, encoded, strict=True):
             for batch in batches:
-                if len(batch.buffer) > self._max_request_size:
+                if len(batch.buffer) > max_bytes:
                     raise RecordTooLargeError(
                         f"row {start + at} takes {len(batch.buffer)} bytes in a batch; max.request.size is "
-                        f"{self._max_request_size}: raise it (and the topic's max.message.bytes), or write smaller rows"
+                        f"{max_bytes}: raise it (and the topic's max.message.bytes), or write smaller rows"
                     )
                 end = at + batch.record_count
                 in_table = slice(start + at, start + end) if rows is None else rows[at:end] + start
@@ -174,20 +158,18 @@ class TableEncoder:
 
     def _timestamps(self, column: Any) -> Any:
         if column is None or pa.types.is_null(column.type):
-            return self._now_ms
+            return self.now_ms
         if not column.null_count:
             return column
         kind = column.type
-        now = (
-            pa.scalar(self._now_ms).cast(pa.timestamp("ms")).cast(kind) if pa.types.is_timestamp(kind) else self._now_ms
-        )
+        now = pa.scalar(self.now_ms).cast(pa.timestamp("ms")).cast(kind) if pa.types.is_timestamp(kind) else self.now_ms
         return pc.fill_null(column, now)
 
     def _route(
         self, part: pa.Table, columns: dict[str, Any]
     ) -> tuple[npt.NDArray[np.int64] | None, list[tuple[int, int]]]:
         """(rows in the order of their partitions, [(partition, how many)]); None for rows as they are."""
-        if self._partition_count == 1 and "partition" not in columns:
+        if self.partition_count == 1 and "partition" not in columns:
             return None, [(0, part.num_rows)]
         partitions = self._partitions(columns, part.num_rows)
         if partitions is None:
@@ -199,14 +181,14 @@ class TableEncoder:
             for partition, count in self._sticky_runs(part, len(rows)):
                 partitions[rows[at : at + count]] = partition
                 at += count
-        counts = np.bincount(partitions, minlength=self._partition_count)
+        counts = np.bincount(partitions, minlength=self.partition_count)
         used = np.flatnonzero(counts)
         groups = [(int(partition), int(counts[partition])) for partition in used]
         if len(groups) == 1:
             return None, groups
         smallest = (
-            partitions.astype(np.uint8 if self._partition_count <= 256 else np.uint16)
-            if (self._partition_count <= 65536)
+            partitions.astype(np.uint8 if self.partition_count <= 256 else np.uint16)
+            if (self.partition_count <= 65536)
             else partitions
         )
         return np.argsort(smallest, kind="stable"), groups  # small integers are sorted by radix, in linear time
@@ -214,29 +196,29 @@ class TableEncoder:
     def _partitions(self, columns: dict[str, Any], count: int) -> npt.NDArray[np.int64] | None:
         """The partition of every row, -1 where neither the row nor its key says; None if that is so for all."""
         chosen, key = columns.get("partition"), columns.get("key")
-        hashed = None if key is None or key.null_count == len(key) else partitions_for_keys(key, self._partition_count)
+        hashed = None if key is None or key.null_count == len(key) else partitions_for_keys(key, self.partition_count)
         if chosen is None or chosen.null_count == len(chosen):
             return None if hashed is None else hashed.astype(np.int64)
         given = np.asarray(chosen.fill_null(-1).cast(pa.int64()))
         valid = np.asarray(chosen.is_valid())
-        wrong = valid & ((given < 0) | (given >= self._partition_count))
+        wrong = valid & ((given < 0) | (given >= self.partition_count))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise ConfigError(
-                f"column 'partition' names partition {given[row]}; the topic has 0 to {self._partition_count - 1}"
+                f"column 'partition' names partition {given[row]}; the topic has 0 to {self.partition_count - 1}"
             )
         return np.where(valid, given, -1 if hashed is None else hashed)
 
     def _sticky_runs(self, part: pa.Table, count: int) -> list[tuple[int, int]]:
         """Rows without a key, a batch's worth at a time to one partition."""
-        if self._partition_count == 1:
+        if self.partition_count == 1:
             return [(0, count)]
         per_row = max(1, part.nbytes // max(part.num_rows, 1)) + 8
-        step = max(1, self._batch_size // per_row)
+        step = max(1, self.batch_size // per_row)
         runs: list[tuple[int, int]] = []
         for start in range(0, count, step):
             size = min(step, count - start)
-            partition = self._sticky(size * per_row)
+            partition = self.sticky(size * per_row)
             if runs and runs[-1][0] == partition:
                 runs[-1] = (partition, runs[-1][1] + size)
             else:
