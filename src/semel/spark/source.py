@@ -321,19 +321,10 @@ class RefusedReader(DataSourceStreamReader):
         self._error = error
 
     @reason_first()
-    def initialOffset(self) -> dict[str, Any]:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    @reason_first()
-    def latestOffset(self, *_: Any) -> dict[str, Any]:
-        raise self._error
-
-    @reason_first()
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        raise self._error
+    initialOffset = latestOffset = partitions = read = _refuse
 
 
 def _what_is_lost(topic: str, partition: int, offset: int, end: int | None) -> str:
