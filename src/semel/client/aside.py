@@ -48,8 +48,6 @@ class Waker:
 
 
 class TaskOutcome(Generic[Value]):
-    """How a piece of work ended."""
-
     __slots__ = ("_error", "_value", "is_done", "started_s")
 
     def __init__(self) -> None:

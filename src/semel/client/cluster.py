@@ -60,21 +60,15 @@ class Controller(NamedTuple):
 
 
 class NodeTarget(NamedTuple):
-    """One broker by its id."""
-
     node_id: int
 
 
 class Leader(NamedTuple):
-    """The leader of a partition."""
-
     topic: str
     partition: int
 
 
 class CoordinatorTarget(NamedTuple):
-    """The coordinator of a group or a transactional id."""
-
     kind: int
     key: str
 
@@ -200,7 +194,6 @@ class Cluster:
             ) from None
 
     def locate(self, target: Target, deadline: Deadline, lane: str = "main") -> BrokerAddress:
-        """The broker behind a target."""
         if isinstance(target, CoordinatorTarget):
             return self._coordinator(target, deadline, lane)
         if isinstance(target, Leader):

@@ -21,8 +21,6 @@ WAIT_MS = 500
 
 
 class TransactionEnd(Enum):
-    """How a transaction ended."""
-
     COMMITTED = "committed"
     ABORTED = "aborted"
 

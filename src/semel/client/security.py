@@ -43,7 +43,6 @@ def tls_context(settings: ClientSettings) -> ssl.SSLContext:
 
 
 def sasl_exchange(settings: ClientSettings) -> Exchange:
-    """The exchange for sasl.mechanism."""
     user, password = settings.sasl_username or "", settings.sasl_password or ""
     if settings.sasl_mechanism == "PLAIN":
         return plain(user, password)

@@ -249,8 +249,6 @@ class Moment(NamedTuple):
 
 
 class Story(NamedTuple):
-    """How it went."""
-
     started_s: float
     ended_s: float
     moments: list[Moment]
@@ -259,8 +257,6 @@ class Story(NamedTuple):
 
 
 class Play:
-    """Runs faults on a stage, one after the other."""
-
     def __init__(self, stage: DemoStage, screen: Screen, faults: Sequence[DemoFault] = FAULTS) -> None:
         self._stage = stage
         self._screen = screen

@@ -115,8 +115,6 @@ def tell(event: str, **facts: Any) -> None:
 
 
 class DemoProgram(Protocol):
-    """What is under test: three pipelines."""
-
     gate: Gate
 
     def pipelines(self) -> list[Callable[[], None]]:

@@ -18,8 +18,6 @@ SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 @dataclass
 class Lane:
-    """One guarantee as it goes along."""
-
     batches: int = 0
     rows: int = 0
     state: str = "waiting"

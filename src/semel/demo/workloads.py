@@ -36,8 +36,6 @@ class DemoTopics(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One record to be produced."""
-
     key: bytes
     value: bytes
 
@@ -85,8 +83,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class DemoWorkload(ABC):
-    """What a demo needs to know of a pipeline."""
-
     name: str
     title: str
     file: str  # of its example

@@ -240,7 +240,6 @@ def _record_error(where: str, error: Exception, record: ConsumerRecord) -> Recor
 
 
 def _first_record(table: Any) -> ConsumerRecord:
-    """The first row of an input table."""
     row = table.slice(0, 1).to_pylist()[0] if table.num_rows else {}
     headers = tuple((entry["key"], entry["value"]) for entry in row.get("headers") or ())
     return ConsumerRecord(
@@ -255,7 +254,6 @@ def _first_record(table: Any) -> ConsumerRecord:
 
 
 def _range_text(table: Any) -> str:
-    """The offsets of an input table, by partition."""
     ranges = table.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")])
     words = []
     for row in ranges.sort_by([("topic", "ascending"), ("partition", "ascending")]).to_pylist():

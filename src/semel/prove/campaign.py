@@ -44,8 +44,6 @@ ALLOWED: dict[str, frozenset[ViolationKind]] = {
 
 
 class RoundResult(msgspec.Struct):
-    """What became of one round."""
-
     workload: str
     guarantee: str
     number: int
@@ -60,8 +58,6 @@ class RoundResult(msgspec.Struct):
 
 
 class CampaignResult(msgspec.Struct):
-    """What became of all of them."""
-
     rounds: list[RoundResult] = []
     never_fired: list[Fault] = []
     error: str = ""

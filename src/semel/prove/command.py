@@ -238,8 +238,6 @@ def _options(wish: Wish) -> dict[str, str]:
 
 # --- output for people and for programs ---
 class Teller:
-    """Lines for people."""
-
     def __init__(self, out: Any, rounds: int) -> None:
         self._out = out
         self._rounds = rounds
@@ -297,7 +295,6 @@ class Teller:
 
 
 def summary(result: CampaignResult, schedule: Schedule, code: int) -> dict[str, Any]:
-    """The result for programs."""
     return {
         "exit_code": code,
         "seed": schedule.seed,

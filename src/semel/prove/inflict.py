@@ -372,8 +372,6 @@ def running_of(fault: Fault, stage: Stage, checkpoint: Path | None) -> Running:
 
 
 class Inflictor:
-    """The faults of one round."""
-
     def __init__(self, faults: list[Fault], stage: Stage, checkpoint: Path | None = None) -> None:
         self.running = [running_of(fault, stage, checkpoint) for fault in faults]
         self._began_s = time.monotonic()

@@ -111,7 +111,6 @@ class Injection(msgspec.Struct, frozen=True, omit_defaults=True):
     patch: Patch | None = None  # changes semel itself: for tests alone
 
     def install(self) -> None:
-        """Into this process."""
         if self.faults or self.control or self.power_cut:
             faults.install(ProcessInjector(self))
         if self.patch is not None:
@@ -145,8 +144,6 @@ class _Fault(NamedTuple):
 
 
 class ProcessInjector(faults.Injector):
-    """Acts as an `Injection` says."""
-
     def __init__(self, injection: Injection) -> None:
         text = injection.faults
         self._folder = Path(text[1:]) if text.startswith("@") else None

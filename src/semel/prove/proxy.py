@@ -134,7 +134,6 @@ class Proxy:
                 self._rules.remove(rule)
 
     def clear(self) -> None:
-        """Removes every rule."""
         with self._lock:
             self._rules.clear()
 
@@ -228,8 +227,6 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class _Pending:
-    """A request that is on its way."""
-
     api_key: int
     version: int
     rule: Rule | None

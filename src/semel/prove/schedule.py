@@ -95,8 +95,6 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A whole campaign."""
-
     seed: int
     scenes: list[Scene]
     mutant: str = ""

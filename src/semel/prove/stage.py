@@ -241,7 +241,6 @@ class Stage:
         return words
 
     def clear(self) -> None:
-        """Ends the processes of a scene."""
         for actor in self.actors.values():
             actor.stop()
         self.actors.clear()

@@ -61,8 +61,6 @@ def shortened(message: str) -> str:
 
 
 class BatchReport(NamedTuple):
-    """What became of one batch."""
-
     batch_id: int
     verdict: str
     rows: int  # all that was written, dead letters among them

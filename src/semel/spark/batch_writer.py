@@ -41,8 +41,6 @@ class QueryIdError(RuntimeError):
 
 @dataclass
 class JobMessage(WriterCommitMessage):
-    """What one task wrote."""
-
     reports: list[Report]
 
 

@@ -51,7 +51,6 @@ class QueryRun:
         _refuse_asynchronous(session, query)
 
     def batch(self, batch_id: int) -> MicroBatch:
-        """What a batch covers, by the offset log."""
         texts = dict([self._last, (batch_id, self._offsets(batch_id))])
         self._last = (batch_id, texts[batch_id])
         return batch_of(lambda n: texts[n] if n in texts else self._offsets(n), self.query_id, batch_id)

@@ -53,7 +53,6 @@ class Targets:
         return self._by_name.get(name, -1) if name is not None else -1
 
     def place(self, number: int) -> tuple[str, int]:
-        """(topic, partition) of a number."""
         topic = next(t for t in reversed(self.topics) if t.first <= number)
         return topic.name, number - topic.first
 
@@ -117,8 +116,6 @@ def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: 
 
 
 class Encoder:
-    """One task's rows, batch by batch."""
-
     def __init__(self, routing: Routing, task: int) -> None:
         import numpy as np
         import pyarrow as pa

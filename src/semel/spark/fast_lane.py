@@ -134,7 +134,6 @@ Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target o
 
 
 def planned(batch: MicroBatch, source: SourceOptions) -> list[Range]:
-    """What a batch reads, by the offset log."""
     nothing = Edge({}, {})
     start, end = (parse_edge(line) or nothing for line in (batch.starts[0], batch.ends[0]))
     return split(list(ranges(start.offsets, end.offsets, end.ids)), source.min_partitions, source.max_records)

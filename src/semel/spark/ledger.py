@@ -33,8 +33,6 @@ def topic_of(application_id: str) -> str:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a batch wrote into one partition."""
-
     topic: str
     partition: int
     count: int

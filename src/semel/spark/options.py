@@ -163,7 +163,6 @@ class SourceOptions:
 
 
 def checked_columns(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns that the source gives."""
     given = {str(name).lower(): str(value) for name, value in raw.items()}
     wants_headers = _boolean(given, "includeHeaders", False)
     if "columns" not in given:

@@ -31,8 +31,6 @@ GroupOffsets = dict[tuple[str, int], OffsetAndMetadata]
 
 
 class PlainSink(BaseSink):
-    """For guarantee=at_least_once and at_most_once."""
-
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
         self._settings = options.producer_settings()

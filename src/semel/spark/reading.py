@@ -105,8 +105,6 @@ def created_anew(topic: str, read_up_to: str) -> str:
 
 
 class RangeReader:
-    """Fetches one range, answer by answer."""
-
     def __init__(
         self,
         cluster: Cluster,

@@ -24,8 +24,6 @@ Item = TypeVar("Item")
 
 
 class StageClock:
-    """Adds time to the stage that is under way."""
-
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._stage = OTHER

@@ -51,8 +51,6 @@ class Plan(NamedTuple):
 
 @dataclass
 class StreamMessage(WriterCommitMessage):
-    """What one task wrote."""
-
     plan: Plan
     run_id: str
     reports: list[Report]

@@ -38,8 +38,6 @@ class UnknownTopicError(RuntimeError):
 
 
 class TopicOffsets:
-    """The offsets of one query's topics."""
-
     def __init__(
         self,
         cluster: Cluster,
