@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 
 from semel.client.cluster import Cluster, Leader
 from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
@@ -12,17 +11,12 @@ from semel.client.timing import Deadline
 from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
 from semel.protocol.errors import Recovery
 from semel.protocol.messages import transactions as messages
-from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
 NAMES_UP_TO = 12  # later versions of Fetch name topics by id
 READ_BYTES = 1024 * 1024
 WAIT_MS = 500
-
-
-class TransactionEnd(Enum):
-    COMMITTED = "committed"
-    ABORTED = "aborted"
 
 
 def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, max_bytes: int = READ_BYTES) -> Buffer:
@@ -40,7 +34,7 @@ def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, 
         FETCH,
         request,
         timeout_s=deadline.remaining_s(),
-        errors=_fetch_errors,
+        errors=lambda answer: [answer.error_code, *(p.error_code for t in answer.responses for p in t.partitions)],
         at_most=NAMES_UP_TO,
     )
     records = response.responses[0].partitions[0].records
@@ -66,8 +60,9 @@ def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> 
 
 def find_decision(
     cluster: Cluster, place: Place, first_offset: int, producer_id: int, deadline: Deadline
-) -> TransactionEnd | None:
-    """How the transaction that wrote `first_offset` ended: its producer's first marker after it. None: not in time."""
+) -> bool | None:
+    """Whether the transaction that wrote `first_offset` was committed: its producer's first marker after it. None: not
+    known in time."""
     offset = first_offset
     while not deadline.expired:
         try:
@@ -82,7 +77,7 @@ def find_decision(
                 check_batch(data, header, at)
                 marker = decode_marker(decode_batch(data, at).records[0])
                 if marker is not None:
-                    return TransactionEnd.COMMITTED if marker.type is MarkerType.COMMIT else TransactionEnd.ABORTED
+                    return marker.type is MarkerType.COMMIT
     return None
 
 
@@ -147,7 +142,3 @@ def _states_at(
                 if (state.producer_id, state.producer_epoch) == identity:
                     found[described.name, part.partition_index] = state
     return found
-
-
-def _fetch_errors(response: FetchResponse) -> list[int]:
-    return [response.error_code, *(p.error_code for topic in response.responses for p in topic.partitions)]

@@ -242,6 +242,7 @@ def _lane(facts: Facts, outcome: Outcome) -> str:
     workload, story, name = facts.workload, facts.story, outcome.guarantee.replace("_", " ")
     shown, difference = partial(_rounded, workload), _difference(workload, outcome)
     kind = "right" if difference == "exact" else "wrong"
+    by_part = "Balances" if workload.name == "bank" else f"By {workload.part}"
     wrong = f"{outcome.wrong_parts} of {len(outcome.parts)} {workload.part}s wrong"
     return (
         f'<article class="{outcome.guarantee}"><h2><i></i>{name}</h2><p>{MEANINGS[outcome.guarantee]}</p>'
@@ -250,7 +251,7 @@ def _lane(facts: Facts, outcome: Outcome) -> str:
         + charts.totals(outcome, story, shown, f"{name}: {workload.total} over time")
         + "<h3>Rows written per second</h3>"
         + charts.throughput(outcome, story, f"{name}: throughput")
-        + f'<h3>{_by_part(workload)} <b class="{"wrong" if outcome.wrong_parts else "right"}">'
+        + f'<h3>{by_part} <b class="{"wrong" if outcome.wrong_parts else "right"}">'
         + (wrong if outcome.wrong_parts else "all right")
         + '</b></h3><p class="key"><span class="due"></span>as it should be '
         + '<span class="found"></span>by the output</p>'
@@ -266,10 +267,6 @@ def _rounded(workload: DemoWorkload, value: float) -> str:
 def _difference(workload: DemoWorkload, outcome: Outcome) -> str:
     drift = outcome.total_after - outcome.total_before
     return f"{'+' if drift > 0 else '-'}{workload.shown(abs(drift))}" if drift else "exact"
-
-
-def _by_part(workload: DemoWorkload) -> str:
-    return "Balances" if workload.name == "bank" else f"By {workload.part}"
 
 
 def _where_they_stood(facts: Facts) -> str:

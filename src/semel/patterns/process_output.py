@@ -93,13 +93,15 @@ class Emitter:
             except KafkaError:
                 raise
             except Exception as error:
-                self._add_bad_row(record, error, made)
+                self._add_bad(record, record, error, made)
         return made
 
-    def _add_bad_row(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
+    def _add_bad(self, given: Any, record: ConsumerRecord, error: Exception, made: Made) -> None:
+        """What `on_error` makes of what the function was given, a record or a table of it; else a dead letter."""
         if self.on_error is not None:
             try:
-                made.outputs.extend(self._rows_of(self.on_error(record, error), record))
+                returned = self.on_error(given, error)
+                made.outputs.extend(self._checked_tables(returned) if self.tables else self._rows_of(returned, record))
                 return
             except KafkaError:
                 raise
@@ -113,21 +115,20 @@ class Emitter:
         check_rows(outputs, self.max_record_bytes)
         return outputs
 
-    def _checked_tables(self, returned: Any) -> Any:
-        if returned is not None and self.max_record_bytes is not None:
+    def _checked_tables(self, returned: Any) -> list[Any]:
+        if returned is None:
+            return []
+        if self.max_record_bytes is not None:
             check_tables(returned, self.max_record_bytes)
-        return returned
+        return [returned]
 
     def _add_table(self, table: Any, made: Made) -> None:
         try:
-            returned = self._checked_tables(self.function(table))
+            made.outputs.extend(self._checked_tables(self.function(table)))
         except KafkaError:
             raise
         except Exception as error:
             self._add_bad_table(table, error, made)
-        else:
-            if returned is not None:
-                made.outputs.append(returned)
 
     def _add_bad_table(self, table: Any, error: Exception, made: Made) -> None:
         if self.on_error is None and self.dead_letter_topic is None:
@@ -136,18 +137,8 @@ class Emitter:
             half = table.num_rows // 2
             self._add_table(table.slice(0, half), made)
             self._add_table(table.slice(half), made)
-            return
-        if self.on_error is not None:
-            try:
-                returned = self._checked_tables(self.on_error(table, error))
-            except KafkaError:
-                raise
-            except Exception as failure:
-                error = failure
-            else:
-                made.outputs.extend([] if returned is None else [returned])
-                return
-        self._add_dead_letter(_first_record(table), error, made)
+        else:
+            self._add_bad(table, _first_record(table), error, made)
 
     def _add_dead_letter(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
         place = f"{record.topic}-{record.partition}"

@@ -45,10 +45,6 @@ class Effect(Enum):
     DUPLICATE_RESPONSE = "the client gets the response twice"
     SILENCE_RESPONSE = "the response never comes, the connection stays"
 
-    @property
-    def is_for_requests(self) -> bool:
-        return self.name.endswith("_REQUEST")
-
 
 class Rule:
     """Something that happens to the n-th next request of an API, and to those after it, `times` in all."""
@@ -72,7 +68,7 @@ class Rule:
         self.effect = effect
         self.delay_s = delay_ms / 1000
         self.client = client  # whose requests: a part of the client id
-        self.on_request = effect.is_for_requests if on_request is None else on_request
+        self.on_request = effect.name.endswith("_REQUEST") if on_request is None else on_request
         self.then = then  # called when it fires, on a thread of the proxy's, before anybody can notice
         self.fired = threading.Event()
         self.hits = 0  # requests that it was for

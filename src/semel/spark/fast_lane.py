@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
@@ -98,36 +99,31 @@ def table_pipeline(
         options = {**{f"kafka.{name}": str(value) for name, value in same.items()}, **options}
     step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
     ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
-    sink.job = FastJob(step)
+    sink.job = partial(write_ranges, step)
     return ranges.writeStream.foreachBatch(sink)
 
 
-class FastJob:
-    """In place of `WriteJob`. The ranges of a batch are in the offset log, so the driver deals them out to tasks by
+def write_ranges(
+    step: Step, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
+) -> list[Report]:
+    """In place of a `WriteJob`. The ranges of a batch are in the offset log, so the driver deals them out to tasks by
     itself: one stage, no shuffle, and the source's tasks need not run."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-
-    def __call__(
-        self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
-    ) -> list[Report]:
-        wanted = planned(batch, self._step.source)
-        if not wanted:
-            return []
-        session = df.sparkSession
-        routing = routing_of(options, targets, batch.batch_id, handle.settings)
-        precautions = careful(options.precautions, session)
-        if self._step.by_key or len(targets.topics) > 1:
-            dealt = [[(r, -1)] for r in wanted]
-            tasks = session.range(0, len(dealt), 1, len(dealt))  # each with one row that nobody reads
-            blobs = tasks.mapInArrow(_encode_ranges(self._step, routing, dealt), BLOB_COLUMNS)
-            return written(blobs, targets, handle, precautions)
-        dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
-        job = _copy_ranges(self._step, handle, routing, precautions, dealt)
-        # As an RDD: planning SQL would take longer than it runs.
-        tasks = session.sparkContext.parallelize(range(len(dealt)), len(dealt))
-        return collected(tasks.mapPartitions(job))  # no stage before it: no reruns
+    wanted = planned(batch, step.source)
+    if not wanted:
+        return []
+    session = df.sparkSession
+    routing = routing_of(options, targets, batch.batch_id, handle.settings)
+    precautions = careful(options.precautions, session)
+    if step.by_key or len(targets.topics) > 1:
+        dealt = [[(r, -1)] for r in wanted]
+        tasks = session.range(0, len(dealt), 1, len(dealt))  # each with one row that nobody reads
+        blobs = tasks.mapInArrow(_encode_ranges(step, routing, dealt), BLOB_COLUMNS)
+        return written(blobs, targets, handle, precautions)
+    dealt = _by_target(wanted, targets.topics[targets.index(options.topic)], write_tasks(df, targets))
+    job = _copy_ranges(step, handle, routing, precautions, dealt)
+    # As an RDD: planning SQL would take longer than it runs.
+    tasks = session.sparkContext.parallelize(range(len(dealt)), len(dealt))
+    return collected(tasks.mapPartitions(job))  # no stage before it: no reruns
 
 
 Dealt = list[list[tuple[Range, int]]]  # for every task: ranges and the target of each

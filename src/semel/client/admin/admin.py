@@ -173,8 +173,8 @@ class Admin(GroupAdmin, TransactionAdmin):
             )
         chosen = sorted(known) if wanted is None else wanted
         partitions = [TopicPartition(name, index) for name in chosen for index in sorted(known[name].partitions)]
-        first = self._offsets(partitions, EARLIEST, READ_UNCOMMITTED, deadline) if offsets else {}
-        last = self._offsets(partitions, LATEST, READ_UNCOMMITTED, deadline) if offsets else {}
+        looked_up = partitions if offsets else []
+        first, last = (self._offsets(looked_up, where, deadline) for where in (EARLIEST, LATEST))
         none = FoundOffset(-1, -1, -1)
         return [
             TopicInfo(
@@ -307,10 +307,10 @@ class Admin(GroupAdmin, TransactionAdmin):
         return dict(metadata.topics)
 
     def _offsets(
-        self, partitions: Iterable[TopicPartition], where: int, isolation: int, deadline: Deadline
+        self, partitions: list[TopicPartition], where: int, deadline: Deadline
     ) -> dict[TopicPartition, FoundOffset]:
         wanted = dict.fromkeys(partitions, where)
-        return list_offsets_retried(self._cluster, wanted, isolation, deadline) if wanted else {}
+        return list_offsets_retried(self._cluster, wanted, READ_UNCOMMITTED, deadline) if wanted else {}
 
     def _await_leaders(self, topic: str, deadline: Deadline, at_least: int = 1) -> None:
         def attempt() -> None:

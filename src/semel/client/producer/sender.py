@@ -187,7 +187,9 @@ class Sender:
         wait_s = min(max_wait_s, self._wait_s(connections, blocked_until_s, seen))
         done = poll(connections, wait_s, self._wake_out)
         self._asleep = False
-        self._drain_wakeups()
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_out, 4096):  # the wake-ups until now
+                pass
         for connection in connections:
             done += connection.check_deadlines()
             if connection.closed:
@@ -211,11 +213,6 @@ class Sender:
                 return 0.0
         at_s = min([at_s, *(connection.next_deadline_s() for connection in connections)])
         return max(0.0, at_s - now_s)
-
-    def _drain_wakeups(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_out, 4096):
-                pass
 
     # --- before sending ---
     def _prepare(self) -> int:

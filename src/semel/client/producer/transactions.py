@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.log_reading import TransactionEnd, find_decision
+from semel.client.log_reading import find_decision
 from semel.client.producer.batches import Identity
 from semel.client.producer.coordinator import CoordinatorClient, EndAnswer, EndUnknownError
 from semel.client.producer.sender import Sender
@@ -147,12 +147,10 @@ class TransactionCalls:
             written, identity = self.transaction.first_write(), self.transaction.end_request()
         if failure is not None:
             raise failure
-        decision = None
+        is_committed = None
         if written is not None and identity is not None:
-            place, offset = written
-            decision = find_decision(self.coordinator.cluster, place, offset, identity.producer_id, deadline)
+            is_committed = find_decision(self.coordinator.cluster, *written, identity.producer_id, deadline)
         with self._changed:
-            is_committed = None if decision is None else decision is TransactionEnd.COMMITTED
             failure = self.transaction.commit_found(is_committed, error)
         if failure is not None:
             raise failure from error

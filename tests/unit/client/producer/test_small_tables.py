@@ -16,9 +16,8 @@ from semel.protocol.rows import decode_batch
 
 
 def encoder_of(table: pa.Table, partitions: int = 1, batch_size: int = 10_000) -> TableEncoder:
-    return TableEncoder(
-        checked_table(table), partitions, lambda _: 0, batch_size=batch_size, max_request_size=1 << 20, compression=0
-    )
+    settings = ProducerSettings.of(bootstrap_servers="nowhere:1")
+    return TableEncoder(checked_table(table), partitions, lambda _: 0, settings, batch_size)
 
 
 class Sending:
