@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, NamedTuple
@@ -147,7 +148,12 @@ class BaseSink(ABC):
             )
         self._called_for = batch_id
 
-    def _tell(self, report: BatchReport) -> None:
+    def _report(
+        self, batch: MicroBatch, verdict: str, rows: int, dead: int, attempts: int, started_s: float, written_s: float
+    ) -> None:
+        """The batch is done now. Times are those of time.monotonic()."""
+        write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
+        report = BatchReport(batch.batch_id, verdict, rows, dead, attempts, write_ms, commit_ms)
         self.reports.append(report)
         log.info(
             "batch %d %s: %d rows, %d dead letters, attempt %d, write %.0f ms, commit %.0f ms",

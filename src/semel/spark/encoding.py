@@ -174,19 +174,17 @@ class Encoder:
             compression=self._routing.compression,
             max_batch_bytes=self._routing.batch_bytes,
         )
-        dead_topic = self._dead_range()
+        dead = self._dead_topic() or TargetTopic("", 0, 0)
         for (target, _), group in zip(parts, groups, strict=True):
-            is_dead = int(target in dead_topic)
+            is_dead = int(dead.first <= target < dead.first + dead.partitions)
             for batch in group:
                 yield target, batch.record_count, is_dead, batch.buffer
 
     def _first_alone(self, target: int, rows: int) -> list[int]:
         """So many rows of a target, in parts."""
-        if target in self._opened or rows == 1:
-            self._opened.add(target)
-            return [rows]
+        is_whole = target in self._opened or rows == 1
         self._opened.add(target)
-        return [1, rows - 1]
+        return [rows] if is_whole else [1, rows - 1]
 
     # --- which way ---
     def _targets(self, table: Any) -> tuple[Any, Any]:
@@ -283,24 +281,20 @@ class Encoder:
 
     def _to_dead_letters(self, table: Any, targets: Any, reasons: Any) -> Any:
         bad = reasons != None  # noqa: E711 (an array)
-        dead = self._routing.targets.index(self._routing.dead_letter)
-        if dead < 0:
+        topic = self._dead_topic()
+        if topic is None:
             row = int(self._np.flatnonzero(bad)[0])
             shown = {name: table.column(name)[row].as_py() for name in table.column_names if name != "headers"}
             raise BadRowError(
                 f"{int(bad.sum())} rows cannot be written; the first: {reasons[row]}: {str(shown)[:300]}. Correct "
                 "them in the query, or give the sink a dead_letter_topic"
             )
-        topic = self._routing.targets.topics[dead]
         partition = (self._task + self._routing.batch_id) % topic.partitions
         return self._np.where(bad, topic.first + partition, targets)
 
-    def _dead_range(self) -> range:
+    def _dead_topic(self) -> TargetTopic | None:
         dead = self._routing.targets.index(self._routing.dead_letter)
-        if dead < 0:
-            return range(0)
-        topic = self._routing.targets.topics[dead]
-        return range(topic.first, topic.first + topic.partitions)
+        return None if dead < 0 else self._routing.targets.topics[dead]
 
     def _with_reasons(self, table: Any, reasons: Any) -> Any:
         """Dead letters say in their headers why they are dead and where they were going. Slow, and rare."""

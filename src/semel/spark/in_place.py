@@ -49,21 +49,6 @@ def tasks_without_shuffle(df: Any) -> int | None:
     return None if _is_shuffled(rdd) else int(rdd.getNumPartitions())
 
 
-class Lineage:
-    """Of the batches of one query. Its plan does not change while it runs, so it is read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, str]] = {}  # by the ids of a batch's columns
-
-    def unchanged(self, df: Any, names: tuple[str, ...]) -> dict[str, str]:
-        """Those of the columns that are a column of the source, unchanged, with its name there."""
-        plan = df._jdf.queryExecution().analyzed()
-        ids = plan.output().mkString(",")
-        if ids not in self._known:
-            self._known[ids] = origins(plan, running_query(df.sparkSession).lastExecution().analyzed(), names)
-        return self._known[ids]
-
-
 def origins(batch: Any, query: Any, names: tuple[str, ...]) -> dict[str, str]:
     """The names in the source of a query of those columns of one of its batches that are unchanged."""
     given = {a.name(): a.exprId().id() for a in _items(batch.output())}
@@ -144,7 +129,7 @@ class InPlace:
         self._cluster = cluster
         self._has_failed = False
         self._stalled_batch = -1
-        self._lineage = Lineage()
+        self._unchanged: dict[str, dict[str, str]] = {}  # `origins` by the ids of a batch's columns
         self._belongs: dict[tuple[str, int, int], bool] = {}  # (topic, partition, how many the output has)
 
     def failed(self) -> None:
@@ -168,10 +153,18 @@ class InPlace:
             return False
         if not dead_letters_fit(targets, options, min(tasks, most_tasks)):
             return False
-        unchanged = self._lineage.unchanged(df, ("key", "partition"))
+        unchanged = self._origins(df, ("key", "partition"))
         if "partition" in df.columns:
             return unchanged.get("partition") == "partition" and all(r.partition < count for r in wanted)
         return unchanged.get("key") == "key" and self._keys_belong(wanted, options, count)
+
+    def _origins(self, df: Any, names: tuple[str, ...]) -> dict[str, str]:
+        """`origins` of a batch. The query's plan does not change while it runs, so it is read once."""
+        plan = df._jdf.queryExecution().analyzed()
+        ids = plan.output().mkString(",")
+        if ids not in self._unchanged:
+            self._unchanged[ids] = origins(plan, running_query(df.sparkSession).lastExecution().analyzed(), names)
+        return self._unchanged[ids]
 
     def _keys_belong(self, wanted: list[Range], options: SinkOptions, count: int) -> bool:
         """Whether the first records of every partition have keys that belong there, among so many. Each is read

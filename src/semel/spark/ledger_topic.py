@@ -170,10 +170,7 @@ def why_lost(cluster: Cluster, application_id: str, start: int) -> str:
         return f"its log starts at offset {start}: its entries were deleted"
     offsets = _group_offsets(cluster, application_id)
     if offsets:
-        by_topic: Offsets = {}
-        for (topic, partition), offset in offsets.items():
-            by_topic.setdefault(topic, {})[partition] = offset
-        return f"the group {application_id!r} has committed offsets: {json.dumps(to_json(by_topic))}"
+        return f"the group {application_id!r} has committed offsets: {json.dumps(to_json(offsets))}"
     if _has_committed(cluster, application_id):
         return f"the last transaction of the transactional id {application_id!r} was committed, and each has an entry"
     return ""
@@ -190,7 +187,7 @@ def _has_committed(cluster: Cluster, transactional_id: str) -> bool:
     return found is not None and found.state == COMMITTED
 
 
-def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int]:
+def _group_offsets(cluster: Cluster, group_id: str) -> Offsets:
     try:
         found = retried(
             cluster,
@@ -202,7 +199,10 @@ def _group_offsets(cluster: Cluster, group_id: str) -> dict[tuple[str, int], int
             raise
         log.warning("whether the ledger was lost cannot be checked: %s", error)
         return {}
-    return {(place.topic, place.partition): at.offset for place, at in found.items()}
+    offsets: Offsets = {}
+    for (topic, partition), at in found.items():
+        offsets.setdefault(topic, {})[partition] = at.offset
+    return offsets
 
 
 def wait_for_markers(cluster: Cluster, application_id: str, timeout_s: float = MARKERS_S) -> None:

@@ -74,18 +74,13 @@ def sign_of(cluster: Cluster, transactional_id: str, places: Iterable[Place]) ->
     return Sign(identity, found.state, found.start_time_ms, sequences)
 
 
-def may_be_alive(last: LedgerEntry | None, sign: Sign | None) -> bool:
-    """Whether there is a reason to look: an open transaction, or an entry of a moment ago."""
-    if sign is not None and sign.state == ONGOING:
-        return True
-    return last is not None and abs(time.time() * 1000 - last.committed_at_ms) < RECENT_MS
-
-
 def live_owner(cluster: Cluster, transactional_id: str, last: LedgerEntry | None, places: list[Place]) -> Sign | None:
     """Watches the owner of an id, if it may be alive. Returns what it did last if it never stopped, None if it is
     quiet. What a dead driver's tasks still had in hand is over soon."""
     sign = sign_of(cluster, transactional_id, places)
-    if not may_be_alive(last, sign):
+    is_open = sign is not None and sign.state == ONGOING
+    is_recent = last is not None and abs(time.time() * 1000 - last.committed_at_ms) < RECENT_MS
+    if not is_open and not is_recent:
         return None
     began_s = quiet_since_s = time.monotonic()
     while time.monotonic() - quiet_since_s < QUIET_S:

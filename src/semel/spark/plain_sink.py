@@ -18,7 +18,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle
 from semel.client.types import OffsetAndMetadata, TopicPartition
-from semel.spark.base_sink import BaseSink, BatchReport
+from semel.spark.base_sink import BaseSink
 from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
@@ -64,7 +64,7 @@ class PlainSink(BaseSink):
         written_s = time.monotonic()
         faults.hit("sink.after_write")
         self._commit(offsets)
-        self._report(batch, "write", rows, dead, started_s, written_s)
+        self._report(batch, "write", rows, dead, 1, started_s, written_s)
 
     def _at_most_once(self, df: Any, batch: MicroBatch, offsets: GroupOffsets) -> None:
         if not offsets:
@@ -75,13 +75,13 @@ class PlainSink(BaseSink):
         started_s = time.monotonic()
         if self._reached(offsets):
             df.write.format("noop").mode("overwrite").save()
-            self._report(batch, "already tried", 0, 0, started_s, started_s)
+            self._report(batch, "already tried", 0, 0, 1, started_s, started_s)
             return
         with settled(df) as frame:
             self._commit(offsets)
             faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
-        self._report(batch, "write", rows, dead, started_s, time.monotonic())
+        self._report(batch, "write", rows, dead, 1, started_s, time.monotonic())
 
     def _write(self, df: Any, batch: MicroBatch) -> tuple[int, int]:
         targets = Targets.of(self._cluster, self.options.topics())  # partitions may have been added
@@ -97,9 +97,3 @@ class PlainSink(BaseSink):
         found = self._admin.group_offsets(self.options.application_id)
         places = {TopicPartition(*place): wanted.offset for place, wanted in offsets.items()}
         return all(place in found and found[place].offset >= offset for place, offset in places.items())
-
-    def _report(
-        self, batch: MicroBatch, verdict: str, rows: int, dead: int, started_s: float, written_s: float
-    ) -> None:
-        write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
-        self._tell(BatchReport(batch.batch_id, verdict, rows, dead, 1, write_ms, commit_ms))

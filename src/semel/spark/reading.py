@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -104,21 +105,17 @@ def created_anew(topic: str, read_up_to: str) -> str:
     )
 
 
+@dataclass(eq=False)
 class RangeReader:
-    def __init__(
-        self,
-        cluster: Cluster,
-        wanted: Range,
-        *,
-        read_committed: bool,
-        fail_on_data_loss: bool,
-        fetch_bytes: int = FETCH_BYTES,
-    ) -> None:
-        self._cluster = cluster
-        self._fetch_bytes = fetch_bytes
-        self._range = wanted
-        self._read_committed = read_committed
-        self._fail_on_data_loss = fail_on_data_loss
+    cluster: Cluster
+    wanted: Range
+    _: KW_ONLY
+    read_committed: bool
+    fail_on_data_loss: bool
+    fetch_bytes: int = FETCH_BYTES
+
+    def __post_init__(self) -> None:
+        wanted = self.wanted
         self._offset = wanted.start
         self._topic_id = UUID(wanted.topic_id).bytes if wanted.topic_id else NO_UUID
         self._name = f"reading {wanted.topic}-{wanted.partition}"
@@ -137,7 +134,7 @@ class RangeReader:
                 decoded = decode_record_set(
                     records,
                     start_offset=start,
-                    aborted=aborted if self._read_committed else None,
+                    aborted=aborted if self.read_committed else None,
                     headers=headers,
                     views=views,
                 )
@@ -149,7 +146,7 @@ class RangeReader:
         """(offset asked for, answer, the records of it that are needed) until the range is covered."""
         waiting: Pending | None = None
         connection: BrokerConnection | None = None
-        while self._offset < self._range.end:
+        while self._offset < self.wanted.end:
             try:
                 if waiting is None or connection is None:
                     connection = self._connect()
@@ -162,14 +159,14 @@ class RangeReader:
                 self._recover(error)
                 continue
             records: Any = data.records  # None where there is nothing
-            found = needed(memoryview(records or b""), self._offset, self._range.end)
+            found = needed(memoryview(records or b""), self._offset, self.wanted.end)
             start, self._offset, waiting = self._offset, found.next_offset, None
             if self._offset == start:
                 self._nothing_came(data)
                 continue
-            _sizes.learn(self._range.topic, found)
+            _sizes.learn(self.wanted.topic, found)
             self._progressed()
-            waiting = self._ask(connection) if self._offset < self._range.end else None
+            waiting = self._ask(connection) if self._offset < self.wanted.end else None
             yield start, data, found.records
 
     def _progressed(self) -> None:
@@ -178,21 +175,21 @@ class RangeReader:
         self._retries: tuple[Backoff, Deadline] | None = None
         self._stall_deadline: Deadline | None = None
         self._empty_responses = 0
-        self._cluster.outages.over(self._name)
+        self.cluster.outages.over(self._name)
 
     def _connect(self) -> BrokerConnection:
         """One attempt: `_recover` decides about others."""
-        return self._cluster.connect(Leader(self._range.topic, self._range.partition), self._cluster.deadline())
+        return self.cluster.connect(Leader(self.wanted.topic, self.wanted.partition), self.cluster.deadline())
 
     def _ask(self, connection: BrokerConnection) -> Pending:
-        r = self._range
-        most_bytes = _sizes.bytes_for(r.topic, r.end - self._offset, self._fetch_bytes)
+        r = self.wanted
+        most_bytes = _sizes.bytes_for(r.topic, r.end - self._offset, self.fetch_bytes)
         partition = FetchPartition(partition=r.partition, fetch_offset=self._offset, partition_max_bytes=most_bytes)
         request = FetchRequest(
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
             max_bytes=most_bytes,
-            isolation_level=int(self._read_committed),
+            isolation_level=int(self.read_committed),
             topics=[FetchTopic(topic=r.topic, topic_id=self._topic_id, partitions=[partition])],
         )
         at_most = NEWEST_WITH_NAMES if self._topic_id == NO_UUID else ANY_VERSION
@@ -218,14 +215,14 @@ class RangeReader:
             return
         if error.recovery is not Recovery.RETRY:
             raise error
-        self._cluster.forget(Leader(self._range.topic, self._range.partition))
+        self.cluster.forget(Leader(self.wanted.topic, self.wanted.partition))
         if error.code in NOT_THERE and self._is_recreated():
-            self._give_up(created_anew(self._range.topic, f"its offset {self._offset}"), error)
+            self._give_up(created_anew(self.wanted.topic, f"its offset {self._offset}"), error)
             return
         if not is_network(error):  # of the network the cluster says it
-            self._cluster.outages.failed(self._name, error)
-        self._retries = self._retries or (self._cluster.backoff(), self._cluster.deadline())
-        if self._cluster.pause(*self._retries):
+            self.cluster.outages.failed(self._name, error)
+        self._retries = self._retries or (self.cluster.backoff(), self.cluster.deadline())
+        if self.cluster.pause(*self._retries):
             return
         if error.code not in NOT_THERE:
             raise error
@@ -234,23 +231,23 @@ class RangeReader:
     def _is_recreated(self) -> bool:
         """Whether the cluster has another topic under this name by now. Ids never come back: no retry helps."""
         try:
-            found = self._cluster.topic(self._range.topic).topic_id
+            found = self.cluster.topic(self.wanted.topic).topic_id
         except KafkaError:
             return False
         return NO_UUID not in (found, self._topic_id) and found != self._topic_id
 
     def _skip_lost(self, error: KafkaError) -> None:
         """Records of the range are gone: goes on behind them if that is allowed."""
-        r = self._range
-        if not self._fail_on_data_loss:
-            first = earliest_offset(self._cluster, r.topic, r.partition)
+        r = self.wanted
+        if not self.fail_on_data_loss:
+            first = earliest_offset(self.cluster, r.topic, r.partition)
             if first > self._offset:
                 self._offset = min(first, r.end)
                 return
         self._give_up(self._unreadable(error), error)
 
     def _unreadable(self, error: KafkaError) -> str:
-        r = self._range
+        r = self.wanted
         return (
             f"{r.topic}-{r.partition}: offset {self._offset} of the range {r.start} to {r.end} cannot be read: "
             f"{error}. The records were deleted (retention, DeleteRecords, or the topic itself). Set "
@@ -259,28 +256,28 @@ class RangeReader:
 
     def _give_up(self, what: str, cause: KafkaError | None = None) -> None:
         """The rest of the range will not come."""
-        if self._fail_on_data_loss:
+        if self.fail_on_data_loss:
             raise DataLossError(what) from cause
         log.warning("%s; going on without the rest of the range, as failOnDataLoss=false asks", what)
-        self._offset = self._range.end
+        self._offset = self.wanted.end
 
     def _cut(self, table: Any) -> Any:
         """Drops what lies behind the range: a batch may reach beyond its end."""
         offsets = table.column("offset")
-        if not table.num_rows or offsets[table.num_rows - 1].as_py() < self._range.end:
+        if not table.num_rows or offsets[table.num_rows - 1].as_py() < self.wanted.end:
             return table
-        return table.slice(0, int(offsets.to_numpy().searchsorted(self._range.end)))
+        return table.slice(0, int(offsets.to_numpy().searchsorted(self.wanted.end)))
 
     def _nothing_came(self, data: PartitionData) -> None:
         """A response without a record. Where the log reaches beyond the range all the same, its last records have been
         compacted away; Kafka may return nothing for once although there is something, so several responses count."""
-        reaches_to = data.last_stable_offset if self._read_committed else data.high_watermark
-        self._empty_responses = self._empty_responses + 1 if reaches_to >= self._range.end else 0
+        reaches_to = data.last_stable_offset if self.read_committed else data.high_watermark
+        self._empty_responses = self._empty_responses + 1 if reaches_to >= self.wanted.end else 0
         self._stall_deadline = self._stall_deadline or Deadline(STALLED_S)
         if self._empty_responses == EMPTY_RESPONSES:
-            self._offset = self._range.end
+            self._offset = self.wanted.end
         elif self._stall_deadline.expired:
-            r = self._range
+            r = self.wanted
             self._give_up(
                 f"{r.topic}-{r.partition}: no record came from offset {self._offset} on for {STALLED_S:.0f} s, but "
                 f"the range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or the log was "

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, TimedOutError
-from semel.spark.base_sink import BaseSink, BatchReport, SinkError, log, refuse_connect
+from semel.spark.base_sink import BaseSink, SinkError, log, refuse_connect
 from semel.spark.checksums import Observed
 from semel.spark.encoding import BadRowError
 from semel.spark.failures import FailedGuessError
@@ -60,7 +60,8 @@ class Sink(BaseSink):
         (df if observed is None else observed.frame).write.format("noop").mode("overwrite").save()
         if observed is not None:
             self.transaction.check_replay(batch, observed.checksum())
-        self._tell(BatchReport(batch.batch_id, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, 0.0, 0.0))
+        now_s = time.monotonic()
+        self._report(batch, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, now_s, now_s)
 
     def _observed(self, df: Any) -> Observed | None:
         """The frame with a checksum of its rows, where the query keeps state."""
@@ -101,9 +102,7 @@ class Sink(BaseSink):
         self.transaction.audit(reports)
         checksum = "" if observed is None else observed.checksum()
         entry = self.transaction.commit(batch, reports, self._run.run_id, checksum, attempt)
-        write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
-        verdict = Verdict.WRITE.value
-        self._tell(BatchReport(batch.batch_id, verdict, entry.rows, entry.dead_letters, attempt, write_ms, commit_ms))
+        self._report(batch, Verdict.WRITE.value, entry.rows, entry.dead_letters, attempt, started_s, written_s)
 
 
 def sink(

@@ -7,7 +7,6 @@ from typing import Any
 from semel.spark.options import OptionError
 from semel.spark.sink_options import HASH, SinkOptions
 
-KNOWN = ("key", "value", "headers", "topic", "partition", "timestamp")
 BINARY = {"binary", "string"}
 HASH_OF_KEY = "if(key IS NULL, NULL, xxhash64(cast(key AS BINARY)))"  # Spark's own, computed in the JVM
 
@@ -104,7 +103,7 @@ def written_columns(batch: Any, options: SinkOptions) -> Any:
     import pyarrow as pa
 
     columns = {}
-    for name in KNOWN:
+    for name in WRITTEN_AS:
         if name in batch.schema.names and (name != "topic" or options.extra_topics):
             column = batch.column(name)
             columns[name] = column.cast(pa.binary()) if name in ("key", "value") else column

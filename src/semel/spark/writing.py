@@ -95,11 +95,11 @@ class BlobWriter:
         target, count, is_dead, data = blob
         topic, partition = self._targets.place(target)
         self._dead[target] = self._dead.get(target, 0) + count * is_dead
-        if target in self._opened or not self._handshake:
-            self._opened.add(target)
+        is_open = target in self._opened or not self._handshake
+        self._opened.add(target)
+        if is_open:
             self._writer.write_encoded(topic, partition, data, count)
         else:
-            self._opened.add(target)
             self._open(topic, partition, data)
 
     def _open(self, topic: str, partition: int, data: memoryview) -> None:
@@ -138,17 +138,9 @@ class BlobWriter:
 
     def report(self) -> Iterator[Report]:
         numbers = {self._targets.place(target): target for target in self._dead}
-        for written in self._writer.finish():
-            target = numbers[written.topic, written.partition]
-            yield Report(
-                target,
-                written.record_count,
-                self._dead[target],
-                written.first_offset,
-                written.last_offset,
-                written.last_sequence,
-                self._mark,
-            )
+        for topic, partition, count, first, last, sequence in self._writer.finish():
+            target = numbers[topic, partition]
+            yield Report(target, count, self._dead[target], first, last, sequence, self._mark)
 
 
 def write_rows(
