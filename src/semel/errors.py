@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semel.client.errors import BufferFullError as BufferFullError
     from semel.client.errors import ClosedError as ClosedError
     from semel.client.errors import CommitUncertainError as CommitUncertainError
+    from semel.client.errors import ConcurrentUseError as ConcurrentUseError
     from semel.client.errors import ConfigError as ConfigError
     from semel.client.errors import ConnectionFailedError as ConnectionFailedError
     from semel.client.errors import DeliveryTimedOutError as DeliveryTimedOutError
@@ -70,6 +71,7 @@ _HOMES = {
         "BufferFullError",
         "ClosedError",
         "CommitUncertainError",
+        "ConcurrentUseError",
         "ConfigError",
         "ConnectionFailedError",
         "DeliveryTimedOutError",

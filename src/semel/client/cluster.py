@@ -403,14 +403,16 @@ class Cluster:
 
     def close(self) -> None:
         """Closes every connection. Calls that wait in other threads fail."""
+        if os.getpid() != self._owner_pid:
+            self.closed = True  # the connections are the parent's, and a thread of it may have had the lock at the fork
+            return
         with self._lock:
             self.closed = True
             connections = list(self._connections.values())
             self._connections.clear()
         self._end.set()
-        if os.getpid() == self._owner_pid:
-            for connection in connections:
-                connection.close()
+        for connection in connections:
+            connection.close()
 
     def __enter__(self) -> Cluster:
         return self

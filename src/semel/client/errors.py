@@ -111,6 +111,10 @@ class IllegalStateError(FatalError, RuntimeError):
     """A call in the wrong order, such as a send outside of a transaction."""
 
 
+class ConcurrentUseError(IllegalStateError):
+    """A second thread called an object that belongs to one thread at a time."""
+
+
 class ClosedError(IllegalStateError):
     """Use after close."""
 

@@ -45,6 +45,7 @@ from semel.client.types import (
     RebalanceError,
     TopicPartition,
 )
+from semel.client.use_guard import UseGuard, one_thread_at_a_time
 from semel.protocol.errors import DecodeError, ErrorCode
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class _CountedListener(RebalanceListener):
         self.listener.on_partitions_lost(partitions)
 
 
+@one_thread_at_a_time("_poll", but=("wakeup", "metrics"))
 class Consumer:
     def __init__(
         self,
@@ -164,6 +166,8 @@ class Consumer:
         else:
             self.settings = ConsumerSettings.of(options, **keywords)
         self._engine = ConsumerEngine(self.settings, self._commit_before_revoke)
+        self._guard = UseGuard("consumer", "wakeup() and metrics()")
+        self._before_take: dict[PartitionState, int | None] = {}
         self._records_total = self._bytes_total = 0
         self._rebalances = _CountedListener(RebalanceListener())
         self._deserializers = Deserializers(key_deserializer, value_deserializer)
@@ -226,7 +230,7 @@ class Consumer:
         if limit < 1:
             raise ConfigError(f"max_records is {limit}; it must be at least 1")
         found: list[ConsumerRecord] = []
-        with contextlib.suppress(_Woken):
+        with contextlib.suppress(_Woken), self._nothing_lost():
             for run in self._runs(self._poll(timeout_ms, ROWS, max_records=limit)):
                 found += run.records
         return found
@@ -238,17 +242,13 @@ class Consumer:
 
         read: list[tuple[PartitionState, list[ConsumerRecord]]] = []
         error: DeserializationError | None = None
-        try:
-            for partition, table in parts:
-                records = rows(partition, table)
-                if self._deserializers != NO_DESERIALIZERS:
-                    records, error = self._deserializers.apply(records)
-                read.append((self._engine.assigned.of(partition), records))
-                if error is not None:
-                    break
-        except BaseException:  # Ctrl-C in a deserializer: nothing was read
-            self._give_back(parts)
-            raise
+        for partition, table in parts:
+            records = rows(partition, table)
+            if self._deserializers != NO_DESERIALIZERS:
+                records, error = self._deserializers.apply(records)
+            read.append((self._engine.assigned.of(partition), records))
+            if error is not None:
+                break
         if error is not None:
             assert error.partition is not None
             self._give_back(parts[len(read) :], {error.partition: error.offset})
@@ -256,11 +256,9 @@ class Consumer:
                 raise error
         return [RecordRun(state, state.version, records) for state, records in read]
 
-    def _give_back(
-        self, parts: list[tuple[TopicPartition, pa.Table]], offsets: dict[TopicPartition, int] | None = None
-    ) -> None:
-        """The next poll reads these parts again, or from the given offsets on."""
-        first = dict(offsets or {})
+    def _give_back(self, parts: list[tuple[TopicPartition, pa.Table]], offsets: dict[TopicPartition, int]) -> None:
+        """The next poll reads on at these offsets, and these parts again."""
+        first = dict(offsets)
         for partition, table in parts:
             first.setdefault(partition, table.column("offset")[0].as_py())
         for partition, offset in first.items():
@@ -285,11 +283,9 @@ class Consumer:
         from semel.client.consumer.decode import Form, joined
 
         form = Form(headers, views)
-        try:
-            parts = self._poll(timeout_ms, form, max_records, max_bytes)
-        except _Woken:
-            parts = []
-        return joined(parts, form)
+        with contextlib.suppress(_Woken), self._nothing_lost():
+            return joined(self._poll(timeout_ms, form, max_records, max_bytes), form)
+        return joined([], form)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """All records from here on, waiting for more; ends when the consumer is closed or woken.
@@ -301,11 +297,28 @@ class Consumer:
 
         while not self._engine.closed:
             try:
-                parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+                with self._nothing_lost():
+                    parts = self._poll(ITERATION_POLL_MS, ROWS, max_records=self.settings.max_poll_records)
+                    self._iteration = iteration = Iteration(self._runs(parts))
             except _Woken:
                 return
-            self._iteration = iteration = Iteration(self._runs(parts))
             yield from iteration
+
+    @contextlib.contextmanager
+    def _nothing_lost(self) -> Iterator[None]:
+        """Around a poll. If it is interrupted (Ctrl-C), the next one reads again what this one was about to return, and
+        everything that was fetched: it may have been on its way from one place to the next."""
+        self._before_take = {}
+        try:
+            yield
+        except (KafkaError, _Woken):
+            raise
+        except BaseException:
+            for state in self._engine.assigned:
+                position = self._before_take.get(state, state.position)
+                if position is not None:
+                    state.seek(position)
+            raise
 
     def wakeup(self) -> None:
         """Makes the poll() that waits, or else the next one, return at once, empty. May be called from another thread
@@ -330,6 +343,8 @@ class Consumer:
             if self._woken:
                 self._woken = False
                 raise _Woken
+            at_hand = [*engine.fetcher.readable(), *(decoded.chunk for decoded in self._open)]
+            self._before_take = {chunk.state: chunk.state.position for chunk in at_hand}
             if max_records is None and max_bytes is None:
                 engine.fetching.send(draining=True)  # the next response comes while this one is decoded
                 self._decode_all(form)

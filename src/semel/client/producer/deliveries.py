@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any, NamedTuple
 
-from semel.client.errors import KafkaError, TimedOutError
+from semel.client.errors import IllegalStateError, KafkaError, TimedOutError
 from semel.client.producer.batches import BatchMetadata, ProducerBatch, RecordMetadata
 from semel.client.producer.futures import DeliveryFuture
 from semel.client.timeouts import timeout_in_ms
+
+
+class DeliveryCondition(Condition):
+    """Notified when batches are done; of use only in the process whose thread sends them."""
+
+    def __init__(self, lock: Lock) -> None:
+        super().__init__(lock)
+        self._owner_pid = os.getpid()
+
+    def check_process(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise IllegalStateError(
+                "this delivery was made before the process was forked, and only the parent gets its result: wait for "
+                "it there, or send from a producer of this process"
+            )
 
 
 class Delivery(DeliveryFuture):
@@ -18,7 +34,7 @@ class Delivery(DeliveryFuture):
 
     __slots__ = ("_batch", "_changed", "_index", "_timestamp")
 
-    def __init__(self, batch: ProducerBatch, index: int, timestamp: int, changed: Condition) -> None:
+    def __init__(self, batch: ProducerBatch, index: int, timestamp: int, changed: DeliveryCondition) -> None:
         self._batch = batch
         self._index = index
         self._timestamp = timestamp
@@ -48,6 +64,7 @@ class Delivery(DeliveryFuture):
 
     def add_done_callback(self, function: Callable[[Delivery], Any]) -> None:
         """Calls the function with this delivery when it is done: in the sender's thread, so it must not block."""
+        self._changed.check_process()
         with self._changed:
             is_done = self._batch.done
             if not is_done:
@@ -70,7 +87,7 @@ class TableDelivery(DeliveryFuture):
 
     __slots__ = ("_batches", "_changed", "_row_count", "_shares")
 
-    def __init__(self, shares: list[TableShare], row_count: int, changed: Condition) -> None:
+    def __init__(self, shares: list[TableShare], row_count: int, changed: DeliveryCondition) -> None:
         self._shares = shares
         self._batches = [share.batch for share in shares]
         self._row_count = row_count
@@ -113,6 +130,7 @@ class TableDelivery(DeliveryFuture):
             if is_last:
                 function(self)
 
+        self._changed.check_process()
         with self._changed:
             pending.update(batch for batch in self._batches if not batch.done)
             is_done = not pending
@@ -144,8 +162,9 @@ def _offsets_of(run: BatchMetadata) -> Any:
     return np.arange(run.base_offset, run.base_offset + run.record_count)
 
 
-def wait_done(batch: ProducerBatch, changed: Condition, timeout_ms: float | None) -> ProducerBatch:
+def wait_done(batch: ProducerBatch, changed: DeliveryCondition, timeout_ms: float | None) -> ProducerBatch:
     if not batch.done:
+        changed.check_process()
         with changed:
             if not changed.wait_for(lambda: batch.done, None if timeout_ms is None else timeout_ms / 1000):
                 raise TimedOutError(

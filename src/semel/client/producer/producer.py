@@ -224,6 +224,7 @@ class Producer:
 
     def metrics(self) -> ProducerMetrics:
         """What it has sent so far, and what is on its way. Any thread may call it, also after close()."""
+        self._check_process()
         sender = self._sender
         with sender.lock:
             counters = sender.core.counters
@@ -352,6 +353,9 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this producer is closed; make a new one")
+        self._check_process()
+
+    def _check_process(self) -> None:
         if os.getpid() != self._owner_pid:
             raise IllegalStateError(
                 "this producer was made before the process was forked; make one in each process from its `settings`"
@@ -445,6 +449,7 @@ class _SenderThread(threading.Thread):
         self._sender = sender
         self._stopping = False
         self._finishing = False
+        self._owner_pid = os.getpid()
         self.crash: BaseException | None = None
 
     def run(self) -> None:
@@ -474,8 +479,9 @@ class _SenderThread(threading.Thread):
     def finish(self) -> None:
         """The thread sends what is left and ends. Called by the garbage collector, in any thread and whatever that
         holds: so it takes no lock and does not wait."""
-        self._finishing = True
-        self._sender.interrupt()
+        if os.getpid() == self._owner_pid:  # a forked child has no such thread, and the pipe is the parent's
+            self._finishing = True
+            self._sender.interrupt()
 
     def stop(self) -> None:
         """Ends the thread after the step that it is in."""

@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from threading import Condition, Lock
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from semel.client.cluster import Cluster, Leader, NodeTarget
@@ -23,7 +23,7 @@ from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaErr
 from semel.client.producer.batches import Place, ProducerBatch, Row
 from semel.client.producer.coordinator import CoordinatorClient, new_identity
 from semel.client.producer.core import NEVER_S, Produce, ProducerCore
-from semel.client.producer.deliveries import Delivery
+from semel.client.producer.deliveries import Delivery, DeliveryCondition
 from semel.client.producer.identities import WriteIdentity
 from semel.client.producer.partition_queue import PartitionQueue
 from semel.client.settings import ProducerSettings
@@ -56,7 +56,9 @@ class Sender:
         self.cluster = cluster
         self.core = ProducerCore(settings, identity, random.random)
         self.lock = Lock()  # guards the core
-        self.changed = Condition(self.lock)  # notified when batches are done, or the state of a transaction changes
+        self.changed = DeliveryCondition(
+            self.lock
+        )  # notified when batches are done, or the state of a transaction changes
         self._coordinator = coordinator  # of the transaction
         self._accumulator = self.core.accumulator
         self._wake_out, self._wake_in = os.pipe()

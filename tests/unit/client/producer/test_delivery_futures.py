@@ -12,7 +12,7 @@ import pytest
 
 from semel.client.errors import FatalError
 from semel.client.producer.batches import ProducerBatch
-from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
+from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery, TableShare
 
 PATIENCE_S = 60
 
@@ -21,7 +21,7 @@ class Sending:
     """A sender's part in the life of batches: it finishes them under its lock and runs their callbacks without it."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition(threading.Lock())
+        self.changed = DeliveryCondition(threading.Lock())
 
     def batch(self, count: int = 1) -> ProducerBatch:
         batch = ProducerBatch("t", 0, 0.0, 0.0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from threading import Condition
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 
 from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.batches import Identity, ProducerBatch, split
-from semel.client.producer.deliveries import TableDelivery, TableShare
+from semel.client.producer.deliveries import DeliveryCondition, TableDelivery, TableShare
 from semel.client.producer.tables import TableEncoder, checked_table
 from semel.client.settings import ProducerSettings
 from semel.protocol.rows import decode_batch
@@ -34,7 +34,7 @@ class Sending:
             if batch is None:
                 batch = self.accumulator.append_new_table("t", partition, part, 0.0)
             shares.append(TableShare(batch, batch.count - part.row_count, part.row_count, rows))
-        return TableDelivery(shares, table.num_rows, Condition())
+        return TableDelivery(shares, table.num_rows, DeliveryCondition(Lock()))
 
     def batches(self, partition: int = 0) -> list[ProducerBatch]:
         batches = list(self.accumulator.queues["t", partition].batches())
