@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
+from semel.broker.server import Server
 from semel.broker.turns import Turns
-from semel.storage import Compactor
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.server import Server
-    from semel.storage import PartitionLog
+from semel.storage import Compactor, PartitionLog
 
 log = logging.getLogger(__name__)
 

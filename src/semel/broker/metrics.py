@@ -6,15 +6,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.server import Server
+from semel.broker.broker import BrokerNode
+from semel.broker.server import Server
 
 
 class BrokerCollector(Collector):

@@ -13,17 +13,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from semel.broker.broker import BrokerNode
 from semel.broker.maintenance import Maintenance
 from semel.broker.server import Server
+from semel.broker.settings import Settings
 from semel.broker.settings_table import SettingError
-
-if TYPE_CHECKING:
-    from semel.broker.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,11 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
 from semel.broker.connection import Connection
 from semel.broker.dispatch import Dispatcher
 from semel.broker.receive_buffer import Room
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.groups.classic_group import CONSUMER, Group, GroupError, GroupState
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.groups.consumer.model import NOTHING, ConsumerGroup, Current, Partitions
@@ -12,16 +13,12 @@ from semel.broker.groups.consumer.planner import Beat, check_request
 from semel.broker.groups.membership import Joiner, LeavingMember
 from semel.broker.groups.records import CommittedOffset, by_topic
 from semel.broker.handlers.metadata import GROUP_OPERATIONS, NOT_ASKED
+from semel.broker.topics import Topic
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import groups as messages
 from semel.protocol.messages import offsets
 from semel.protocol.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Topic
 
 NULL_PROTOCOL_FROM = 7  # JoinGroup
 PROTOCOL_REQUIRED_FROM = 5  # SyncGroup

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as messages
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
 
 _TYPES = (USER, CLIENT_ID, IP)
 _EXACT, _DEFAULT, _ANY = 0, 1, 2

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode
 from functools import cache
-from typing import TYPE_CHECKING
 
 from semel.broker import features
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.features import FEATURES
 from semel.broker.table import TABLE
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
 
 # --- ApiVersions (18): which APIs, versions and features the broker has ---
 _NEEDED_FOR = {"group.version": 68, "transaction.version": 22}  # a level is only final where its APIs are served

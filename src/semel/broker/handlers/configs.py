@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from semel.broker import resource_settings
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
 from semel.broker.settings import parse_dynamic, row_of
 from semel.broker.settings_table import TABLE, Setting, SettingError, as_text
-from semel.broker.topics import TopicError, check_configs, check_name
+from semel.broker.topics import Topic, TopicError, check_configs, check_name
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as messages
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Topic
 
 # --- How requests name what has settings; how settings are replaced ---
 TOPIC, BROKER, BROKER_LOGGER = 2, 4, 8

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -17,6 +19,7 @@ from semel.broker.fetch_sessions import (
     uses_topic_ids,
 )
 from semel.broker.handlers.logs import epoch_error
+from semel.broker.topics import Partition
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import (
@@ -28,13 +31,7 @@ from semel.protocol.messages.records import (
     FetchResponse,
     PartitionData,
 )
-from semel.storage import StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Partition
-    from semel.storage import Isolation
+from semel.storage import Isolation, StorageError
 
 _READ_COMMITTED = 1
 _RESPONSE_LIMIT_BYTES = 8 << 20  # a response is in memory until it is sent; a client may fetch again

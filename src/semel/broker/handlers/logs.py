@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.topics import name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import records as messages
 from semel.protocol.messages import transactions
-from semel.storage import StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.storage import PartitionLog, TimestampOffset
+from semel.storage import PartitionLog, StorageError, TimestampOffset
 
 
 # --- Leader epochs: a client that knows an older or a newer leader than this one gets an error ---

@@ -3,18 +3,13 @@ FindCoordinator (10)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, TopicError, name_problem
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
+from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, Topic, TopicError, name_problem
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import cluster as messages
 from semel.protocol.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Topic
 
 # --- The bits that say what a client may do: without an authorizer, everything that a resource knows ---
 _OPERATION = {

@@ -15,8 +15,11 @@ import struct
 import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
+from semel.broker.topics import Partition, Topic
 from semel.broker.turns import MANY, Turns, at_once
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
@@ -29,13 +32,7 @@ from semel.protocol.messages.records import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from semel.storage import HeavyBatch, StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.topics import Partition, Topic
-    from semel.storage import AppendResult
+from semel.storage import AppendResult, HeavyBatch, StorageError
 
 log = logging.getLogger(__name__)
 

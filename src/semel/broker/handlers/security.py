@@ -6,17 +6,15 @@ import hashlib
 import hmac
 from base64 import b64encode
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import Handler, RequestContext
 from semel.broker.quotas import ANONYMOUS
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import security as messages
 from semel.protocol.schema import Struct
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import Handler, RequestContext
 
 # --- SASL (17, 36), ACLs (29-31), delegation tokens (38-41): answered as a Kafka node without security does ---
 _FIRST_WITH_REQUESTER = 3

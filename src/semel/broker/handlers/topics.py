@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from semel.broker import resource_settings
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.handlers.configs import accept_topic_settings
 from semel.broker.handlers.replicas import check_assignment
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, Topic, TopicError, check_collision, plain_name
@@ -13,10 +14,6 @@ from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import topics as messages
 from semel.protocol.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
 
 # --- CreateTopics (19): create topics ---
 _DEFAULT = -1

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
+from semel.broker.broker import BrokerNode
+from semel.broker.dispatch import RequestContext
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
-from semel.broker.transactions.coordinator import write_error
+from semel.broker.transactions.coordinator import TransactionCoordinator, write_error
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 from semel.protocol.messages.offsets import PartitionErrorCode, TopicErrorCodes
 from semel.storage import StorageError
-
-if TYPE_CHECKING:
-    from semel.broker.broker import BrokerNode
-    from semel.broker.dispatch import RequestContext
-    from semel.broker.transactions.coordinator import TransactionCoordinator
 
 _STATE_NAMES = {state.label: state for state in TxnState}
 
