@@ -416,8 +416,6 @@ Progress = Callable[[str], None]
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """What was found."""
-
     application_id: str
     entries: list[AuditEntry]
     findings: list[Finding]

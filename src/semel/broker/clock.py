@@ -8,8 +8,6 @@ from semel import faults
 
 
 class Clock:
-    """The system's clocks."""
-
     def now_ms(self) -> int:
         """Wall time, as record timestamps and retention use it."""
         return time.time_ns() // 1_000_000

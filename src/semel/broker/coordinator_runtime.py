@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -187,7 +187,7 @@ class CoordinatorRuntime(Generic[R]):
     def __init__(self, topic: InternalTopic, state: CoordinatorState[R]) -> None:
         self.topic = topic
         self._state = state
-        self._queues: dict[int, deque[_Write]] = {}  # of each partition, in the order of the log
+        self._queues: defaultdict[int, deque[_Write]] = defaultdict(deque)  # of each partition, in the order of the log
         self.rebuilds: dict[int, asyncio.Future[None]] = {}  # of partitions after a failed fsync; done when it is over
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -244,7 +244,7 @@ class CoordinatorRuntime(Generic[R]):
                 on_end(None)
             return None
         write = _Write(partial(self._replay_written, partition, base_offset, records, producer_id), on_end)
-        self._queue(partition).append(write)
+        self._queues[partition].append(write)
         self.topic.when_durable(partition, base_offset + len(records), partial(self._ended, partition, write))
         return None if write.is_over and write.error is None else write.done()
 
@@ -262,7 +262,7 @@ class CoordinatorRuntime(Generic[R]):
     def end_transaction(self, partition: int, producer_id: int, commit: bool) -> None:
         """A transaction's marker is durable: what the transaction wrote counts, or is dropped, after earlier writes."""
         write = _Write(partial(self._end_transaction, partition, producer_id, commit))
-        self._queue(partition).append(write)
+        self._queues[partition].append(write)
         self._ended(partition, write, None)
 
     async def settled(self, partition: int) -> None:
@@ -282,12 +282,6 @@ class CoordinatorRuntime(Generic[R]):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _queue(self, partition: int) -> deque[_Write]:
-        queue = self._queues.get(partition)
-        if queue is None:
-            queue = self._queues[partition] = deque()
-        return queue
 
     def _ended(self, partition: int, write: _Write, error: StorageError | None) -> None:
         """A write is durable or failed. It is replayed after those before it, which may not have ended yet."""

@@ -24,8 +24,6 @@ Entity = tuple[tuple[str, str | None], ...]  # (type, name), sorted; None is the
 
 
 class Limit(NamedTuple):
-    """A limit, and who shares it."""
-
     per_second: float
     shared_by: tuple[str, ...]
 

@@ -27,8 +27,6 @@ KNOWN = (*(name for names in NAMES.values() for name in names), *IGNORED)
 
 
 class Line(NamedTuple):
-    """A record to write."""
-
     value: bytes | None
     key: bytes | None = None
     partition: int | None = None

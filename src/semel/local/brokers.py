@@ -119,7 +119,6 @@ SEMEL = (sys.executable, "-m", "semel")  # `semel` with the Python that runs now
 
 
 def semel_command(*arguments: str | Path, semel: Sequence[str] = SEMEL) -> list[str]:
-    """The command line of `semel ...`."""
     return [*semel, *(str(argument) for argument in arguments)]
 
 

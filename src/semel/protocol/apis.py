@@ -82,7 +82,6 @@ NAMES: dict[int, str] = {key: name.title().replace("_", "") for key, (_, name, _
 
 @cache
 def api_of(key: int) -> Api[Any, Any]:
-    """The API with a key."""
     if key not in APIS:
         raise UnsupportedVersionError(f"there is no API with key {key}")
     module, name, _ = APIS[key]

@@ -49,8 +49,6 @@ class BatchRun(NamedTuple):
 
 
 class _Visible(NamedTuple):
-    """A batch to decode."""
-
     header: BatchHeader
     set: int
     memory: Bytes | None  # that it lies in as it is; None if it was decompressed

@@ -114,8 +114,6 @@ ignorable = Ignorable()
 
 # -- the table, read ---------------------------------------------------------------------------------------------------
 class Field(msgspec.Struct, frozen=True):
-    """One row of a table."""
-
     name: str
     kind: FieldKind | type[Struct]
     is_array: bool

@@ -426,8 +426,6 @@ class TransactionTracker:
 
 
 class CompactionRules(NamedTuple):
-    """The input of a compaction pass."""
-
     keys: dict[bytes, int]  # key -> latest offset
     mapped_end: int  # what is at or after this offset stays as it is
     last_of_producers: dict[int, tuple[int, int]]  # producer id -> (last data offset or -1, epoch)

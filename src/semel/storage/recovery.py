@@ -66,8 +66,6 @@ _UNFINISHED_CHECKPOINTS = (checkpoints.LEADER_EPOCHS + _UNFINISHED, checkpoints.
 
 @dataclass(slots=True, kw_only=True)
 class LogFolder:
-    """A log's folder and its checkpoints."""
-
     path: str
     cache: FileCache
     trusted: bool  # the last run was stopped cleanly: files are as that run left them

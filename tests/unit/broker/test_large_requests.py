@@ -121,8 +121,9 @@ def test_many_offsets_for_one_partition_are_one_record_and_the_last_one_counts()
         return CommitOutcome(len(commits), E.NONE)
 
     topic = SimpleNamespace(name="t", id=bytes(16), partitions=[0, 1])
-    groups = SimpleNamespace(config=SimpleNamespace(metadata_max_size=4096), commits=SimpleNamespace(commit=commit))
-    broker: Any = SimpleNamespace(groups=groups, topics=SimpleNamespace(get=lambda _: topic))
+    groups = SimpleNamespace(commits=SimpleNamespace(commit=commit))
+    settings = {"offset.metadata.max.bytes": 4096}
+    broker: Any = SimpleNamespace(groups=groups, topics=SimpleNamespace(get=lambda _: topic), settings=settings)
     parts = [OffsetCommitRequestPartition(number % 2, number) for number in range(20_000)]
     request = OffsetCommitRequest("g", topics=[OffsetCommitRequestTopic("t", partitions=parts)])
 

@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from semel.broker.groups.records import NO_TIME
-from semel.broker.groups.timers import Alarm
+from semel.broker.groups.timers import Alarm, cancel_all
 from semel.protocol.errors import DecodeError, ErrorCode
 from semel.protocol.messages.groups import CONSUMER_SUBSCRIPTION, JoinGroupResponse, SyncGroupResponse
 from semel.protocol.messages.internal_topics import GroupMetadataValue, MemberMetadata
@@ -166,7 +166,6 @@ TABLE: dict[tuple[GroupState, GroupEvent], Cell] = {
 
 
 def decide(state: GroupState, event: GroupEvent) -> Cell:
-    """What an event means in a state."""
     return TABLE[state, event]
 
 
@@ -361,9 +360,7 @@ class Group:
         member.session_timeout_ms = session_timeout_ms
 
     def forget_pending(self, member_id: str) -> None:
-        alarm = self.pending.pop(member_id, None)
-        if alarm is not None:
-            alarm.cancel()
+        cancel_all(self.pending.pop(member_id, None))
 
     def absent(self) -> list[ClassicMember]:
         """Members that have not joined in this rebalance."""

@@ -36,8 +36,6 @@ class Committer(NamedTuple):
 
 
 class OffsetToCommit(NamedTuple):
-    """One offset to store."""
-
     topic: str
     partition: int
     offset: int

@@ -14,12 +14,13 @@ from semel.broker.groups.classic_group import Act, Group, GroupError, GroupEvent
 from semel.broker.groups.commits import Commits
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
-from semel.broker.groups.membership import Membership
+from semel.broker.groups.membership import ClassicMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
-from semel.broker.groups.state import Core, GroupConfig, GroupsState, expired_slots
+from semel.broker.groups.state import Core, GroupsState, expired_slots
 from semel.broker.groups.timers import Alarm, LoopTimers, Timers
 from semel.broker.settings import Settings
+from semel.broker.settings_table import MINUTE_MS
 from semel.broker.store import Store
 from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
@@ -49,7 +50,7 @@ class GroupCoordinator:
         self._timers = timers or LoopTimers()
         state = GroupsState(clock)
         self._core = core = Core(
-            GroupConfig.read(settings),
+            settings,
             clock,
             self._timers,
             state.groups,
@@ -58,10 +59,9 @@ class GroupCoordinator:
             CoordinatorRuntime(topic, state),
             new_id,
         )
-        self.config = core.config
         self._rebalance = Rebalance(core)
         self.consumers = ConsumerGroups(core, topics, settings, self._timing_of)
-        self.membership = Membership(core, self._rebalance, self.consumers)
+        self.membership = ClassicMembership(core, self._rebalance, self.consumers)
         self.commits = Commits(core, self._rebalance)
         self._expiry = Alarm(self._timers, self._expire)
         self._running: set[asyncio.Task[ErrorCode]] = set()
@@ -79,7 +79,7 @@ class GroupCoordinator:
             self._rebalance.resume(group)
         for consumer_group in core.consumer_groups.values():
             self.consumers.resume(consumer_group)
-        self._expiry.set(core.config.retention_check_interval_ms)
+        self._expiry.set(self._settings["offsets.retention.check.interval.ms"])
         number = len(core.groups) + len(core.consumer_groups)
         logger.info("%d groups with %d offsets", number, len(core.offsets))
 
@@ -156,20 +156,21 @@ class GroupCoordinator:
 
     # -- expiry --------------------------------------------------------------------------------------------------------
     def _expire(self) -> None:
-        self._expiry.set(self.config.retention_check_interval_ms)
+        self._expiry.set(self._settings["offsets.retention.check.interval.ms"])
         self._run(self.expire_now())
 
     async def expire_now(self) -> ErrorCode:
         """Deletes offsets that were unused for the retention time, and groups without members and offsets."""
         now_ms = self._core.clock.now_ms()
+        retention_ms = self._settings["offsets.retention.minutes"] * MINUTE_MS
         for group in self.groups():
-            slots = expired_slots(group, self._core.offsets, now_ms, self.config.retention_ms)
+            slots = expired_slots(group, self._core.offsets, now_ms, retention_ms)
             if slots:
                 await self.commits.write_tombstones(group.group_id, slots)
             if not self._core.offsets.slots_of(group.group_id) and not group.pending:
                 await self._delete(group, GroupEvent.EXPIRE)
         for consumers in self.consumer_groups():
-            slots = expired_slots(consumers, self._core.offsets, now_ms, self.config.retention_ms)
+            slots = expired_slots(consumers, self._core.offsets, now_ms, retention_ms)
             await self.commits.write_tombstones(consumers.group_id, slots)
             is_empty = consumers.state is ConsumerGroupState.EMPTY
             if is_empty and not self._core.offsets.slots_of(consumers.group_id):

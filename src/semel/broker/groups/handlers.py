@@ -87,7 +87,7 @@ async def offset_commit(
     """Partitions that do not exist are refused one by one; a group that refuses, refuses all others. Of several offsets
     for one partition the last one counts, and only that one is written."""
     groups = broker.groups
-    limit = groups.config.metadata_max_size
+    limit = broker.settings["offset.metadata.max.bytes"]
     response = offsets.OffsetCommitResponse()
     commits: dict[tuple[str, int], OffsetToCommit] = {}
     turns = Turns()

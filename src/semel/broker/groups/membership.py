@@ -65,7 +65,7 @@ class LeavingMember(NamedTuple):
     reason: str | None = None
 
 
-class Membership:
+class ClassicMembership:
     """The requests of the rebalance protocol of classic groups."""
 
     def __init__(self, core: Core, rebalance: Rebalance, consumers: ConsumerGroups) -> None:
@@ -75,10 +75,11 @@ class Membership:
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------------
     async def join(self, joiner: Joiner) -> JoinGroupResponse:
-        request, config = joiner.request, self._core.config
+        request, settings = joiner.request, self._core.settings
         if not request.group_id:
             return join_error(ErrorCode.INVALID_GROUP_ID, request.member_id)
-        if not config.min_session_timeout_ms <= request.session_timeout_ms <= config.max_session_timeout_ms:
+        shortest_ms, longest_ms = settings["group.min.session.timeout.ms"], settings["group.max.session.timeout.ms"]
+        if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
         group, stored = self._core.groups.get(request.group_id), None
         if group is None and request.member_id != NO_MEMBER_ID:
@@ -117,7 +118,7 @@ class Membership:
 
     def _judge_join(self, group: Group, joiner: Joiner) -> JoinAnswer:
         member_id = joiner.request.member_id
-        if not group.has_room(member_id, self._core.config.max_size):
+        if not group.has_room(member_id, self._core.settings["group.max.size"]):
             self._rebalance.drop(group, member_id)
             return join_error(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
         try:

@@ -13,7 +13,7 @@ from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.classic_group import Act, Cell, ClassicMember, Group, GroupEvent, GroupState
 from semel.broker.groups.records import GroupRecord
 from semel.broker.groups.state import Core
-from semel.broker.groups.timers import Alarm
+from semel.broker.groups.timers import Alarm, cancel_all
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import JoinGroupResponse, JoinGroupResponseMember, SyncGroupResponse
 from semel.storage import StorageError
@@ -90,7 +90,7 @@ class Rebalance:
         """Takes up a group that was read from the log: its members get a session time to come back."""
         for member in group.members.values():
             self.watch(group, member, member.session_timeout_ms)
-        if len(group.members) > self._core.config.max_size:
+        if len(group.members) > self._core.settings["group.max.size"]:
             self._prepare(group)
 
     def carry_out(self, group: Group, cell: Cell, reason: str = "") -> None:
@@ -103,13 +103,12 @@ class Rebalance:
         if group.state is GroupState.COMPLETING:
             self._withdraw_assignment(group, ErrorCode.REBALANCE_IN_PROGRESS)
         group.not_synced.clear()
-        if group.sync_alarm is not None:
-            group.sync_alarm.cancel()
+        cancel_all(group.sync_alarm)
         is_initial = group.state is GroupState.EMPTY
         group.enter(GroupState.PREPARING, self._core.clock.now_ms())
         if is_initial:
             group.grew = False
-            delay_ms = self._core.config.initial_rebalance_delay_ms
+            delay_ms = self._core.settings["group.initial.rebalance.delay.ms"]
             self._await_members(group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
         elif group.all_joined:
             self._complete(group)
@@ -132,8 +131,7 @@ class Rebalance:
         self._set_join_alarm(group, group.rebalance_timeout_ms, lambda: self._complete(group))
 
     def _set_join_alarm(self, group: Group, delay_ms: int, action: Callable[[], None]) -> None:
-        if group.join_alarm is not None:
-            group.join_alarm.cancel()
+        cancel_all(group.join_alarm)
         group.join_alarm = Alarm(self._core.timers, action)
         group.join_alarm.set(delay_ms)
 
@@ -149,8 +147,7 @@ class Rebalance:
         """The join phase ends: who did not come back is out, unless it is static and its session still runs."""
         if group.state is not GroupState.PREPARING:
             return
-        if group.join_alarm is not None:
-            group.join_alarm.cancel()
+        cancel_all(group.join_alarm)
         for member in group.absent():
             if not member.is_static:
                 self.drop(group, member.member_id)
@@ -211,8 +208,8 @@ class Rebalance:
     def synced(self, group: Group, member: ClassicMember) -> None:
         """A member asked for its assignment."""
         group.not_synced.discard(member.member_id)
-        if not group.not_synced and group.sync_alarm is not None:
-            group.sync_alarm.cancel()
+        if not group.not_synced:
+            cancel_all(group.sync_alarm)
 
     # -- when time passes ----------------------------------------------------------------------------------------------
     def watch(self, group: Group, member: ClassicMember, timeout_ms: int) -> None:
@@ -258,8 +255,7 @@ class Rebalance:
         member = group.remove(member_id)
         if member is None:
             return
-        if member.session is not None:
-            member.session.cancel()
+        cancel_all(member.session)
         member.answer_join(join_error(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
         member.answer_sync(sync_error(ErrorCode.UNKNOWN_MEMBER_ID))
 
@@ -269,9 +265,7 @@ class Rebalance:
             self.drop(group, member_id)
         for member_id in list(group.pending):
             group.forget_pending(member_id)
-        for alarm in (group.join_alarm, group.sync_alarm):
-            if alarm is not None:
-                alarm.cancel()
+        cancel_all(group.join_alarm, group.sync_alarm)
         if self._core.groups.get(group.group_id) is group:
             del self._core.groups[group.group_id]
 
@@ -299,11 +293,8 @@ class Rebalance:
     def stop(self) -> None:
         """Ends timers; requests that wait get NOT_COORDINATOR."""
         for group in self._core.groups.values():
-            for alarm in (group.join_alarm, group.sync_alarm, *group.pending.values()):
-                if alarm is not None:
-                    alarm.cancel()
+            cancel_all(group.join_alarm, group.sync_alarm, *group.pending.values())
             for member in group.members.values():
-                if member.session is not None:
-                    member.session.cancel()
+                cancel_all(member.session)
                 member.answer_join(join_error(ErrorCode.NOT_COORDINATOR, member.member_id))
                 member.answer_sync(sync_error(ErrorCode.NOT_COORDINATOR))

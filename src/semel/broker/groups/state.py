@@ -13,7 +13,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, KeyValue
@@ -41,8 +41,6 @@ Key = TypeVar("Key")
 
 
 class GroupOffsets:
-    """What `__consumer_offsets` says."""
-
     def __init__(self) -> None:
         self._committed: dict[str, TopicOffsets] = {}  # group: topic: partition: offset
         self._pending: dict[Transaction, dict[OffsetKey, CommittedOffset]] = {}
@@ -227,38 +225,11 @@ class GroupsState:
             del self.consumer_groups[group_id]
 
 
-MINUTE_MS = 60_000
-
-
-class GroupConfig(NamedTuple):
-    """The broker's settings about groups."""
-
-    initial_rebalance_delay_ms: int
-    min_session_timeout_ms: int
-    max_session_timeout_ms: int
-    max_size: int
-    metadata_max_size: int
-    retention_ms: int
-    retention_check_interval_ms: int
-
-    @classmethod
-    def read(cls, settings: Settings) -> GroupConfig:
-        return cls(
-            initial_rebalance_delay_ms=settings["group.initial.rebalance.delay.ms"],
-            min_session_timeout_ms=settings["group.min.session.timeout.ms"],
-            max_session_timeout_ms=settings["group.max.session.timeout.ms"],
-            max_size=settings["group.max.size"],
-            metadata_max_size=settings["offset.metadata.max.bytes"],
-            retention_ms=settings["offsets.retention.minutes"] * MINUTE_MS,
-            retention_check_interval_ms=settings["offsets.retention.check.interval.ms"],
-        )
-
-
 @dataclass(slots=True)
 class Core:
     """Shared by membership, commits and administration; there is one for a broker."""
 
-    config: GroupConfig
+    settings: Settings
     clock: Clock
     timers: Timers
     groups: dict[str, Group]  # classic ones

@@ -20,10 +20,8 @@ class Timers(Protocol):
 
 
 class LoopTimers:
-    """The timers of the running event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop or asyncio.get_running_loop()
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
 
     def monotonic_ms(self) -> float:
         return self._loop.time() * 1000
@@ -74,3 +72,9 @@ class Alarm:
             self._start(left_ms)
         else:
             self._action()
+
+
+def cancel_all(*alarms: Alarm | None) -> None:
+    for alarm in alarms:
+        if alarm is not None:
+            alarm.cancel()

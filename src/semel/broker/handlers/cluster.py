@@ -24,7 +24,8 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 def api_versions(
     broker: BrokerNode, context: RequestContext, request: messages.ApiVersionsRequest
 ) -> messages.ApiVersionsResponse:
-    if context.version >= 3 and not _is_valid(request):
+    software = (request.client_software_name, request.client_software_version)
+    if context.version >= 3 and not all(map(_SOFTWARE.match, software)):
         return messages.ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return messages.ApiVersionsResponse(
         api_keys=_api_keys(),
@@ -55,10 +56,6 @@ def _api_keys() -> list[messages.ApiVersion]:
     return [messages.ApiVersion(row.key, row.min_version, row.max_version) for row in TABLE.values()]
 
 
-def _is_valid(request: messages.ApiVersionsRequest) -> bool:
-    return bool(_SOFTWARE.match(request.client_software_name) and _SOFTWARE.match(request.client_software_version))
-
-
 # --- UpdateFeatures (57): make other feature levels final. All of a request, or none ---
 _UPGRADE, _SAFE_DOWNGRADE, _UNSAFE_DOWNGRADE = 1, 2, 3
 
@@ -67,7 +64,10 @@ def update_features(
     broker: BrokerNode, context: RequestContext, request: messages.UpdateFeaturesRequest
 ) -> messages.UpdateFeaturesResponse:
     for update in request.feature_updates:
-        reason = _refusal(broker, update, _kind(update, context.version))
+        kind = update.upgrade_type
+        if context.version == 0:
+            kind = _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
+        reason = _refusal(broker, update, kind)
         if reason is not None:
             message = (
                 "The update failed for all features since the following feature had an error: Invalid update version "
@@ -85,12 +85,6 @@ def update_features(
     return messages.UpdateFeaturesResponse(
         error_message=None, results=[messages.UpdatableFeatureResult(name, 0, None) for name in levels]
     )
-
-
-def _kind(update: messages.FeatureUpdateKey, version: int) -> int:
-    if version >= 1:
-        return update.upgrade_type
-    return _SAFE_DOWNGRADE if update.allow_downgrade else _UPGRADE
 
 
 def _refusal(broker: BrokerNode, update: messages.FeatureUpdateKey, kind: int) -> str | None:

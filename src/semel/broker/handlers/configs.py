@@ -214,20 +214,15 @@ async def _alter(
         kind, name = resource.resource_type, resource.resource_name
         result = messages.AlterConfigsResourceResponse(0, None, kind, name)
         try:
-            _check_once(counts, kind, name)
+            if counts[kind, name] > 1:
+                message = "Each resource must appear at most once, but this one appears more often."
+                raise TopicError(ErrorCode.INVALID_REQUEST, message)
             replace_settings(broker, kind, name, texts_of(resource), validate_only=validate_only)
         except TopicError as error:
             result.error_code, result.error_message = error.code, error.message
         responses.append(result)
         await turns.next()
     return responses
-
-
-def _check_once(counts: Counter[tuple[int, str]], resource_type: int, name: str) -> None:
-    if counts[resource_type, name] > 1:
-        raise TopicError(
-            ErrorCode.INVALID_REQUEST, "Each resource must appear at most once, but this one appears more often."
-        )
 
 
 def _check_names(configs: Sequence[messages.AlterableConfig | messages.IncrementalConfig]) -> None:

@@ -276,12 +276,9 @@ def _as_kafka_says(error: StorageError, topic: Topic, part: PartitionProduceData
     return error
 
 
-def _fill_error(result: PartitionProduceResponse, error: BaseException | None) -> None:
-    code = error.code if isinstance(error, StorageError) else ErrorCode.KAFKA_STORAGE_ERROR
-    result.error_code = code
-    result.error_message = error.message if isinstance(error, StorageError) else str(error)
-    if isinstance(error, StorageError):
-        result.record_errors = [BatchIndexAndErrorMessage(*entry) for entry in error.record_errors]
+def _fill_error(result: PartitionProduceResponse, error: StorageError) -> None:
+    result.error_code, result.error_message = error.code, error.message
+    result.record_errors = [BatchIndexAndErrorMessage(*entry) for entry in error.record_errors]
     result.base_offset = result.log_append_time_ms = result.log_start_offset = -1
 
 

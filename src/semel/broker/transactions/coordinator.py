@@ -141,7 +141,9 @@ class TransactionCoordinator:
         producer_id, epoch = expected or (NO_PRODUCER_ID, NO_EPOCH)
         active = await self._settled_id(transactional_id)
         if active is None:
-            active = ActiveId(transactional_id, new_transaction(self._producer_ids.take(), timeout_ms, self._now_ms()))
+            active = ActiveId(
+                transactional_id, new_transaction(self._producer_ids.take(), timeout_ms, self._clock.now_ms())
+            )
         ask = self._ask(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms)
         decision = self._decide(active, TransactionEvent.INIT, ask)
         error = await self._carry_out(active, decision)
@@ -189,7 +191,7 @@ class TransactionCoordinator:
         error = await self._carry_out(active, decision)
         if error is not ErrorCode.NONE:
             return Owner(error)
-        after = active.txn if decision.to is None else _completed(decision.to, self._now_ms())
+        after = active.txn if decision.to is None else _completed(decision.to, self._clock.now_ms())
         return Owner(error, after.producer_id, after.epoch)
 
     async def allow_append(
@@ -228,7 +230,7 @@ class TransactionCoordinator:
     async def forget_unused(self) -> int:
         """Forgets ids that were not used for transactional.id.expiration.ms. Returns how many."""
         expiration_ms = self._settings["transactional.id.expiration.ms"]
-        now_ms = self._now_ms()
+        now_ms = self._clock.now_ms()
         forgotten = 0
         chunk: list[ActiveId] = []
         for transactional_id in self.ids.unused_since(now_ms - expiration_ms):
@@ -264,11 +266,8 @@ class TransactionCoordinator:
         return forgotten
 
     # --- decide, write, replay, complete -----------------------------------------------------------------------------
-    def _now_ms(self) -> int:
-        return self._clock.now_ms()
-
     def _ask(self, **fields: Any) -> Ask:
-        return Ask(now_ms=self._now_ms(), broker_version=self._settings["transaction.version"], **fields)
+        return Ask(now_ms=self._clock.now_ms(), broker_version=self._settings["transaction.version"], **fields)
 
     async def _settled_id(self, transactional_id: str) -> ActiveId | None:
         """The id, after a short wait if a transition is pending: mostly the markers of the last transaction."""
@@ -356,7 +355,7 @@ class TransactionCoordinator:
         while True:
             try:
                 await self._mark_partitions(active)
-                to = _completed(active.txn, self._now_ms())
+                to = _completed(active.txn, self._clock.now_ms())
                 while await self._write(active, to) is not None:
                     await asyncio.sleep(RETRY_S)
                 break

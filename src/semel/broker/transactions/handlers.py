@@ -123,7 +123,7 @@ async def txn_offset_commit(
     """A group's offsets, pending until the transaction ends. Partitions that do not exist are refused one by one."""
     codes: dict[TopicPartition, ErrorCode] = {}
     commits: dict[TopicPartition, OffsetToCommit] = {}  # of several offsets for a partition the last one counts
-    limit = broker.groups.config.metadata_max_size
+    limit = broker.settings["offset.metadata.max.bytes"]
     turns = Turns()
     for asked in request.topics:
         await turns.next()

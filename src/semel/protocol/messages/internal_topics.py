@@ -50,8 +50,6 @@ class OffsetCommitKey(Struct):
 
 
 class OffsetCommitValue(Struct):
-    """A committed offset."""
-
     offset: int64 = 0
     leader_epoch: Annotated[int32, versions("3+"), ignorable] = -1
     metadata: str = ""

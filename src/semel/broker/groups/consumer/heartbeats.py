@@ -25,7 +25,7 @@ from semel.broker.groups.consumer.planner import (
 )
 from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
-from semel.broker.groups.timers import Alarm
+from semel.broker.groups.timers import Alarm, cancel_all
 from semel.broker.resource_settings import GroupTiming
 from semel.broker.settings import Settings
 from semel.broker.topics import Topics
@@ -54,8 +54,7 @@ class ConsumerGroups:
             self._watch(group, member_id)
 
     async def stop(self) -> None:
-        for alarm in (*self._sessions.values(), *self._revocations.values()):
-            alarm.cancel()
+        cancel_all(*self._sessions.values(), *self._revocations.values())
         if self._running:
             await asyncio.wait(self._running)
 
@@ -119,19 +118,14 @@ class ConsumerGroups:
         """Sets the member's alarms by what it is now."""
         key = (group.group_id, member_id)
         if member_id not in group.subscriptions:
-            for alarms in (self._sessions, self._revocations):
-                alarm = alarms.pop(key, None)
-                if alarm is not None:
-                    alarm.cancel()
+            cancel_all(self._sessions.pop(key, None), self._revocations.pop(key, None))
             return
         if key not in self._sessions:
             self._sessions[key] = Alarm(self._core.timers, lambda: self._run_remove(key, "its session ended"))
         self._sessions[key].set(self.timing_of(group.group_id).session_timeout_ms)
         current = group.current.get(member_id, Current())
         if current.state is not MemberState.UNREVOKED:
-            alarm = self._revocations.pop(key, None)
-            if alarm is not None:
-                alarm.cancel()
+            cancel_all(self._revocations.pop(key, None))
         elif key not in self._revocations:
             self._revocations[key] = Alarm(self._core.timers, lambda: self._revocation_over(key, current.epoch))
             self._revocations[key].set(group.subscriptions[member_id].rebalance_timeout_ms)
