@@ -28,7 +28,7 @@ test-full: setup ## run the tests and the long campaigns, then those of Spark wi
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 	@scripts/spark-matrix
 
-simulate: setup ## run producer and broker in simulated worlds: ARGS="--seconds 60", ARGS="--workload producer --seed 17"
+simulate: setup ## run clients and broker in simulated worlds: ARGS="--seconds 60", ARGS="--workload producer --seed 17"
 	@$(BIN)/python -m tests.simulation $(ARGS)
 
 lint: setup ## check style, types and import rules

@@ -1,4 +1,4 @@
-"""`make simulate`: runs the simulation of producer and broker, one seed after the other, and prints what breaks.
+"""`make simulate`: runs clients and a broker in simulated worlds, one seed after the other, and prints what breaks.
 
 make simulate ARGS="--seconds 60"                     fresh seeds, all workloads in turns
 make simulate ARGS="--workload producer --seed 17"    one seed again, with its trace
@@ -15,11 +15,12 @@ import time
 import traceback
 from pathlib import Path
 
+from tests.simulation.group_workload import consumers
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
 LAST_EVENTS = 40
-WORKLOADS = {"producer": producer_and_broker, "transactions": transactions}
+WORKLOADS = {"producer": producer_and_broker, "transactions": transactions, "consumers": consumers}
 
 
 def main() -> int:

@@ -24,11 +24,15 @@ ROW_BYTES = 60
 INIT_VERSION = 4
 
 
+Connect = Callable[[Callable[[bytes], None], Callable[[], None]], SimulatedConnection | None]
+
+
 class WireClient:
     """Requests on one connection after the other, each with its deadline."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, connect: Connect | None = None) -> None:
         self.world = world
+        self._open = connect or world.broker.connect
         self._connection: SimulatedConnection | None = None
         self._wire = Wire("simulated")
         self._frames = Frames()
@@ -39,9 +43,13 @@ class WireClient:
     def in_flight(self) -> int:
         return self._wire.in_flight
 
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
     def connect(self) -> bool:
         if self._connection is None and self.world.now_s >= self._retry_s:
-            connection = self.world.broker.connect(self._on_bytes, self._on_lost)
+            connection = self._open(self._on_bytes, self._on_lost)
             if connection is None:
                 self._retry_s = self.world.now_s + RECONNECT_S
             self._connection, self._wire, self._frames = connection, Wire("simulated"), Frames()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from semel.client.errors import DeliveryTimedOutError
+from semel.client.errors import DeliveryTimedOutError, KafkaError
 from semel.client.wire import Pending
+from semel.protocol.api import Api
 from semel.protocol.batch import Buffer, iter_headers
 from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.rows import decode_batch
@@ -23,13 +26,14 @@ FETCH_VERSION = 11
 class Disturbances:
     """Freezes the broker, kills it and cuts its power now and then; it is started again after a while."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, every_s: float = 1.0) -> None:
         self._world = world
+        self._every_s = every_s
         self.on = True
         self._next()
 
     def _next(self) -> None:
-        self._world.after(self._world.rng.expovariate(1 / 1.0), self._strike)
+        self._world.after(self._world.rng.expovariate(1 / self._every_s), self._strike)
 
     def _strike(self) -> None:
         world = self._world
@@ -106,11 +110,11 @@ def transactions(seed: int, data: Path, on_start: Callable[[World], None] = lamb
         world.stall_rate = 0.0
         assert world.run(lambda: all(owner.is_over for owner in owners), DRAIN_S), "not every owner came to an end"
         world.run_for(60.0)  # transactions that were left open are aborted at their timeout
-        _check_visible(owners, [_read(world, partition, committed=True) for partition in range(PARTITIONS)])
+        check_visible(owners, [_read(world, partition, committed=True) for partition in range(PARTITIONS)])
         return world
 
 
-def _check_visible(owners: list[TransactionalProcess], visible: list[list[bytes | None]]) -> None:
+def check_visible(owners: list[TransactionalProcess], visible: list[list[bytes | None]]) -> None:
     values = [value for partition in visible for value in partition]
     assert len(values) == len(set(values)), "a record is visible twice"
     seen = set(values)
@@ -140,17 +144,22 @@ def _check_stored(producer: ProducerProcess, stored: list[list[bytes | None]]) -
         assert order == [value for _, _, value in mine if value in set(values)], "not in the order of sending"
 
 
-def _read(world: World, partition: int, committed: bool = False) -> list[bytes | None]:
-    """All records of a partition, or those of committed transactions, as a consumer gets them."""
-    client, values, offset = WireClient(world), list[bytes | None](), 0
+def read_rows(world: World, partition: int, committed: bool = False, offset: int = 0) -> list[tuple[int, bytes | None]]:
+    """All records of a partition, or those of committed transactions, as a consumer gets them: offset and value."""
+    client, rows = WireClient(world), list[tuple[int, bytes | None]]()
     while True:
         part = _fetch(world, client, partition, offset, committed)
+        assert part.error_code == 0
         data = part.records or b""
         if not len(data):
-            return values
+            return rows
         aborted = sorted((each.first_offset, each.producer_id) for each in part.aborted_transactions or ())
-        values += _values(data, offset, aborted)
+        rows += _visible(data, offset, aborted)
         offset = max(header.next_offset for _, header in iter_headers(data))
+
+
+def _read(world: World, partition: int, committed: bool = False) -> list[bytes | None]:
+    return [value for _, value in read_rows(world, partition, committed)]
 
 
 def _fetch(world: World, client: WireClient, partition: int, offset: int, committed: bool) -> PartitionData:
@@ -161,18 +170,25 @@ def _fetch(world: World, client: WireClient, partition: int, offset: int, commit
         isolation_level=int(committed),
         topics=[FetchTopic(TOPIC, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=1 << 26)])],
     )
-    answers: list[Pending] = []
-    assert client.connect()
-    client.send(FETCH, request, FETCH_VERSION, 60.0, answers.append)
-    assert world.run(lambda: bool(answers), 100.0)
-    part: PartitionData = answers[0].result().responses[0].partitions[0]
-    assert part.error_code == 0
+    part: PartitionData = ask(world, client, FETCH, request, FETCH_VERSION).responses[0].partitions[0]
     return part
 
 
-def _values(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[bytes | None]:
+def ask(world: World, client: WireClient, api: Api[Any, Any], request: Any, version: int) -> Any:
+    """The response, however often that takes."""
+    while True:
+        answers: list[Pending] = []
+        if client.connect():
+            client.send(api, request, version, 60.0, answers.append)
+            assert world.run(lambda answers=answers: bool(answers), 100.0)  # type: ignore[misc]
+            with contextlib.suppress(KafkaError):
+                return answers[0].result()
+        world.run_for(0.05)
+
+
+def _visible(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[tuple[int, bytes | None]]:
     """Without control records, and without the transactions that the response names as aborted."""
-    values: list[bytes | None] = []
+    rows: list[tuple[int, bytes | None]] = []
     aborting: set[int] = set()  # producers whose batches are skipped, up to their marker
     for at, header in iter_headers(data):
         while aborted and aborted[0][0] <= header.base_offset:
@@ -180,5 +196,6 @@ def _values(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[b
         if header.is_control:
             aborting.discard(header.producer_id)
         elif header.producer_id not in aborting:
-            values += [record.value for record in decode_batch(data, at).records if record.offset >= offset]
-    return values
+            found = decode_batch(data, at).records
+            rows += [(record.offset, record.value) for record in found if record.offset >= offset]
+    return rows

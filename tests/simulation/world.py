@@ -11,6 +11,7 @@ import contextlib
 import heapq
 import os
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -160,7 +161,13 @@ class SimulatedBroker:
         self._world.note("broker starts")
 
     async def _serve(self) -> None:
-        settings = Settings({"offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2"})
+        settings = Settings(
+            {
+                "offsets.topic.num.partitions": "2",
+                "transaction.state.log.num.partitions": "2",
+                "group.initial.rebalance.delay.ms": "100",
+            }
+        )
         node = self.node = BrokerNode(settings, self._data, _WorldClock(self._world))
         node.advertised = ("broker", 9092)
         await node.start()
@@ -377,11 +384,12 @@ class _BrokerTransport(asyncio.Transport):
 @contextlib.contextmanager
 def simulated(seed: int, data: Path) -> Iterator[World]:
     """A world with a broker that is down. Puts the storage's threads and the handlers' turns under virtual time."""
-    workers, counter = sync._Workers, turns.perf_counter
+    workers, counter, new_uuid, ids = sync._Workers, turns.perf_counter, uuid.uuid4, random.Random(seed)
     faults.install(_Disk())
     world = World(seed, data)
     sync._Workers = _SimulatedSyncs  # type: ignore[assignment,misc]
     turns.perf_counter = lambda: world.now_s
+    uuid.uuid4 = lambda: uuid.UUID(int=ids.getrandbits(128))  # the ids of group members
     try:
         yield world
     finally:
@@ -389,3 +397,4 @@ def simulated(seed: int, data: Path) -> Iterator[World]:
         faults.install(None)
         sync._Workers = workers  # type: ignore[misc]
         turns.perf_counter = counter
+        uuid.uuid4 = new_uuid

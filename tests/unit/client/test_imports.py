@@ -25,7 +25,10 @@ CORES = [
         )
     ),
     *(f"group.{name}" for name in ("assignors", "core", "offset_requests", "states")),
-    *(f"consumer.{name}" for name in ("assigned_partitions", "commits", "core", "fetcher", "fetching", "rebalance")),
+    *(
+        f"consumer.{name}"
+        for name in ("assigned_partitions", "commits", "core", "fetcher", "fetching", "reader", "rebalance")
+    ),
     "metadata",
     "pauses",
     "wire",

@@ -1,13 +1,13 @@
 """Reading records: assigned partitions or those of a group, rows or Arrow tables.
 
-consumer    `Consumer`, the calls that users make      decode               record batches to rows or columns
-core        what it decides about its group            engine               its driver: turns of its loop, waiting
-fetching    where to start, what a response means      fetch_driver         sends fetches, looks offsets and leaders up
-fetcher     what to fetch next, and what came          commit_driver        sends commits, and calls back
-commits     the order of commits                       assigned_partitions  where each partition stands
-rebalance   what a new assignment does to the consumer
+consumer   `Consumer`, the calls that users make     decode               record batches to rows or columns
+core       what it decides about its group           engine               its driver: turns of its loop, waiting
+fetching   where to start, what a response means     fetch_driver         sends fetches, looks offsets and leaders up
+fetcher    what to fetch next, and what came         commit_driver        sends commits, and calls back
+commits    the order of commits                      assigned_partitions  where each partition stands
+reader     hands out what was fetched                rebalance            what a new assignment does to the consumer
 
-`core`, `fetching`, `fetcher`, `commits`, `assigned_partitions` and `rebalance` are without I/O: docs/decisions/0032.
+Those without I/O: core, fetching, fetcher, commits, reader, assigned_partitions, rebalance. See docs/decisions/0032.
 """
 
 from __future__ import annotations

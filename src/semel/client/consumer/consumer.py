@@ -26,6 +26,7 @@ from semel.client.consumer.commits import Callback, PendingCommit
 from semel.client.consumer.core import TopicSubscription
 from semel.client.consumer.deserialize import Deserializers
 from semel.client.consumer.engine import ConsumerEngine, checked_partitions, log
+from semel.client.consumer.reader import ChunkReader
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.group.offset_requests import EARLIEST, LATEST
@@ -46,12 +47,12 @@ from semel.client.types import (
     TopicPartition,
 )
 from semel.client.use_guard import UseGuard, one_thread_at_a_time
-from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from semel.client.consumer.decode import DecodedChunk, Form
+    from semel.client.consumer.decode import Form
 from typing import NamedTuple
 
 # Keys are TopicPartition or plain pairs; a Mapping's key type says nothing of subclasses, hence both.
@@ -168,10 +169,9 @@ class Consumer:
         self._engine = ConsumerEngine(self.settings, self._commit_before_revoke)
         self._guard = UseGuard("consumer", "wakeup() and metrics()")
         self._before_take: dict[PartitionState, int | None] = {}
-        self._records_total = self._bytes_total = 0
         self._rebalances = _CountedListener(RebalanceListener())
         self._deserializers = Deserializers(key_deserializer, value_deserializer)
-        self._open: list[DecodedChunk] = []  # decoded, not yet read to their end
+        self._reader = ChunkReader(self._engine.fetcher, self.settings.reads_committed)
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False
         self._iteration: Iteration | None = None
@@ -213,7 +213,7 @@ class Consumer:
             self._commit_before_leaving(deadline)
         self._engine.leave_group("the consumer unsubscribed", deadline)
         self._engine.assigned.assign([])
-        self._open.clear()
+        self._reader.clear()
 
     def assignment(self) -> set[TopicPartition]:
         return self._engine.assigned.partitions
@@ -343,12 +343,11 @@ class Consumer:
             if self._woken:
                 self._woken = False
                 raise _Woken
-            at_hand = [*engine.fetcher.readable(), *(decoded.chunk for decoded in self._open)]
-            self._before_take = {chunk.state: chunk.state.position for chunk in at_hand}
+            self._before_take = self._reader.positions()
             if max_records is None and max_bytes is None:
                 engine.fetching.send(draining=True)  # the next response comes while this one is decoded
-                self._decode_all(form)
-            parts = self._take(form, max_records, max_bytes)
+                self._reader.decode_all(form)
+            parts = self._reader.take(form, max_records, max_bytes)
             if parts:
                 self._fetch_ahead()
                 return parts
@@ -370,69 +369,7 @@ class Consumer:
     def _has_records(self) -> bool:
         if self._woken:
             return True
-        if not self._engine.core.is_delivering:
-            return False
-        self._open = [decoded for decoded in self._open if decoded.chunk.is_current]
-        return self._engine.fetcher.has_chunks or any(d.chunk.is_readable for d in self._open)
-
-    def _take(
-        self, form: Form, max_records: int | None, max_bytes: int | None
-    ) -> list[tuple[TopicPartition, pa.Table]]:
-        """Reads chunks up to the limits; at least one row if there is any."""
-        parts: list[tuple[TopicPartition, pa.Table]] = []
-        rows, size_bytes = 0, 0
-        while (max_records is None or rows < max_records) and (max_bytes is None or size_bytes < max_bytes):
-            decoded = self._next_decoded(form, may_raise=not parts)
-            if decoded is None:
-                break
-            count, left_bytes = decoded.rows_left, decoded.bytes_left
-            if max_records is not None:
-                count = min(count, max_records - rows)
-            if max_bytes is not None and left_bytes > max_bytes - size_bytes:
-                count = min(count, max(1, count * (max_bytes - size_bytes) // left_bytes))
-            part = decoded.take(count)
-            size_bytes += left_bytes - decoded.bytes_left
-            rows += part.num_rows
-            if decoded.rows_left:
-                self._open.insert(0, decoded)
-            if part.num_rows:
-                parts.append((decoded.partition, part))
-        self._records_total += rows
-        self._bytes_total += size_bytes
-        return parts
-
-    def _decode_all(self, form: Form) -> None:
-        """Decodes all that can be read, at once. What is damaged is left to be decoded chunk by chunk."""
-        from semel.client.consumer.decode import decode_all
-
-        fetcher = self._engine.fetcher
-        with contextlib.suppress(DecodeError):
-            self._open += decode_all(fetcher.readable(), self.settings.reads_committed, form)
-            fetcher.drop_readable()
-
-    def _next_decoded(self, form: Form, may_raise: bool) -> DecodedChunk | None:
-        from semel.client.consumer.decode import decode
-
-        for index, decoded in enumerate(self._open):
-            if decoded.chunk.is_readable:
-                del self._open[index]
-                return decoded if decoded.form.covers(form) else self._decode_again(decoded, form)
-        chunk = self._engine.fetcher.take()
-        if chunk is None:
-            return None
-        try:
-            return decode(chunk, self.settings.reads_committed, form)
-        except KafkaError:
-            if may_raise:
-                raise
-            return None  # what was read before it is handed out first; the next call raises the error
-
-    def _decode_again(self, decoded: DecodedChunk, form: Form) -> DecodedChunk:
-        from semel.client.consumer.decode import decode
-
-        assert decoded.chunk.state.position is not None
-        decoded.chunk.start = decoded.chunk.state.position
-        return decode(decoded.chunk, self.settings.reads_committed, form)
+        return self._engine.core.is_delivering and self._reader.has_records
 
     # -- positions -----------------------------------------------------------------------------------------------------
     def position(self, partition: tuple[str, int], timeout_ms: float | None = None) -> int:
@@ -512,8 +449,8 @@ class Consumer:
         return ConsumerMetrics(
             client_id=self.settings.client_id,
             group_id=self.settings.group_id,
-            records_consumed_total=self._records_total,
-            bytes_consumed_total=self._bytes_total,
+            records_consumed_total=self._reader.records_total,
+            bytes_consumed_total=self._reader.bytes_total,
             fetch_total=engine.fetching.requests_total,
             fetch_error_total=engine.fetching.failed_total,
             fetches_in_flight=0 if engine.closed else engine.fetching.in_flight_count,

@@ -8,7 +8,7 @@ import pytest
 
 from semel.client import Consumer, Producer
 from semel.client.consumer import consumer as consumer_module
-from semel.client.consumer import decode, engine, fetch_driver, fetcher
+from semel.client.consumer import decode, engine, fetch_driver, fetcher, reader
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 
@@ -28,7 +28,7 @@ POINTS: list[tuple[Any, str]] = [
     (fetch_driver.FetchDriver, "receive"),
     (fetch_driver.FetchDriver, "send"),
     (consumer_module.Consumer, "_fetch_ahead"),
-    (consumer_module.Consumer, "_take"),
+    (reader.ChunkReader, "take"),
 ]
 
 

@@ -1,0 +1,127 @@
+"""Groups of consumers, their writers and a broker in simulated worlds: what must never happen, and that it would be
+found if it did."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.client.consumer import decode
+from semel.client.consumer.commits import CommitsCore, PendingCommit
+from semel.client.consumer.fetcher import FetchFailure
+from semel.client.consumer.fetching import FetchingCore
+from semel.client.consumer.rebalance import Rebalancer
+from semel.client.group.core import MemberCore
+from tests.simulation.group_workload import consumers
+
+SEEDS = range(4)
+FRESH = 2
+HUNTED = 40  # seeds, in which each deliberate bug must be found
+
+TRACE = """
+import hashlib, logging, sys
+from pathlib import Path
+from tests.simulation.group_workload import consumers
+logging.disable()
+world = consumers(int(sys.argv[1]), Path(sys.argv[2]))
+print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdigest())
+"""
+
+
+def test_group_reads_everything_in_order_and_never_behind_a_commit(tmp_path: Path) -> None:
+    faults = 0
+    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+        print(f'make simulate ARGS="--workload consumers --seed {seed}"')
+        faults += consumers(seed, tmp_path / str(seed)).faults
+    assert faults > 100
+
+
+def test_a_seed_of_consumers_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path) -> None:
+    def trace(hash_seed: str) -> str:
+        words = [sys.executable, "-c", TRACE, "6", str(tmp_path / hash_seed)]
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    first = trace("1")
+    assert int(first.split()[0]) > 100
+    assert trace("2") == first
+
+
+# --- deliberate bugs ---
+
+
+def give_partitions_back_without_a_commit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Rebalancer, "_is_committed", lambda *_: True)
+
+
+def ignore_max_poll_interval(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberCore, "_is_too_slow", lambda *_: False)
+
+
+def drop_what_was_read_ahead_when_out_of_range(patch: pytest.MonkeyPatch) -> None:
+    on_out_of_range = FetchingCore._on_out_of_range
+
+    def at_once(core: FetchingCore, failure: FetchFailure, now_s: float) -> None:
+        failure.state.position = failure.state.fetch_offset
+        on_out_of_range(core, failure, now_s)
+
+    patch.setattr(FetchingCore, "_on_out_of_range", at_once)
+
+
+def keep_the_leader_that_says_it_is_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FetchingCore, "take_doubted", lambda _: [])
+
+
+def keep_the_coordinator_that_cannot_be_reached(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberCore, "take_doubt", lambda _: False)
+    patch.setattr(CommitsCore, "take_doubt", lambda _: False)
+
+
+def send_the_newest_commit_first(patch: pytest.MonkeyPatch) -> None:
+    def newest(core: CommitsCore, now_s: float) -> PendingCommit | None:
+        unsent = [commit for commit in core._queue if not commit.is_sent and commit.retry_at_s <= now_s]
+        return unsent[-1] if unsent else None
+
+    patch.setattr(CommitsCore, "next_to_send", newest)
+
+
+def show_records_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
+    record_set = decode._record_set
+    patch.setattr(decode, "_record_set", lambda chunk, _: record_set(chunk, False))
+
+
+def take_an_old_heartbeat_s_error_for_the_generation_s(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MemberCore, "_is_current", lambda *_: True)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], Any]] = [
+    give_partitions_back_without_a_commit,
+    ignore_max_poll_interval,
+    drop_what_was_read_ahead_when_out_of_range,
+    keep_the_leader_that_says_it_is_none,
+    keep_the_coordinator_that_cannot_be_reached,
+    send_the_newest_commit_first,
+    show_records_of_aborted_transactions,
+    take_an_old_heartbeat_s_error_for_the_generation_s,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_deliberate_bug_in_consumers_is_found(
+    bug: Callable[[pytest.MonkeyPatch], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(HUNTED):
+        try:
+            consumers(seed, tmp_path / str(seed))
+        except AssertionError as error:
+            print(seed, error)
+            return
+    pytest.fail(f"not found in {HUNTED} seeds")
