@@ -22,7 +22,7 @@ from semel.broker.quotas import Quotas
 from semel.broker.settings import Settings, parse_dynamic
 from semel.broker.settings_table import SettingError
 from semel.broker.store import NEXT_PRODUCER_ID, Store
-from semel.broker.topics import CONSUMER_OFFSETS, TRANSACTION_STATE, Topic, TopicPartition, Topics
+from semel.broker.topics import CONSUMER_OFFSETS, TRANSACTION_STATE, TopicPartition, Topics
 from semel.broker.transactions import TransactionCoordinator
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -54,7 +54,7 @@ class BrokerNode:
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)
-        self.topics.on_deleted = self._on_topics_deleted
+        self.topics.on_deleted = lambda topics: self.groups.on_topics_deleted([topic.name for topic in topics])
         self.cluster_id = self._cluster_id()
         self.advertised: tuple[str, int] | None = None  # for clients; None: the address that they reached
         self.fetches = Fetches(settings["max.incremental.fetch.session.cache.slots"])
@@ -169,9 +169,6 @@ class BrokerNode:
             message = f"no producer ids can be reserved, the data folder cannot be written: {error}"
             raise StorageError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message) from error
         return range(first, first + count)
-
-    def _on_topics_deleted(self, topics: list[Topic]) -> None:
-        self.groups.on_topics_deleted([topic.name for topic in topics])
 
     def _cluster_id(self) -> str:
         """Written into meta.properties by the first start, as `kafka-storage format` does."""

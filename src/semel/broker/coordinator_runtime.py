@@ -87,20 +87,19 @@ class InternalTopic:
         """
         partition_log = self._log(partition)
         now_ms = self._clock.now_ms()
+        guard = None
         if len(records) == 1 and producer is None:
             batch = encode_single(now_ms, *records[0])
-            appended = partition_log.append_records(batch, now_ms=now_ms, guard=None)
-            return appended.base_offset, partition_log.high_watermark > appended.last_offset
-        producer_id, producer_epoch = producer or (-1, -1)
-        batch = encode_batch(
-            [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            transactional=producer is not None,
-        )
-        guard = None
-        if producer is not None and not partition_log.has_open_transaction(producer_id, producer_epoch):
-            guard = partition_log.start_verification(producer_id, producer_epoch, -1, supports_epoch_bump=False)
+        else:
+            producer_id, producer_epoch = producer or (-1, -1)
+            batch = encode_batch(
+                [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer is not None,
+            )
+            if producer is not None and not partition_log.has_open_transaction(*producer):
+                guard = partition_log.start_verification(*producer, -1, supports_epoch_bump=False)
         appended = partition_log.append_records(batch, now_ms=now_ms, guard=guard)
         return appended.base_offset, partition_log.high_watermark > appended.last_offset
 

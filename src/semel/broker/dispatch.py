@@ -26,7 +26,6 @@ class RequestContext(NamedTuple):
     client_id: str | None
     client_host: str  # as Kafka shows it: "/127.0.0.1"
     connection: Connection | None  # None in tests
-    principal: str = "User:ANONYMOUS"
 
 
 HandlerResult = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None

@@ -257,10 +257,10 @@ class _DecoderWriter:
         else:
             self.code.add(depth + 1, f"raise null({where}) if n == -1 else negative({where}, n)")
 
-    def _bytes(self, kind: FieldKind, field: Field, depth: int, target: str, *, null: bool = True) -> None:
+    def _bytes(self, kind: FieldKind, field: Field, depth: int, target: str) -> None:
         self._length(field, depth, "h" if kind.name == "string" else "i")
         where = f"'{self.cls.__name__}.{field.name}'"
-        if null and self.version in field.null:
+        if self.version in field.null:
             self.code.add(depth + 1, f"{target} = None")
             self.code.add(depth, "else:")
             depth += 1

@@ -50,11 +50,8 @@ class _Plain:
         return at
 
 
-class _Compact:
+class _Compact(_Plain):
     """Lengths as varints, one more than they are; 0 is null."""
-
-    def __init__(self, buf: memoryview) -> None:
-        self._buf = buf
 
     def after_string(self, at: int) -> int:
         length, at = read_uvarint(self._buf, at)
@@ -75,7 +72,7 @@ class _Compact:
         return at
 
 
-def _has_more(reader: _Plain | _Compact, version: int, at: int, limit: int) -> bool:
+def _has_more(reader: _Plain, version: int, at: int, limit: int) -> bool:
     at = reader.after_string(at) + _ACKS_AND_TIMEOUT_BYTES
     topics, at = reader.count(at)
     if topics > limit:

@@ -365,14 +365,10 @@ def short_key(key: bytes) -> bytes:
     return key if len(key) <= _SHORT_KEY_BYTES else hashlib.blake2b(key, digest_size=32).digest()
 
 
-def bytes_of(segment: Segment, position: int, header: BatchHeader) -> bytes:
-    return segment.files.read_at(segment.fd, header.size, position)
-
-
 def records_of(segment: Segment, position: int, header: BatchHeader) -> list[FoundRecord]:
     """The records of a batch; none if they can't be read."""
     try:
-        return scan_batch(bytes_of(segment, position, header), header)[1]
+        return scan_batch(segment.read_batch(position, header), header)[1]
     except DecodeError:
         return []
 
@@ -472,7 +468,7 @@ class BatchFilter:
             if keep_empty:
                 self._write(empty_batch(header), header, NO_TIMESTAMP)
         else:
-            self._filter(bytes_of(segment, position, header), header, horizon_ms, keep_empty)
+            self._filter(segment.read_batch(position, header), header, horizon_ms, keep_empty)
 
     def _add_marker(
         self, segment: Segment, position: int, header: BatchHeader, horizon_ms: int | None, keep_empty: bool
@@ -487,9 +483,9 @@ class BatchFilter:
             if keep_empty:
                 self._write(empty_batch(header), header, NO_TIMESTAMP)
         elif unneeded and horizon_ms is None:
-            self._write_with_horizon(bytes_of(segment, position, header), header)
+            self._write_with_horizon(segment.read_batch(position, header), header)
         else:
-            self._write(bytes_of(segment, position, header), header, header.max_timestamp)
+            self._write(segment.read_batch(position, header), header, header.max_timestamp)
 
     def _filter(self, data: bytes, header: BatchHeader, horizon_ms: int | None, keep_empty: bool) -> None:
         try:

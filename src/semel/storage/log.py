@@ -20,13 +20,7 @@ from semel.storage.config import LogConfig
 from semel.storage.files import Files, Handle
 from semel.storage.open_log import LogShared, OpenLog, storage_error
 from semel.storage.producer_state import MarkerBatch, ProducerStates, Verification
-from semel.storage.results import (
-    AppendResult,
-    Isolation,
-    ReadResult,
-    StorageError,
-    TimedBatch,
-)
+from semel.storage.results import AppendResult, Isolation, ReadResult, StorageError, TimedBatch
 from semel.storage.segment import Segment
 from semel.storage.validation import Inspection
 

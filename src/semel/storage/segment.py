@@ -399,11 +399,14 @@ class Segment:
             result = header.next_offset
         return result
 
+    def read_batch(self, position: int, header: BatchHeader) -> bytes:
+        return self.files.read_at(self.fd, header.size, position)
+
     def marker(self, position: int, header: BatchHeader) -> Marker | None:
         """The marker in a control batch; None if it holds none (any more)."""
         from semel.protocol.rows import decode_batch, decode_marker
 
-        records = decode_batch(self.files.read_at(self.fd, header.size, position)).records
+        records = decode_batch(self.read_batch(position, header)).records
         return decode_marker(records[0]) if records else None
 
     def load_max_timestamp(self) -> int:

@@ -132,7 +132,7 @@ class SegmentList:
             from_offset = max(start_offset, segment.base_offset + entry.second if entry else segment.base_offset)
             for position, header in segment.batches(segment.position_hint(from_offset)):
                 if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
-                    return _read_timed(segment, position, header, timestamp_ms, start_offset)
+                    return TimedBatch(segment.read_batch(position, header), header, timestamp_ms, start_offset)
         return None
 
     def batch_of_highest_timestamp(self, start_offset: int) -> TimedBatch | None:
@@ -144,7 +144,7 @@ class SegmentList:
         place = top.find(top.max_timestamp_offset)
         if place is None:
             return None
-        return _read_timed(top, *place, place[1].max_timestamp, start_offset)
+        return TimedBatch(top.read_batch(*place), place[1], place[1].max_timestamp, start_offset)
 
     # Growing
 
@@ -262,13 +262,6 @@ def _last_whole(segment: Segment, data: bytes, start: int, first: int, limit: in
         next_offset = base + last_delta + 1
         at += length + LOG_OVERHEAD
     return at, next_offset
-
-
-def _read_timed(
-    segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
-) -> TimedBatch:
-    batch = segment.files.read_at(segment.fd, header.size, position)
-    return TimedBatch(batch, header, timestamp_ms, start_offset)
 
 
 def _is_old(segment: Segment, config: LogConfig, timestamp_ms: int, now_ms: int) -> bool:

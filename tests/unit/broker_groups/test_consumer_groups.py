@@ -11,9 +11,8 @@ from semel.broker.groups import Committer
 from semel.broker.groups.classic_group import GroupError
 from semel.broker.groups.consumer.model import ConsumerGroupState as S
 from semel.broker.groups.consumer.planner import Beat, check_request
-from semel.broker.groups.membership import LeavingMember
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest, TopicPartitions
+from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest, MemberIdentity, TopicPartitions
 from tests.unit.broker_groups.world import World, in_world
 
 SESSION_MS = 45_000
@@ -342,7 +341,7 @@ async def test_operator_deletes_groups_and_removes_members(world: World) -> None
     member = await Member(world, "a", "i").join()
     await world.commit(5, Committer(member.epoch, "a"))
     assert await world.groups.delete("g") is E.NON_EMPTY_GROUP
-    gone = [LeavingMember("", "i"), LeavingMember("x", None)]
+    gone = [MemberIdentity("", "i"), MemberIdentity("x", None)]
     assert await world.groups.membership.leave("g", gone) == [E.NONE, E.UNKNOWN_MEMBER_ID]
     assert await world.groups.delete("g") is E.NONE
     await world.crash_and_restart()

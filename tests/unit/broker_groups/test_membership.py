@@ -9,8 +9,9 @@ import pytest
 from semel.broker.groups import Committer
 from semel.broker.groups.classic_group import GroupError
 from semel.broker.groups.classic_group import GroupState as S
-from semel.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS, LeavingMember
+from semel.broker.groups.membership import NEW_MEMBER_JOIN_TIMEOUT_MS
 from semel.protocol.errors import ErrorCode as E
+from semel.protocol.messages.groups import MemberIdentity
 from tests.unit.broker_groups.world import REBALANCE_MS, SESSION_MS, World, in_world
 
 
@@ -415,7 +416,7 @@ async def test_member_that_leaves_makes_the_others_join_again_at_once(world: Wor
 async def test_last_member_that_leaves_leaves_an_empty_group_durably(world: World) -> None:
     (leader,) = await world.stable()
     world.log.held = []
-    leaving = asyncio.create_task(world.groups.membership.leave("g", [LeavingMember(leader.member_id, None)]))
+    leaving = asyncio.create_task(world.groups.membership.leave("g", [MemberIdentity(leader.member_id, None)]))
     await world.settle()
     assert not leaving.done()  # not answered before it is durable
     world.log.held[0].set_result(None)
@@ -434,11 +435,11 @@ async def test_many_members_leave_in_one_request_each_with_its_own_code(world: W
     codes = await world.groups.membership.leave(
         "g",
         [
-            LeavingMember(leader.member_id, None, "bye"),
-            LeavingMember("nobody", None),
-            LeavingMember("", "no-instance"),
-            LeavingMember("", None),
-            LeavingMember(follower.member_id, "wrong-instance"),
+            MemberIdentity(leader.member_id, None, "bye"),
+            MemberIdentity("nobody", None),
+            MemberIdentity("", "no-instance"),
+            MemberIdentity("", None),
+            MemberIdentity(follower.member_id, "wrong-instance"),
         ],
     )
     unknown = E.UNKNOWN_MEMBER_ID
@@ -448,7 +449,7 @@ async def test_many_members_leave_in_one_request_each_with_its_own_code(world: W
 
 @in_world()
 async def test_leaving_a_group_that_is_not_there_is_refused_member_by_member(world: World) -> None:
-    codes = await world.groups.membership.leave("g", [LeavingMember("a", None), LeavingMember("b", None)])
+    codes = await world.groups.membership.leave("g", [MemberIdentity("a", None), MemberIdentity("b", None)])
     assert codes == [E.UNKNOWN_MEMBER_ID, E.UNKNOWN_MEMBER_ID]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from semel.broker.coordinator_runtime import Outcome
 from semel.broker.groups import Committer, GroupCoordinator, OffsetToCommit
 from semel.broker.groups.classic_group import ClassicMember, GroupState
-from semel.broker.groups.membership import Joiner, LeavingMember
+from semel.broker.groups.membership import Joiner
 from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
@@ -23,6 +23,7 @@ from semel.protocol.messages.groups import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
+    MemberIdentity,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,
@@ -264,7 +265,7 @@ class World:
         return self.groups.membership.heartbeat("g", generation, joined.member_id, changes.pop("instance", None))
 
     async def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
-        codes = await self.groups.membership.leave("g", [LeavingMember(member_id, instance)])
+        codes = await self.groups.membership.leave("g", [MemberIdentity(member_id, instance)])
         await self.settle()
         return codes[0]
 

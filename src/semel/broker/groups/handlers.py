@@ -10,7 +10,7 @@ from semel.broker.groups.classic_group import CONSUMER, Group, GroupError, Group
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.groups.consumer.model import NOTHING, ConsumerGroup, Current, Partitions
 from semel.broker.groups.consumer.planner import Beat, check_request
-from semel.broker.groups.membership import Joiner, LeavingMember
+from semel.broker.groups.membership import Joiner
 from semel.broker.groups.records import CommittedOffset, by_topic
 from semel.broker.handlers.metadata import GROUP_OPERATIONS, NOT_ASKED
 from semel.broker.topics import Topic
@@ -57,10 +57,7 @@ async def leave_group(
 ) -> messages.LeaveGroupResponse:
     """Before version 3 one member leaves, and its error is the error of the answer."""
     is_single = context.version < MANY_MEMBERS_FROM
-    if is_single:
-        leaving = [LeavingMember(request.member_id, None)]
-    else:
-        leaving = [LeavingMember(who.member_id, who.group_instance_id, who.reason) for who in request.members]
+    leaving = [messages.MemberIdentity(request.member_id)] if is_single else request.members
     try:
         codes = await broker.groups.membership.leave(request.group_id, leaving)
     except GroupError as error:

@@ -26,7 +26,13 @@ from semel.broker.groups.rebalance import (
 from semel.broker.groups.records import GroupRecord, GroupsRecord
 from semel.broker.groups.state import Core
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.groups import JoinGroupRequest, JoinGroupResponse, SyncGroupRequest, SyncGroupResponse
+from semel.protocol.messages.groups import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from semel.storage import StorageError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # as Kafka: a new member that never gets its answer is dropped after this time
@@ -57,12 +63,6 @@ class Joiner(NamedTuple):
     @property
     def reason(self) -> str:
         return self.request.reason or "no reason given"
-
-
-class LeavingMember(NamedTuple):
-    member_id: str
-    group_instance_id: str | None
-    reason: str | None = None
 
 
 class ClassicMembership:
@@ -255,7 +255,7 @@ class ClassicMembership:
         self._rebalance.alive(group.members[member_id])
         return cell.error
 
-    async def leave(self, group_id: str, leaving: list[LeavingMember]) -> list[ErrorCode]:
+    async def leave(self, group_id: str, leaving: list[MemberIdentity]) -> list[ErrorCode]:
         """One code for each member, in order. GroupError where the request as a whole is refused."""
         if not group_id:
             raise GroupError(ErrorCode.INVALID_GROUP_ID)
@@ -272,14 +272,14 @@ class ClassicMembership:
             await self._core.runtime.settled(self._core.partition_of(group_id))
         return codes
 
-    async def _leave_consumers(self, group_id: str, leaving: list[LeavingMember]) -> list[ErrorCode]:
+    async def _leave_consumers(self, group_id: str, leaving: list[MemberIdentity]) -> list[ErrorCode]:
         """Operators remove members of a consumer group with the same request."""
         group = self._core.consumer_groups.get(group_id)
         known = [_consumer_id(group, who) if group is not None else None for who in leaving]
         await self._consumers.remove(group_id, [each for each in known if each is not None], "an operator removed it")
         return [ErrorCode.UNKNOWN_MEMBER_ID if each is None else ErrorCode.NONE for each in known]
 
-    def _leave_one(self, group: Group, who: LeavingMember) -> ErrorCode:
+    def _leave_one(self, group: Group, who: MemberIdentity) -> ErrorCode:
         member_id = who.member_id
         if member_id in group.pending:
             group.forget_pending(member_id)
@@ -294,7 +294,7 @@ class ClassicMembership:
         return ErrorCode.NONE
 
 
-def _consumer_id(group: ConsumerGroup, who: LeavingMember) -> str | None:
+def _consumer_id(group: ConsumerGroup, who: MemberIdentity) -> str | None:
     member_id = who.member_id or group.static_ids.get(who.group_instance_id or "", NO_MEMBER_ID)
     return member_id if member_id in group.subscriptions else None
 

@@ -141,10 +141,9 @@ def _entries(broker: BrokerNode, resource: messages.DescribeConfigsResource) -> 
     if resource.resource_type == TOPIC:
         return resource_settings.describe_topic(broker, find_topic(broker, resource.resource_name), names)
     if resource.resource_type == BROKER:
-        describe = (
-            resource_settings.describe_cluster_settings if is_whole_cluster(broker, resource.resource_name) else None
-        )
-        return (describe or resource_settings.describe_broker)(broker, names)
+        is_whole = is_whole_cluster(broker, resource.resource_name)
+        describe = resource_settings.describe_cluster_settings if is_whole else resource_settings.describe_broker
+        return describe(broker, names)
     check_named(resource.resource_type, resource.resource_name)
     return resource_settings.describe_named(broker, resource.resource_type, resource.resource_name, names)
 

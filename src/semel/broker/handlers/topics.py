@@ -92,16 +92,10 @@ def _check_new(broker: BrokerNode, asked: messages.CreatableTopic, earlier: dict
 
 
 def _manual_count(broker: BrokerNode, asked: messages.CreatableTopic) -> int:
-    if asked.replication_factor != _DEFAULT:
-        raise TopicError(
-            ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but replication factor was not set to -1.",
-        )
-    if asked.num_partitions != _DEFAULT:
-        raise TopicError(
-            ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but numPartitions was not set to -1.",
-        )
+    for field, value in (("replication factor", asked.replication_factor), ("numPartitions", asked.num_partitions)):
+        if value != _DEFAULT:
+            message = f"A manual partition assignment was specified, but {field} was not set to -1."
+            raise TopicError(ErrorCode.INVALID_REQUEST, message)
     if sorted(given.partition_index for given in asked.assignments) != list(range(len(asked.assignments))):
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"

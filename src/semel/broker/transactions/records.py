@@ -16,10 +16,7 @@ from semel.broker.transactions.states import (
 from semel.protocol.api import Format
 from semel.protocol.compiler import write_uvarint
 from semel.protocol.errors import DecodeError
-from semel.protocol.messages.internal_topics import (
-    PartitionsSchema,
-    TransactionLogValue,
-)
+from semel.protocol.messages.internal_topics import PartitionsSchema, TransactionLogValue
 from semel.protocol.schema import int16, tag
 
 KEY_VERSION = 0

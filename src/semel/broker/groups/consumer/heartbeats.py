@@ -15,14 +15,7 @@ from weakref import WeakValueDictionary
 from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.classic_group import GroupError, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
-from semel.broker.groups.consumer.planner import (
-    JOINS,
-    Beat,
-    Draft,
-    HeartbeatResult,
-    Planner,
-    deletion_of,
-)
+from semel.broker.groups.consumer.planner import JOINS, Beat, Draft, HeartbeatResult, Planner, deletion_of
 from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm, cancel_all
@@ -67,7 +60,7 @@ class ConsumerGroups:
     async def heartbeat(self, beat: Beat) -> HeartbeatResult:
         """GroupError where it is refused."""
         request = beat.request
-        async with self._lock(request.group_id):
+        async with self._locks.setdefault(request.group_id, asyncio.Lock()):
             await self.planner.look_at_topics(self._core.consumer_groups.get(request.group_id), beat)
             draft = Draft(self._find_or_draft(request))
             if request.member_epoch < 0:
@@ -82,7 +75,7 @@ class ConsumerGroups:
 
     async def remove(self, group_id: str, member_ids: Iterable[str], reason: str) -> None:
         """Takes members out: they timed out, or an operator said so."""
-        async with self._lock(group_id):
+        async with self._locks.setdefault(group_id, asyncio.Lock()):
             group = self._core.consumer_groups.get(group_id)
             if group is None:
                 return
@@ -97,7 +90,7 @@ class ConsumerGroups:
 
     async def delete(self, group_id: str) -> None:
         """Deletes a group without members, and its offsets. GroupError: it has some, or could not be written."""
-        async with self._lock(group_id):
+        async with self._locks.setdefault(group_id, asyncio.Lock()):
             group = self._core.consumer_groups.get(group_id)
             if group is None or group.state is not ConsumerGroupState.EMPTY:
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if group is None else ErrorCode.NON_EMPTY_GROUP)
@@ -148,12 +141,6 @@ class ConsumerGroups:
         task.add_done_callback(self._running.discard)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
-    def _lock(self, group_id: str) -> asyncio.Lock:
-        lock = self._locks.get(group_id)
-        if lock is None:
-            lock = self._locks[group_id] = asyncio.Lock()
-        return lock
-
     async def _store(self, draft: Draft) -> None:
         """Writes the draft's changes; then the group is as the draft. GroupError: nothing changed."""
         group_id = draft.group.group_id
