@@ -65,7 +65,7 @@ def init_without_expected_epoch() -> None:
     from semel.client.producer.handle import TransactionOwner
 
     def renew(self: TransactionOwner, timeout_s: float | None = None) -> Any:
-        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), None)
+        self.identity = self._coordinator.init(self.cluster.deadline(timeout_s).remaining_s(), None)
         self._epoch_used = False
         return self.identity
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from semel.prove.schedule import Fault, Round, Scene, Schedule, boundaries
+from semel.prove.schedule import Fault, Round, Scene, Schedule
+from tests.support.boundaries import boundaries
 from tests.support.broker import Cluster
 from tests.support.prove import Proof, prove
 
@@ -86,5 +87,5 @@ def test_long_campaign_of_a_thousand_faults_violates_nothing_and_hits_every_boun
         fired += proof.result["faults_fired"]
         hit.update(proof.result["boundaries"])
     assert fired >= 1_000
-    missed = boundaries("exactly_once", broker=cluster.name == "semel", sink=True) - set(hit)
+    missed = boundaries(broker=cluster.name == "semel", sink=True) - set(hit)
     assert missed == set()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+from semel.client.closing import Closing
 from semel.client.connection import BrokerConnection
 from semel.client.errors import (
     ClosedError,
@@ -89,7 +90,7 @@ def top_error(response: Any) -> Iterable[int]:
     return (getattr(response, "error_code", 0),)
 
 
-class Cluster:
+class Cluster(Closing):
     """Connections and metadata of one client."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -413,12 +414,6 @@ class Cluster:
         self._end.set()
         for connection in connections:
             connection.close()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self.closed:

@@ -122,8 +122,6 @@ class ClosedError(IllegalStateError):
 class CommitUncertainError(KafkaError):
     """A commit was sent, and its outcome cannot be found out. See docs/decisions/0031."""
 
-    recovery = Recovery.FATAL
-
 
 _CLASS_OF: dict[Recovery, type[KafkaError]] = {
     Recovery.RETRY: RetriableError,

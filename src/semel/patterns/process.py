@@ -230,10 +230,6 @@ class Processor(RebalanceListener):
             on_error=on_error,
             max_record_bytes=ProducerSettings.of(self._producer_options).max_request_size if has_way_out else None,
         )
-        self._reset_state()
-
-    def _reset_state(self) -> None:
-        """The state of a loop that has not begun."""
         self._stopping = threading.Event()
         self._mode: Mode | None = None
         self._consumer: Consumer | None = None

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from semel.prove.injection import SINK_POINTS, TASK_POINTS
-
 FORMAT = 2
 NETWORK = "network"
 BROKER = "broker"
@@ -154,15 +152,6 @@ FREEZE_MS = 800  # of the broker: clients notice, and wait
 LONG_FREEZE_MS = 2_500  # of a process: longer than its session lasts
 DELAY_MS = 700
 FULL_DISK_MS = 1_200
-
-
-def boundaries(guarantee: str, *, broker: bool, sink: bool) -> set[str]:
-    """Everything on the way of a commit that a campaign can hit by name."""
-    if guarantee != "exactly_once":
-        return {f"{api}.{side}" for api in PLAIN_APIS for side in ("request", "response")}
-    named = {f"{api}.{side}" for api in TRANSACTION_APIS for side in ("request", "response")}
-    named |= {*COMMIT_POINTS, *ABORT_POINTS, "EndTxn.before_response", "EndTxn.after_response"} if broker else set()
-    return named | ({*SINK_POINTS, *TASK_POINTS} if sink else set())
 
 
 # --- cards ---

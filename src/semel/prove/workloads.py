@@ -74,7 +74,6 @@ class Workload(ABC):
 
     name: ClassVar[str]
     help: ClassVar[str]
-    has_sink: ClassVar[bool] = False  # whether it reaches the named points of the Spark sink
     faults_per_round: ClassVar[int] = 8
     spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
     stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
@@ -288,7 +287,6 @@ DESCRIBE = ("DescribeProducers",)
 class SparkWorkload(Workload):
     name = "spark"
     help = "a stateless Structured Streaming query: rows keep their keys and their order"
-    has_sink = True
     faults_per_round = 5
     spread_ms = 2_500
     stuck_after_s = 240.0
@@ -384,7 +382,6 @@ class AnyOrderWorkload(SparkWorkload):
 class ExecutorsWorkload(AnyOrderWorkload):
     name = "spark-executors"
     help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
-    has_sink = False  # its deck is about executors
     stuck_after_s = 300.0
 
     master = "local-cluster[2,1,1024]"

@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from semel import faults
+from semel.client.closing import Closing
 from semel.client.errors import FencedError, KafkaError
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionHandle, TransactionOwner
@@ -56,7 +56,7 @@ class UnevenError(RuntimeError):
     """The log does not hold what the tasks reported: the transaction must be aborted."""
 
 
-class BatchTransaction:
+class BatchTransaction(Closing):
     """The transactions of one application id in one process, one after the other.
 
     `state` remembers the producer's identity for the next process of the same Spark application; a sink lives in one.
@@ -70,12 +70,6 @@ class BatchTransaction:
         self._state = state
         self._began_s: float | None = None
         self._handle: TransactionHandle | None = None
-
-    def __enter__(self) -> BatchTransaction:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         self.owner.close()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
+from semel.client.closing import Closing
 from semel.client.cluster import Cluster, NodeTarget, Request, Response, Target, top_error
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.api import Api
 
 
-class AdminBase:
+class AdminBase(Closing):
     def __init__(self, options: Mapping[str, Any] | ClientSettings | None = None, /, **keywords: Any) -> None:
         """Options by Kafka's names: `{"bootstrap.servers": "..."}` or `bootstrap_servers="..."`."""
         keywords = {"allow_auto_create_topics": False, **keywords}  # looking a topic up must not create it
@@ -23,12 +24,6 @@ class AdminBase:
 
     def close(self) -> None:
         self._cluster.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
         return self._cluster.deadline(None if timeout_ms is None else timeout_ms / 1000)

@@ -102,11 +102,9 @@ class TableDelivery(DeliveryFuture):
     @timeout_in_ms
     def result(self, *, timeout_ms: float | None = None) -> list[BatchMetadata]:
         """Waits for all of them; one entry per stored batch. Raises the first error."""
-        for batch in self._batches:
-            wait_done(batch, self._changed, timeout_ms)
-        for batch in self._batches:
-            if batch.error is not None:
-                raise batch.error
+        error = self.exception(timeout_ms=timeout_ms)
+        if error is not None:
+            raise error
         return [run for share in self._shares for run in share.batch.metadata(share.first, share.row_count)]
 
     get = result

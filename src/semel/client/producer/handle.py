@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
+from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.log_reading import header_at, last_sequences, opening_header
@@ -33,7 +33,6 @@ from semel.client.producer.identities import NAMES_UP_TO, FixedIdentity
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import VERSIONS
 from semel.client.settings import ProducerSettings
-from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.batch import next_sequence
 from semel.protocol.errors import ErrorCode
@@ -94,7 +93,7 @@ class WrittenPartition(NamedTuple):
     last_sequence: int
 
 
-class PartitionWriter:
+class PartitionWriter(Closing):
     """Writes to partitions in the caller's thread: up to five requests in flight, sequences from 0.
 
     A failure that is not retriable ends the writer: the transaction must be aborted by its owner.
@@ -187,12 +186,6 @@ class PartitionWriter:
                 self.cluster.close()
             self._sender.close()
 
-    def __enter__(self) -> PartitionWriter:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self.close()
-
     # --- inside ---
     def _encode(
         self, place: Place, table: Any, base_timestamp: int | None = None, batch_size: int | None = None
@@ -253,7 +246,7 @@ def _written(place: Place, batches: list[ProducerBatch]) -> WrittenPartition:
     return WrittenPartition(*place, count, first.base_offset, last.base_offset + last.count - 1, sequence)
 
 
-class TransactionOwner:
+class TransactionOwner(Closing):
     """Owns a transactional id in the name of many writers. Not for several threads at once.
 
     Every transaction has an epoch of its own. `own` takes the id from its last owner; after that, the identity is only
@@ -272,7 +265,7 @@ class TransactionOwner:
 
     def own(self, timeout_s: float | None = None) -> Identity:
         """Takes the id over: earlier owners are fenced, what they left open is finished first."""
-        deadline = self._deadline(timeout_s)
+        deadline = self.cluster.deadline(timeout_s)
         self.generation = self._coordinator.generation(deadline.remaining_s())
         self.identity = self._coordinator.init(deadline.remaining_s())
         self._epoch_used = False
@@ -289,13 +282,13 @@ class TransactionOwner:
 
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
-        self.identity = self._coordinator.init(self._deadline(timeout_s).remaining_s(), self._owned())
+        self.identity = self._coordinator.init(self.cluster.deadline(timeout_s).remaining_s(), self._owned())
         self._epoch_used = False
         return self.identity
 
     def begin(self, partitions: Iterable[Place], timeout_s: float | None = None) -> TransactionHandle:
         """Opens a transaction for these partitions; under a new epoch if this one was used."""
-        deadline = self._deadline(timeout_s)
+        deadline = self.cluster.deadline(timeout_s)
         if self._epoch_used:
             self.renew(deadline.remaining_s())
         places = tuple(partitions)
@@ -312,33 +305,24 @@ class TransactionOwner:
     ) -> None:
         """A group's offsets become part of the transaction."""
         metadata = GroupMetadata.for_transaction(group)
-        remaining_s = self._deadline(timeout_s).remaining_s()
+        remaining_s = self.cluster.deadline(timeout_s).remaining_s()
         self._coordinator.commit_offsets(self._owned(), metadata, offsets, self.generation, remaining_s)
 
     def end(self, commit: bool, timeout_s: float | None = None) -> None:
         """Commits or aborts. `EndUnknownError` if no response came: then `renew`, and read what was committed."""
-        response = self._coordinator.end(self._owned(), commit, self.generation, self._deadline(timeout_s))
+        response = self._coordinator.end(self._owned(), commit, self.generation, self.cluster.deadline(timeout_s))
         self.identity = response.identity
         self._epoch_used = self.generation == 1  # TV2 has raised it with the end
 
     def last_sequences(self, partitions: Iterable[Place], timeout_s: float | None = None) -> dict[Place, int]:
         """What the log holds of the current transaction: the last sequence per partition that has one."""
-        remaining_s = self._deadline(timeout_s).remaining_s()
+        remaining_s = self.cluster.deadline(timeout_s).remaining_s()
         return last_sequences(self.cluster, partitions, self._owned(), remaining_s)
 
     def close(self) -> None:
         self.cluster.close()
 
-    def __enter__(self) -> TransactionOwner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _owned(self) -> Identity:
         if self.identity is None:
             raise IllegalStateError("call own() first")
         return self.identity
-
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return self.cluster.deadline(timeout_s)

@@ -19,11 +19,12 @@ class WriteIdentity:
     """What a producer's core must know of its identity. As it is: none, so a retry may store a record twice."""
 
     transactional_id: str | None = None
+    _identity: Identity | None = NO_IDENTITY
 
     @property
     def current(self) -> Identity | None:
         """The identity that batches are stamped with; None while nothing may be sent."""
-        return NO_IDENTITY
+        return self._identity
 
     @property
     def is_wanted(self) -> bool:
@@ -71,12 +72,7 @@ class IdempotentIdentity(WriteIdentity):
     """With a producer id from the cluster, requested for the first batch. The epoch is raised here, without a request:
     no other producer has this id."""
 
-    def __init__(self) -> None:
-        self._identity: Identity | None = None
-
-    @property
-    def current(self) -> Identity | None:
-        return self._identity
+    _identity = None
 
     @property
     def is_wanted(self) -> bool:
@@ -101,10 +97,6 @@ class FixedIdentity(WriteIdentity):
         self._identity = identity
         self._produce_versions = produce_versions
         self._error: KafkaError | None = None
-
-    @property
-    def current(self) -> Identity | None:
-        return self._identity
 
     @property
     def produce_versions(self) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import (
     ClosedError,
@@ -76,7 +77,7 @@ Serializer = Callable[[Any], Bytes]
 Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
 
 
-class Producer:
+class Producer(Closing):
     """Writes records to topics. Threads may share it; processes may not."""
 
     def __init__(
@@ -339,12 +340,6 @@ class Producer:
         self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
         if self._thread is None:
             self._sender.close()
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> object:
         raise TypeError("a Producer cannot be pickled; send its `settings` and make one in each process")

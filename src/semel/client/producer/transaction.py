@@ -62,7 +62,7 @@ class TransactionCore(WriteIdentity):
         self.generation = 1
         self.requests = 0  # AddPartitionsToTxn and offsets that are on their way: no end may overtake them
         self.end_maybe_sent = False
-        self._identity: Identity | None = None
+        self._identity = None
         self._needs_epoch = False  # the next transaction must run under a new epoch
         self._added: set[Place] = set()  # TV1: partitions that the coordinator knows of
         self._written: dict[Place, int] = {}  # first offset of this transaction in each partition
