@@ -18,9 +18,19 @@ from typing import Any
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.types import ConsumerRecord
-from semel.demo.program import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY, RETURNED, DemoProgram, Gate, play, tell
+from semel.demo.program import AT_MOST_ONCE, COMMITTED, GUARANTEES, HALF_WAY, RETURNED, Gate
 from semel.demo.workloads import WORKLOADS, DemoTopics, DemoWorkload
 from semel.patterns.process import Output, Processor, Stats
+
+# --- to and from the process that started this one: events as lines of JSON, commands as lines of words ---
+_telling = threading.Lock()
+
+
+def tell(event: str, **facts: Any) -> None:
+    """One line on stdout."""
+    with _telling:
+        print(json.dumps({"event": event, "at_s": time.time(), **facts}), flush=True)
+
 
 # --- on Spark ---
 RESTARTS_MAX = 20
@@ -214,7 +224,35 @@ def is_drained(brokers: str, admin: Admin, topics: DemoTopics) -> bool:
     return True
 
 
-PROGRAMS: dict[str, Callable[[dict[str, Any]], DemoProgram]] = {"spark": SparkProgram, "process": LoopProgram}
+# --- running a program ---
+def play(program: SparkProgram | LoopProgram) -> None:
+    """Runs the program to its end, and obeys meanwhile."""
+    tell("started")
+    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
+    threads = [threading.Thread(target=pipeline) for pipeline in program.pipelines()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tell("finished")
+    sys.stdout.flush()
+    os._exit(0)  # Spark's own good-bye takes seconds, and nothing is left to lose
+
+
+def obey(gate: Gate, finish: Callable[[], None]) -> None:
+    """Commands from stdin: `arm FAULT NTH`, `open`, `finish`. When stdin ends, so does the program."""
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "arm":
+            gate.arm(rest[0], int(rest[1]))
+        elif word == "open":
+            gate.open()
+        elif word == "finish":
+            finish()
+    os._exit(0)
+
+
+PROGRAMS: dict[str, type[SparkProgram | LoopProgram]] = {"spark": SparkProgram, "process": LoopProgram}
 
 if __name__ == "__main__":
     play(PROGRAMS[sys.argv[1]](json.loads(sys.argv[2])))

@@ -1,16 +1,10 @@
-"""The faults of a demo, and what the programs under test share: the gate that holds their pipelines, and how they talk
-with the process that started them.
-"""
+"""The faults of a demo, and the gate that holds the pipelines of the programs under test."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from semel.faults import Injector
 
@@ -102,50 +96,3 @@ class Gate(Injector):
         if len(self._held) == len(self._guarantees):
             self._tell("all_held")
         self._changed.wait_for(lambda: self._points is not armed)
-
-
-# --- to and from the process that started it: events as lines of JSON, commands as lines of words ---
-_telling = threading.Lock()
-
-
-def tell(event: str, **facts: Any) -> None:
-    """One line on stdout."""
-    with _telling:
-        print(json.dumps({"event": event, "at_s": time.time(), **facts}), flush=True)
-
-
-class DemoProgram(Protocol):
-    gate: Gate
-
-    def pipelines(self) -> list[Callable[[], None]]:
-        """What runs side by side until everything is read."""
-
-    def finish(self) -> None:
-        """No more input will come: end when everything is read."""
-
-
-def play(program: DemoProgram) -> None:
-    """Runs the program to its end, and obeys meanwhile."""
-    tell("started")
-    threading.Thread(target=obey, args=(program.gate, program.finish), daemon=True).start()
-    threads = [threading.Thread(target=pipeline) for pipeline in program.pipelines()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    tell("finished")
-    sys.stdout.flush()
-    os._exit(0)  # Spark's own good-bye takes seconds, and nothing is left to lose
-
-
-def obey(gate: Gate, finish: Callable[[], None]) -> None:
-    """Commands from stdin: `arm FAULT NTH`, `open`, `finish`. When stdin ends, so does the program."""
-    for line in sys.stdin:
-        word, *rest = line.split()
-        if word == "arm":
-            gate.arm(rest[0], int(rest[1]))
-        elif word == "open":
-            gate.open()
-        elif word == "finish":
-            finish()
-    os._exit(0)
