@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.spark.offsets import from_json, ids_of
+from semel.spark.offsets import edge_of, from_json
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
@@ -71,7 +71,7 @@ def test_available_now_reads_all_in_limited_batches_and_progress_has_the_counts(
     ends = {query.source: {str(p): ROWS // PARTITIONS for p in range(PARTITIONS)}}
     last = progress[-1].sources[0]
     assert from_json(json.loads(last.endOffset)) == from_json(ends)
-    assert set(ids_of(json.loads(last.endOffset))) == {query.source}
+    assert set(edge_of(json.loads(last.endOffset)).ids) == {query.source}
     assert json.loads(last.latestOffset) == ends
     assert json.loads(progress[0].sources[0].latestOffset) == ends  # the lag is visible in every batch
     assert all(p.sources[0].numInputRows == p.numInputRows for p in progress)

@@ -314,7 +314,7 @@ def _clock(running: Running) -> None:
 
 def _checkpoint_lost(running: Running) -> None:
     assert running.checkpoint is not None, "this workload has no checkpoint"
-    running.actor.kill()
+    _kill(running)
     shutil.rmtree(running.checkpoint, ignore_errors=True)
 
 

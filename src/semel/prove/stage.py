@@ -65,10 +65,6 @@ class Actor:
             raise StageError(f"{self.name} keeps ending by itself. {self.ends[-1]}")
         self.start()
 
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-
     def signal_at_once(self, number: signal.Signals) -> None:
         """From the proxy's thread: nothing is waited for."""
         if self.process is not None and self.process.running:

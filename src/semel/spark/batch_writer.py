@@ -57,17 +57,15 @@ class BatchWriter(DataSourceArrowWriter):
         self.batch = MicroBatch(query_id, 0, [], [])
         with BatchTransaction(self.options) as transaction:
             transaction.open()
-            wait_for_markers(transaction.owner.cluster, self.options.application_id)  # of a query's first batch
-            self._refuse_queries(self._entries(transaction))  # before it is fenced
+            ledger = (transaction.owner.cluster, self.options.application_id)
+            wait_for_markers(*ledger)  # of a query's first batch
+            self._refuse_queries(all_entries(*ledger))  # before it is fenced
             transaction.own()
-            found = self._entries(transaction)
+            found = all_entries(*ledger)
             self._refuse_if_done(found)
             self.last = max(found, key=lambda entry: entry.sequence, default=None)
             self.handle: TransactionHandle = transaction.begin()
             self.targets = transaction.targets
-
-    def _entries(self, transaction: BatchTransaction) -> list[LedgerEntry]:
-        return all_entries(transaction.owner.cluster, self.options.application_id)
 
     def _refuse_queries(self, found: list[LedgerEntry]) -> None:
         """A job would fence a query with this id, and its entry would follow the query's: the query could not go on."""

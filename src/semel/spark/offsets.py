@@ -44,9 +44,10 @@ def from_json(value: Mapping[str, Any]) -> Offsets:
     return {topic: {int(p): int(o) for p, o in parts.items()} for topic, parts in value.items() if topic[0] != "$"}
 
 
-def ids_of(value: Mapping[str, Any]) -> TopicIds:
-    found = value.get(IDS)
-    return dict(found) if isinstance(found, dict) else {}
+def edge_of(value: Mapping[str, Any]) -> Edge:
+    """As `from_json`, with the ids."""
+    ids = value.get(IDS)
+    return Edge(from_json(value), dict(ids) if isinstance(ids, dict) else {})
 
 
 def recreated(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
@@ -65,7 +66,7 @@ def parse_edge(text: str | None) -> Edge | None:
     try:
         value = json.loads(text or "")
         if isinstance(value, dict) and _looks_like_offsets(value):
-            return Edge(from_json(value), ids_of(value))
+            return edge_of(value)
     except (ValueError, TypeError, AttributeError):
         pass
     return None
@@ -95,10 +96,10 @@ def start_of(end: Mapping[str, Any], start: Mapping[str, Any]) -> Edge:
     A topic that was created anew in between is read from 0 on.
     """
     resolved = end[START] if START in end and INITIAL in start else start
-    begin, before, now = from_json(resolved), ids_of(resolved), ids_of(end)
-    for topic in recreated(before, now):
-        begin[topic] = dict.fromkeys(from_json(end).get(topic, {}), 0)
-    return Edge(begin, {**before, **now})
+    begin, last = edge_of(resolved), edge_of(end)
+    for topic in recreated(begin.ids, last.ids):
+        begin.offsets[topic] = dict.fromkeys(last.offsets.get(topic, {}), 0)
+    return Edge(begin.offsets, {**begin.ids, **last.ids})
 
 
 class Range(NamedTuple):

@@ -34,8 +34,7 @@ from semel.spark.offsets import (
     Offsets,
     Range,
     TopicIds,
-    from_json,
-    ids_of,
+    edge_of,
     limited,
     lowest,
     ranges,
@@ -215,7 +214,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
     @reason_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         latest = self._target if self._target is not None else self._latest()
-        known = Edge(from_json(start), ids_of(start))
+        known = edge_of(start)
         begin = self._with_new_partitions(self.of_these_topics(known, latest.ids), latest.offsets)
         end = self._end(begin, self._checked(begin, latest.offsets), limit)
         ids = {**known.ids, **latest.ids}
@@ -227,7 +226,7 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     @reason_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return self.tasks(start_of(end, start).offsets, Edge(from_json(end), ids_of(end)))
+        return self.tasks(start_of(end, start).offsets, edge_of(end))
 
     def stop(self) -> None:
         if "cluster" in self.__dict__:
@@ -288,29 +287,26 @@ class StreamReader41(StreamReader):
     def __init__(self, raw: Mapping[str, str]) -> None:
         super().__init__(raw)
         self._seen: dict[str, Any] | None = None
-        self._initial: Edge | None = None
         if self.options.max_offsets or self.options.min_offsets:
             log.warning(
                 "PySpark 4.1 gives Python sources no limit per batch: maxOffsetsPerTrigger and minOffsetsPerTrigger "
                 "have no effect; PySpark 4.2 and later obey them"
             )
 
+    @cached_property
+    def _first(self) -> dict[str, Any]:
+        """Resolved once: asked before the first batch and again when it is planned."""
+        return super().initialOffset()
+
     def initialOffset(self) -> dict[str, Any]:
-        return {**to_json(*self._first()), INITIAL: True}
+        return self._first
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        start = self._seen or {**to_json(*self._first()), INITIAL: True}
-        return super().latestOffset(start, ReadAllAvailable())
+        return super().latestOffset(self._seen or self._first, ReadAllAvailable())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._seen = end  # also at a restart: Spark tells where the checkpoint ends as an empty range
         return super().partitions(start, end)
-
-    def _first(self) -> Edge:
-        """Resolved once: asked before the first batch and again when it is planned."""
-        if self._initial is None:
-            self._initial = self.start()
-        return self._initial
 
 
 class RefusedReader(DataSourceStreamReader):
