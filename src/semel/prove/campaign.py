@@ -158,8 +158,7 @@ class ScenePlay:
             raise self._not_up()
 
     def _not_up(self) -> StageError:
-        words = "\n".join(self._stage.last_output(PRODUCER))
-        return StageError(f"the pipeline does not work even without faults.\n{words}")
+        return StageError(f"the pipeline does not work even without faults.\n{self._stage.last_output(PRODUCER)}")
 
     @property
     def _observation(self) -> Observation:
@@ -239,10 +238,8 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
-        words = "\n".join(self._stage.last_output(PRODUCER))
-        return Violation(
-            ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", f"{what}\n{words}".strip()
-        )
+        detail = f"{what}\n{self._stage.last_output(PRODUCER)}".strip()
+        return Violation(ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", detail)
 
     def _verdict(self, is_last: bool) -> CheckResult:
         expectations = [self._workload.expectation(self._transactions)]

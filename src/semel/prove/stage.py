@@ -220,7 +220,7 @@ class Stage:
         for actor in list(self.actors.values()):
             actor.supervise()
 
-    def last_output(self, producer: str) -> list[str]:
+    def last_output(self, producer: str) -> str:
         """How each process ended by itself, if it did, and its last output otherwise. A producer that has finished has
         nothing to say."""
         words = []
@@ -234,7 +234,7 @@ class Stage:
                 words.append(f"{name} ended with exit code 0; its last output:\n{output}")
             else:
                 words.append(f"{name} is running; its last output:\n{output}")
-        return words
+        return "\n".join(words)
 
     def clear(self) -> None:
         for actor in self.actors.values():

@@ -473,7 +473,7 @@ class _SenderThread(threading.Thread):
 
     def finish(self) -> None:
         """The thread sends what is left and ends. Called by the garbage collector, in any thread and whatever that
-        holds: so it takes no lock and does not wait."""
+        holds: so it does not wait, and the one lock that it takes is held for a system call at most."""
         if os.getpid() == self._owner_pid:  # a forked child has no such thread, and the pipe is the parent's
             self._finishing = True
             self._sender.interrupt()

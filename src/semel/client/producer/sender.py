@@ -8,15 +8,14 @@ encoding, connecting, calling a broker, waiting, callbacks.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import random
 import time
 from collections.abc import Callable
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from semel.client.aside import Waker
 from semel.client.cluster import Cluster, Leader, NodeTarget
 from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError
@@ -61,9 +60,7 @@ class Sender:
         )  # notified when batches are done, or the state of a transaction changes
         self._coordinator = coordinator  # of the transaction
         self._accumulator = self.core.accumulator
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_out, False)
-        os.set_blocking(self._wake_in, False)
+        self._waker = Waker()
         self._asleep = False
         self._request_s = settings.request_timeout_ms / 1000
         self._setup_s = settings.socket_connection_setup_timeout_ms / 1000
@@ -75,19 +72,14 @@ class Sender:
         """Ends the wait of a step that is under way in another thread."""
         if self._asleep:
             self._asleep = False
-            with contextlib.suppress(OSError):  # closed, or full of wake-ups already
-                os.write(self._wake_in, b"\0")
+            self._waker.wake()
 
     def interrupt(self) -> None:
         """Ends the wait of a step, whether it has begun or not."""
-        with contextlib.suppress(OSError):  # closed, or full of wake-ups already
-            os.write(self._wake_in, b"\0")
+        self._waker.wake()
 
     def close(self) -> None:
-        pipe = self._wake_out, self._wake_in
-        self._wake_out = self._wake_in = -1  # a late wake-up must not be written to a file that got the number
-        for fd in pipe:
-            os.close(fd)
+        self._waker.close()
 
     # --- records ---
     @property
@@ -187,11 +179,9 @@ class Sender:
         self._run_callbacks()
         connections = list(self._used)
         wait_s = min(max_wait_s, self._wait_s(connections, blocked_until_s, seen))
-        done = poll(connections, wait_s, self._wake_out)
+        done = poll(connections, wait_s, self._waker.fd)
         self._asleep = False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake_out, 4096):  # the wake-ups until now
-                pass
+        self._waker.drain()
         for connection in connections:
             done += connection.check_deadlines()
             if connection.closed:

@@ -152,7 +152,7 @@ def test_a_wake_up_after_the_end_is_written_nowhere(
     """The number of the closed pipe may belong to a file of the program by then."""
     producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap)
     producer.send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000)
-    pipe = producer._sender._wake_in
+    pipe = producer._sender._waker._write_fd
     producer.close()
     path = tmp_path / "file"
     files = [path.open("ab", buffering=0) for _ in range(20)]
