@@ -17,6 +17,7 @@ import logging
 import struct
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -149,18 +150,16 @@ class CoordinatorState(Protocol[R]):
         """Forgets the values of the partition's keys (those that it `has`): its records are replayed again."""
 
 
+@dataclass(slots=True, eq=False)
 class _Write:
     """Records in the log, and what to do when they are durable."""
 
-    __slots__ = ("_done", "apply", "error", "has_ended", "is_over", "on_end")
-
-    def __init__(self, apply: Callable[[], None], on_end: Outcome | None = None) -> None:
-        self.apply = apply
-        self.on_end = on_end
-        self.error: StorageError | None = None
-        self.has_ended = False  # durable or failed
-        self.is_over = False  # and replayed
-        self._done: asyncio.Future[StorageError | None] | None = None  # only if a caller waits
+    apply: Callable[[], None]
+    on_end: Outcome | None = None
+    error: StorageError | None = None
+    has_ended: bool = False  # durable or failed
+    is_over: bool = False  # and replayed
+    _done: asyncio.Future[StorageError | None] | None = None  # only if a caller waits
 
     def done(self) -> asyncio.Future[StorageError | None]:
         if self._done is None:

@@ -10,6 +10,7 @@ next offset.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from semel.protocol.batch import DEFAULT_LIMIT_BYTES, BatchHeader, Buffer, check_batch, iter_headers, read_body
@@ -18,21 +19,17 @@ from semel.protocol.rows import MarkerType, Record, decode_batch, decode_marker,
 AbortedTransactions = Iterable[tuple[int, int]]  # (producer id, first offset)
 
 
+@dataclass(slots=True)
 class Progress:
     """How far a reader has come in a record set."""
 
-    __slots__ = ("batches_read", "bytes_read", "leader_epoch", "next_offset")
-
-    def __init__(self, start_offset: int) -> None:
-        self.next_offset = start_offset  # where the next fetch starts
-        self.bytes_read = 0  # of the record set; the rest is a partial batch, or was left for another call
-        self.batches_read = 0  # visible or not
-        self.leader_epoch = -1  # of the last batch
+    next_offset: int  # where the next fetch starts
+    bytes_read: int = 0  # of the record set; the rest is a partial batch, or was left for another call
+    leader_epoch: int = -1  # of the last batch
 
     def advance(self, at: int, header: BatchHeader) -> None:
         self.next_offset = max(self.next_offset, header.next_offset)
         self.bytes_read = at + header.size
-        self.batches_read += 1
         self.leader_epoch = header.leader_epoch
 
 

@@ -19,7 +19,7 @@ records have the batch's max timestamp.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ from semel.protocol.batch import (
     Buffer,
     check_batch,
     check_header_count,
-    iter_headers,
     read_body,
     read_header,
     seal_crc,
@@ -208,12 +207,6 @@ def decode_batch(data: Buffer, at: int = 0, limit_bytes: int = DEFAULT_LIMIT_BYT
     header = read_header(data, at)
     check_batch(data, header, at)
     return DecodedBatch(header, decode_records(header, read_body(data, header, at, limit_bytes), limit_bytes))
-
-
-def decode_batches(data: Buffer, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Iterator[DecodedBatch]:
-    """Every whole batch of a record set, control batches and aborted ones too. A partial last one is left out."""
-    for at, _ in iter_headers(data):
-        yield decode_batch(data, at, limit_bytes)
 
 
 def decode_records(header: BatchHeader, body: memoryview, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> list[Record]:

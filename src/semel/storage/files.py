@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from semel import faults
@@ -113,17 +114,15 @@ def write_fully(files: Files, fd: int, content: bytes | bytearray | memoryview, 
             written += files.write_at(fd, rest[written:], position + written)
 
 
+@dataclass(slots=True, eq=False)
 class Handle:
     """A file that may or may not be open at the moment. `fd` is -1 while it is closed."""
 
-    __slots__ = ("close_unpinned", "fd", "path", "pins", "recent")
-
-    def __init__(self, path: str, *, close_unpinned: bool = False) -> None:
-        self.path = path
-        self.fd = -1
-        self.pins = 0  # in use by another thread: must not be closed
-        self.recent = False
-        self.close_unpinned = close_unpinned  # to be closed by the last unpin
+    path: str
+    fd: int = -1
+    pins: int = 0  # in use by another thread: must not be closed
+    recent: bool = False
+    close_unpinned: bool = False  # to be closed by the last unpin
 
 
 class FileCache:

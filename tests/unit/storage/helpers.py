@@ -7,10 +7,11 @@ from pathlib import Path
 from uuid import UUID
 
 from semel.protocol.batch import BatchHeader, iter_headers
-from semel.protocol.rows import Record, decode_batches, encode_batch
+from semel.protocol.rows import Record, encode_batch
 from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, SyncGroup, TimestampOffset
 from semel.storage.files import Files
 from semel.storage.producer_state import ProducerEntry
+from tests.support.batches import decode_batches
 
 START_MS = 1_700_000_000_000
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")

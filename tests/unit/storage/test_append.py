@@ -8,8 +8,9 @@ import pytest
 
 from semel.protocol.batch import read_header, seal_crc
 from semel.protocol.errors import ErrorCode
-from semel.protocol.rows import Record, decode_batches, encode_batch
+from semel.protocol.rows import Record, encode_batch
 from semel.storage import HeavyBatch, LogConfig, PartitionLog, StorageError
+from tests.support.batches import decode_batches
 from tests.unit.storage.helpers import (
     START_MS,
     Folder,

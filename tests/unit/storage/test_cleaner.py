@@ -312,7 +312,7 @@ def test_random_histories_keep_what_readers_see(folder: Folder, seed: int) -> No
 
 
 def committed_view(log: PartitionLog) -> dict[bytes, bytes]:
-    from semel.protocol.rows import decode_batches
+    from tests.support.batches import decode_batches
 
     aborted = dict.fromkeys(log.opened.segments.aborted_in(log.start_offset, log.end_offset))
     open_aborts: dict[int, bool] = {}

@@ -156,7 +156,8 @@ class Commits:
     def committed(self, group_id: str, topic: str, partition: int, topic_id: bytes = NO_UUID) -> CommittedOffset | None:
         """A committed offset. One of an earlier topic with the same name is none."""
         found = self._core.offsets.get(OffsetKey(group_id, topic, partition))
-        return None if found is None or _is_other_topic(found.topic_id, topic_id) else found
+        is_other = found is not None and NO_UUID not in (found.topic_id, topic_id) and found.topic_id != topic_id
+        return None if is_other else found
 
     def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
         """Whether an open transaction may change this offset (UNSTABLE_OFFSET_COMMIT)."""
@@ -211,10 +212,6 @@ def _in_batches(commits: Sequence[OffsetToCommit]) -> Iterator[Sequence[OffsetTo
     """At least one, also of no offsets: the caller is checked all the same."""
     for at in range(0, max(len(commits), 1), MANY):
         yield commits[at : at + MANY]
-
-
-def _is_other_topic(stored: bytes, asked: bytes) -> bool:
-    return stored != NO_UUID and asked != NO_UUID and stored != asked
 
 
 def _check_consumer(group: ConsumerGroup, who: Committer, version: int | None) -> None:

@@ -12,13 +12,13 @@ from semel.protocol.rows import (
     Record,
     TimestampType,
     decode_batch,
-    decode_batches,
     decode_marker,
     encode_batch,
     encode_marker,
     encode_single,
 )
 from semel.protocol.varints import read_varint, write_varint
+from tests.support.batches import decode_batches
 
 
 def test_bytes_of_a_batch_are_those_of_the_specification() -> None:
