@@ -460,7 +460,10 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _set_buffers(sock, settings)
+        buffers = {socket.SO_SNDBUF: settings.send_buffer_bytes, socket.SO_RCVBUF: settings.receive_buffer_bytes}
+        for option, size in buffers.items():
+            if size > 0:
+                sock.setsockopt(socket.SOL_SOCKET, option, size)
         if settings.uses_tls:
             sock.settimeout(max(deadline.remaining_s(), 0.001))
             sock = _encrypted(sock, host, address, settings)
@@ -469,15 +472,6 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
         sock.close()
         raise
     return sock
-
-
-def _set_buffers(sock: socket.socket, settings: ClientSettings) -> None:
-    for option, size in (
-        (socket.SO_SNDBUF, settings.send_buffer_bytes),
-        (socket.SO_RCVBUF, settings.receive_buffer_bytes),
-    ):
-        if size > 0:
-            sock.setsockopt(socket.SOL_SOCKET, option, size)
 
 
 def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSettings) -> ssl.SSLSocket:

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -78,7 +78,8 @@ class ClientSettings:
     }
 
     def __post_init__(self) -> None:
-        check_addresses(self.bootstrap_servers)
+        if not [parse_address(address) for address in self.bootstrap_servers]:
+            raise ConfigError("bootstrap.servers is empty; give one or more brokers as 'host:port,host:port'")
         for name, allowed in self._choices.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -178,12 +179,6 @@ def check_callable(**functions: Any) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ConfigError(f"{name} is {function!r}; it must be a function, such as semel.serializers.to_json")
-
-
-def check_addresses(addresses: Iterable[str]) -> None:
-    """Raises unless there is at least one address and each can be read."""
-    if not [parse_address(address) for address in addresses]:
-        raise ConfigError("bootstrap.servers is empty; give one or more brokers as 'host:port,host:port'")
 
 
 def _known_name(given: str, known: Mapping[str, Any], owner: str) -> str:

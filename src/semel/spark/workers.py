@@ -48,7 +48,12 @@ def worker_cluster(settings: ClientSettings) -> Iterator[Cluster]:
     except BaseException:
         cluster.close()
         raise
-    _keep(settings, cluster)
+    if settings in _clusters:
+        cluster.close()  # two were in use at once
+        return
+    _clusters[settings] = cluster
+    while len(_clusters) > KEPT_CLUSTERS:
+        _clusters.pop(next(iter(_clusters))).close()
 
 
 def tables_of(source: SourceOptions, wanted: Range, *, headers: bool, views: bool = False) -> Iterator[Any]:
@@ -58,12 +63,3 @@ def tables_of(source: SourceOptions, wanted: Range, *, headers: bool, views: boo
             cluster, wanted, read_committed=source.read_committed, fail_on_data_loss=source.fail_on_data_loss
         )
         yield from reader.tables(headers=headers, views=views)
-
-
-def _keep(settings: ClientSettings, cluster: Cluster) -> None:
-    if settings in _clusters:
-        cluster.close()  # two were in use at once
-        return
-    _clusters[settings] = cluster
-    while len(_clusters) > KEPT_CLUSTERS:
-        _clusters.pop(next(iter(_clusters))).close()

@@ -166,10 +166,6 @@ class Accumulator:
                 at_s = min(at_s, oldest.deadline_s)
         return at_s
 
-    def release(self, batch: ProducerBatch) -> None:
-        """It is done: gives its memory back."""
-        self.used_bytes -= batch.size_bytes
-
 
 def _close_open(queue: PartitionQueue) -> None:
     if queue.open is not None:

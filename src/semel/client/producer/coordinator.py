@@ -104,7 +104,7 @@ class CoordinatorClient:
             messages.TXN_OFFSET_COMMIT,
             self._offsets_request(identity, group, offsets),
             timeout_s=deadline.remaining_s(),
-            errors=_offset_errors,
+            errors=lambda response: [part.error_code for topic in response.topics for part in topic.partitions],
             at_least=max(low, 3 if group.member_id or group.generation_id >= 0 else 0),
             at_most=high,
             first_wait_ms=FIRST_WAIT_MS,
@@ -178,7 +178,3 @@ def _partition_errors(response: messages.AddPartitionsToTxnResponse) -> list[int
         for partition in topic.results_by_partition
     ]
     return sorted(codes, key=lambda code: code == 55)
-
-
-def _offset_errors(response: messages.TxnOffsetCommitResponse) -> list[int]:
-    return [partition.error_code for topic in response.topics for partition in topic.partitions]

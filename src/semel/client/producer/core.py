@@ -335,7 +335,7 @@ class ProducerCore:
         self._fail_waiting(error)
 
     def _release(self, batch: ProducerBatch) -> None:
-        self.accumulator.release(batch)
+        self.accumulator.used_bytes -= batch.size_bytes
         self._finished.append(batch)
         if batch.error is None:
             self.counters.records += batch.count

@@ -187,10 +187,6 @@ class TransactionCore(WriteIdentity):
         """Whose transaction EndTxn must end; None if the coordinator knows of none."""
         return self._identity if self._touched else None
 
-    def end_interrupted(self) -> None:
-        """The call that sends EndTxn was interrupted (Ctrl-C)."""
-        self.end_maybe_sent = True
-
     def committed(self, identity: Identity | None = None, was_repeated: bool = False) -> None:
         """In TV1 a copy of a repeated end could hit the next transaction, so that needs a new epoch."""
         self._needs_epoch = self._needs_epoch or (self.generation == 1 and was_repeated)

@@ -137,7 +137,7 @@ class TransactionCalls:
             raise  # it says what may have been sent
         except BaseException:  # Ctrl-C
             with self._changed:
-                transaction.end_interrupted()
+                transaction.end_maybe_sent = True
             raise
 
     def _commit_refused(self, error: KafkaError, deadline: Deadline) -> None:
