@@ -10,17 +10,16 @@ import argparse
 import logging
 import random
 import sys
-import tempfile
 import time
 import traceback
-from pathlib import Path
 
 from tests.simulation.group_workload import consumers
+from tests.simulation.shrink import Workload, run, shrink
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
 LAST_EVENTS = 40
-WORKLOADS = {"producer": producer_and_broker, "transactions": transactions, "consumers": consumers}
+WORKLOADS: dict[str, Workload] = {"producer": producer_and_broker, "transactions": transactions, "consumers": consumers}
 
 
 def main() -> int:
@@ -28,35 +27,50 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one only")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long, with fresh seeds (default: 60)")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), help="this one only (default: all, in turns)")
+    parser.add_argument("--without", type=_numbers, default=[], help="leave these faults out: 1,2,5")
     args = parser.parse_args()
     wanted = [args.workload] if args.workload else sorted(WORKLOADS)
     logging.getLogger("semel").setLevel(logging.CRITICAL)  # a broker that recovers from a power cut says so
     if args.seed is not None:
-        return 1 if None in [_run(name, args.seed, show_trace=True) for name in wanted] else 0
+        broken = [name for name in wanted if not _again(name, args.seed, args.without)]
+        return 1 if broken else 0
     started_s, cpu_s, runs, faults = time.monotonic(), time.process_time(), 0, 0
     while time.monotonic() - started_s < args.seconds:
-        found = _run(wanted[runs % len(wanted)], random.SystemRandom().randrange(2**32), show_trace=False)
-        if found is None:
+        name, seed = wanted[runs % len(wanted)], random.SystemRandom().randrange(2**32)
+        print(f"{name} {seed}", flush=True)
+        world, error = run(WORKLOADS[name], seed)
+        if error is not None:
+            _report(name, seed, error, world)
             return 1
-        runs, faults = runs + 1, faults + found
+        runs, faults = runs + 1, faults + world.faults
     print(f"{runs} runs with {faults} faults in {time.process_time() - cpu_s:.1f} s of CPU time; no promise was broken")
     return 0
 
 
-def _run(name: str, seed: int, show_trace: bool) -> int | None:
-    """How many faults there were; None if a promise was broken, which is printed."""
-    worlds: list[World] = []
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            WORKLOADS[name](seed, Path(folder) / "data", worlds.append)
-        except Exception:
-            traceback.print_exc()
-            print(*worlds[0].trace[-LAST_EVENTS:], sep="\n")
-            print(f'a promise was broken; again with: make simulate ARGS="--workload {name} --seed {seed}"')
-            return None
-    if show_trace:
-        print(*worlds[0].trace, sep="\n")
-    return worlds[0].faults
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _again(name: str, seed: int, without: list[int]) -> bool:
+    """Prints the trace; whether all promises were kept."""
+    world, error = run(WORKLOADS[name], seed, without)
+    print(*world.trace, sep="\n")
+    if error is not None:
+        traceback.print_exception(error)
+    return error is None
+
+
+def _report(name: str, seed: int, error: Exception, world: World) -> None:
+    """What broke, and how to see it again with as few faults as possible."""
+    traceback.print_exception(error)
+    print(*world.trace[-LAST_EVENTS:], sep="\n")
+    again = f"--workload {name} --seed {seed}"
+    print(f'a promise was broken; again with: make simulate ARGS="{again}"', flush=True)
+    left_out = shrink(WORKLOADS[name], seed)
+    if left_out:
+        numbers = ",".join(map(str, left_out))
+        few = world.strikes - len(left_out)
+        print(f'with {few} of {world.strikes} faults: make simulate ARGS="{again} --without {numbers}"')
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ class ConsumerProcess:
         self.is_over = False
         self.is_closing = False
         self.cut_rate = 0.0  # of requests, after which the connection is cut
+        self.work_s = 0.1  # on the records of one poll, at most
         self.stuck_until_s = 0.0
         self.frozen_until_s = 0.0
         self.most_bytes = 0
@@ -259,7 +260,7 @@ class ConsumerProcess:
         if self.core.is_delivering and self._reader.has_records:
             self._deliver()
             self._turn_fetching(now_s)
-            self._next_turn_s = now_s + self.world.rng.random() * 0.2  # it works on them
+            self._next_turn_s = now_s + self.world.rng.random() * self.work_s
         else:
             self._next_turn_s = max(now_s + TURN_S, min(now_s + IDLE_S, self._due_s(now_s)))
         self._maybe_commit(now_s)
@@ -277,6 +278,8 @@ class ConsumerProcess:
             state = self.core.assigned.of(partition)
             assert not state.paused, f"{partition} is paused"
             self.history.delivered(state, [(record.offset, record.value) for record in rows(partition, table)])
+        for state in self.core.assigned:
+            self.history.moved(state)
 
     def pause_one(self) -> None:
         """Pauses a partition for a while."""
@@ -640,6 +643,6 @@ class ConsumerProcess:
             self.world.after(self.world.network_delay_s(), lambda: self.notice(lambda: then(error)))
             return
         lane.send(api, request, VERSIONS[api], self.settings.request_timeout_ms / 1000, settle)
-        if self.world.rng.random() < self.cut_rate:
+        if self.world.rng.random() < self.cut_rate and self.world.may_strike():
             self.world.fault("connection cut")
             self.world.after(self.world.rng.random() * 4 * self.world.delay_s, lambda: self.notice(lane.cut))

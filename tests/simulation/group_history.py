@@ -111,9 +111,13 @@ class GroupHistory:
     def delivered(self, state: PartitionState, records: list[tuple[int, bytes | None]]) -> None:
         reading = self._current(state)
         assert reading is not None, f"records of {state.topic_partition} came from nowhere"
-        assert state.position is not None
         reading.records += records
-        reading.position = state.position
+
+    def moved(self, state: PartitionState) -> None:
+        """The program has read up to its position, which may be behind records that it does not get to see."""
+        reading = self._current(state)
+        if reading is not None and state.position is not None:
+            reading.position = state.position
 
     def revoked(self, name: str, state: PartitionState) -> None:
         """Given back, in good order."""

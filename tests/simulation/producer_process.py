@@ -153,7 +153,7 @@ class ProducerProcess:
             self._client.send(
                 PRODUCE, produce.request, self.produce_version, produce.timeout_s, self._settle, produce.sendings
             )
-            if self._world.rng.random() < self.cut_rate:
+            if self._world.rng.random() < self.cut_rate and self._world.may_strike():
                 self._world.after(self._world.rng.random() * 4 * self._world.delay_s, self._cut)
         for batch in core.take_finished():
             self._world.note(f"{batch!r}: {batch.error or batch.base_offset}")

@@ -20,6 +20,7 @@ from semel.client.consumer.fetching import FetchingCore
 from semel.client.consumer.rebalance import Rebalancer
 from semel.client.group.core import MemberCore
 from tests.simulation.group_workload import consumers
+from tests.simulation.shrink import run, shrink
 
 SEEDS = range(4)
 FRESH = 2
@@ -52,6 +53,19 @@ def test_a_seed_of_consumers_gives_the_same_trace_whatever_pythons_hashes_are(tm
     first = trace("1")
     assert int(first.split()[0]) > 100
     assert trace("2") == first
+
+
+def test_faults_that_a_broken_promise_does_not_need_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is left out needs a rebalance, and no fault of the broker."""
+    give_partitions_back_without_a_commit(monkeypatch)
+    for seed in range(HUNTED):
+        world, error = run(consumers, seed)
+        if error is not None:
+            break
+    left_out = shrink(consumers, seed)
+    assert len(left_out) > world.strikes // 2
+    _, error = run(consumers, seed, left_out)
+    assert isinstance(error, AssertionError)
 
 
 # --- deliberate bugs ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,17 @@ class Disturbances:
 
     def _strike(self) -> None:
         world = self._world
-        if self.on and world.broker.is_up:
-            fault = world.rng.random()
+        rng = random.Random(world.rng.random())  # a fault that is left out changes no other
+        if self.on and world.broker.is_up and world.may_strike():
+            fault = rng.random()
             if fault < 0.3:
-                world.broker.freeze(world.rng.expovariate(1 / 1.5))
+                world.broker.freeze(rng.expovariate(1 / 1.5))
             elif fault < 0.6:
                 world.broker.cut_power()
             else:
-                world.broker.kill(world.rng.randrange(20))
+                world.broker.kill(rng.randrange(20))
             if not world.broker.is_up:
-                world.after(world.rng.random() * 0.5, world.broker.start)
+                world.after(rng.random() * 0.5, world.broker.start)
         if self.on:
             self._next()
 

@@ -49,6 +49,8 @@ class World:
         self.now_s = START_S
         self.trace: list[str] = []
         self.faults = 0
+        self.strikes = 0  # so many times something could be made to fail
+        self.left_out: frozenset[int] = frozenset()  # numbers of those at which nothing is made to fail
         self.delay_s = 0.005  # of bytes on their way, most often at most
         self.stall_rate = 0.0  # of those that take a hundred times as long
         self.sync_s = 0.005
@@ -64,6 +66,11 @@ class World:
         self.faults += 1
         self.note(what)
 
+    def may_strike(self) -> bool:
+        """Called before each fault. Whether it is to happen: see `shrink.py`."""
+        self.strikes += 1
+        return self.strikes not in self.left_out
+
     def at(self, time_s: float, event: Callable[[], None]) -> None:
         self._numbers += 1
         heapq.heappush(self._events, (time_s, self._numbers, event))
@@ -72,7 +79,7 @@ class World:
         self.at(self.now_s + seconds, event)
 
     def network_delay_s(self) -> float:
-        is_stalled = self.rng.random() < self.stall_rate
+        is_stalled = self.rng.random() < self.stall_rate and self.may_strike()
         self.faults += is_stalled
         return self.rng.random() * self.delay_s * (100 if is_stalled else 1)
 
