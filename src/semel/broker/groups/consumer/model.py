@@ -87,6 +87,10 @@ class Subscription(NamedTuple):
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
 
+    def wants(self, topic: str) -> bool:
+        """By name or by expression."""
+        return topic in self.topics or (self.regex is not None and compile_pattern(self.regex).matches(topic))
+
 
 class Current(NamedTuple):
     """What a member has, and what it still has to give back."""
@@ -212,11 +216,7 @@ class ConsumerGroup:
         return partition not in self._holders
 
     def subscribes(self, topic: str) -> bool:
-        """Whether a member asks for this topic, by name or by expression."""
-        return any(
-            topic in each.topics or (each.regex is not None and compile_pattern(each.regex).matches(topic))
-            for each in self.subscriptions.values()
-        )
+        return any(each.wants(topic) for each in self.subscriptions.values())
 
     def subscribed_names(self) -> set[str]:
         return {topic for subscription in self.subscriptions.values() for topic in subscription.topics}

@@ -265,7 +265,7 @@ class Planner:
         group = draft.group
         wishes = {
             member_id: AssignableMember(
-                frozenset(topic.id for topic in topics.values() if self._wants(subscription, topic.name)),
+                frozenset(topic.id for topic in topics.values() if subscription.wants(topic.name)),
                 subscription.instance_id,
             )
             for member_id, subscription in group.subscriptions.items()
@@ -281,11 +281,6 @@ class Planner:
         """The one that most members ask for; the first of the broker's if none does."""
         votes = Counter(each.assignor for each in group.subscriptions.values() if each.assignor is not None)
         return votes.most_common(1)[0][0] if votes else self.assignors[0]
-
-    def _wants(self, subscription: Subscription, name: str) -> bool:
-        return name in subscription.topics or (
-            subscription.regex is not None and compile_pattern(subscription.regex).matches(name)
-        )
 
     def _topics_of(self, group: ConsumerGroup) -> dict[str, Topic]:
         """The topics that exist and that a member of the group subscribes to."""
