@@ -210,25 +210,13 @@ def reader_name() -> str:
 def read(brokers: str, topic: str) -> Sequence[OutputRecord]:
     """Every committed record."""
     if find_spec("confluent_kafka") is None:
-        return _read_own(brokers, topic)
+        from semel.client.read_table import read_table
+
+        rows = read_table(topic, brokers=brokers).select(["timestamp", "value"]).to_pylist()
+        return [_Own(row["timestamp"], row["value"]) for row in rows]
     from semel.prove.checker.reading import read as read_independently
 
     return read_independently(brokers, [topic])
-
-
-def _read_own(brokers: str, topic: str) -> Sequence[OutputRecord]:
-    from semel.client.consumer import Consumer
-    from semel.client.types import TopicPartition
-
-    with Consumer(bootstrap_servers=brokers, isolation_level="read_committed") as consumer:
-        places = [TopicPartition(topic, number) for number in consumer.partitions_for(topic)]
-        consumer.assign(places)
-        consumer.seek_to_beginning(*places)
-        ends = consumer.end_offsets(places)
-        found: list[OutputRecord] = []
-        while any(consumer.position(place) < ends[place] for place in places):
-            found += [_Own(record.timestamp, record.value) for record in consumer.poll(timeout_ms=500)]
-        return found
 
 
 # --- what happens, in order ---
