@@ -127,22 +127,14 @@ class InPlace:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._has_failed = False
-        self._stalled_batch = -1
+        self.has_failed = False  # rows had moved: there is no second guess
+        self.stalled_batch = -1  # an attempt at one of its tasks died in the middle of a partition: it needs a shuffle
         self._unchanged: dict[str, dict[str, str]] = {}  # `origins` by the ids of a batch's columns
         self._belongs: dict[tuple[str, int, int], bool] = {}  # (topic, partition, how many the output has)
 
-    def failed(self) -> None:
-        """Rows had moved. There is no second guess."""
-        self._has_failed = True
-
-    def stalled(self, batch_id: int) -> None:
-        """An attempt at a task of this batch died in the middle of a partition: the batch runs again with a shuffle."""
-        self._stalled_batch = batch_id
-
     def allows(self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, most_tasks: int) -> bool:
         """Whether the tasks of a batch, joined to at most so many, may write the rows that they have."""
-        if self._has_failed or self._stalled_batch == batch.batch_id or options.partitioner != MURMUR2:
+        if self.has_failed or self.stalled_batch == batch.batch_id or options.partitioner != MURMUR2:
             return False
         wanted = ranges_of_one_topic(batch)
         count = partitions_of_all(targets, options)

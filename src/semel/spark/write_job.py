@@ -69,10 +69,10 @@ class WriteJob:
         try:
             return collected(job)
         except OwnerStalledError:
-            self._in_place.stalled(batch_id)
+            self._in_place.stalled_batch = batch_id
             raise
         except WrongTaskError as error:
-            self._in_place.failed()
+            self._in_place.has_failed = True
             raise MovedRowsError(
                 "two tasks have rows for one partition: the batch is aborted and runs again with a shuffle, as all do "
                 "that follow (shuffle='always' does so from the start)"

@@ -20,7 +20,7 @@ from semel.client.errors import (
     TimedOutError,
     error_of,
 )
-from semel.client.producer.sticky_partitioner import StickyPartitioner
+from semel.client.producer.accumulator import StickyPartitioner
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.errors import ErrorCode, Recovery
 

@@ -2,7 +2,7 @@
 
 What it decides, without I/O, lock or clock (decision 32):
 core             what is sent when, what responses mean    identities          under which id and epoch
-accumulator      where records wait, memory is counted     partition_queue     order and retries of a partition
+accumulator      where rows go and wait, memory is counted partition_queue     order and retries of a partition
 transaction      a transaction and its failures            transaction_states  its life as one table
 batches          one batch
 
@@ -10,8 +10,7 @@ What it does:
 producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting
 transactions     the calls of a transaction                coordinator         their requests
 deliveries       what a program holds of its records       futures             what makes them futures
-tables           Arrow tables to batches
-handle           one transaction, many processes           sticky_partitioner  partitions for rows without a key
+tables           Arrow tables to batches                   handle              one transaction, many processes
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ from semel.client.errors import (
     TimedOutError,
 )
 from semel.client.metrics import ProducerMetrics
+from semel.client.producer.accumulator import StickyPartitioner
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
 from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
 from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.sender import Sender
-from semel.client.producer.sticky_partitioner import StickyPartitioner
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
