@@ -125,8 +125,8 @@ def test_setup_in_a_fresh_folder_is_repeatable_and_recovers(tmp_path: Path) -> N
 def test_a_run_without_apache_kafka_says_so_in_its_last_lines(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/kafka/test_apache_kafka.py"]
     without = {**os.environ, "SEMEL_KAFKA_LIBS": str(tmp_path / "nothing here")}
-    done = subprocess.run(words, cwd=ROOT, env=without, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=ROOT, env=without, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     last_lines = done.stdout.splitlines()[-3:]
-    assert "3 TESTS DID NOT RUN" in last_lines[0]
+    assert "2 TESTS DID NOT RUN" in last_lines[0]
     assert "`make kafka` fetches it" in last_lines[1]

@@ -21,6 +21,7 @@ from semel.client.errors import (
     error_of,
 )
 from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.coordinator import EndUnknownError
 from semel.client.timing import Backoff, Deadline
 from semel.protocol.errors import ErrorCode, Recovery
 
@@ -51,9 +52,9 @@ def test_errors_cross_process_borders(kind: type[KafkaError]) -> None:
 
 
 def test_connection_errors_remember_whether_the_request_may_have_arrived() -> None:
-    for kind in (ConnectionFailedError, RequestTimedOutError):
+    for kind in (ConnectionFailedError, RequestTimedOutError, EndUnknownError):
         copy = pickle.loads(pickle.dumps(kind("cut", None, True)))
-        assert copy.maybe_sent
+        assert (str(copy), copy.maybe_sent) == ("cut", True)
         assert copy.recovery is Recovery.RETRY
     assert isinstance(RequestTimedOutError("late"), TimeoutError)
     assert isinstance(TimedOutError("late"), TimeoutError)

@@ -17,6 +17,7 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.api import Api
+from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 
 FEATURE = "transaction.version"
@@ -150,10 +151,10 @@ class CoordinatorClient:
                 repeated = True
                 self.cluster.forget(self._target)
                 if not self.cluster.pause(backoff, deadline):
-                    raise EndUnknownError(repeated, f"no response to EndTxn: {error}") from error
+                    raise EndUnknownError(f"no response to EndTxn: {error}", maybe_sent=repeated) from error
                 continue
             except TimedOutError as error:
-                raise EndUnknownError(repeated, str(error)) from error
+                raise EndUnknownError(str(error), maybe_sent=repeated) from error
             except Exception as error:
                 error.was_repeated = repeated  # type: ignore[attr-defined]
                 raise
@@ -165,8 +166,8 @@ class CoordinatorClient:
 class EndUnknownError(TimedOutError):
     """EndTxn had no response in time; `maybe_sent` says whether the coordinator may have got it."""
 
-    def __init__(self, maybe_sent: bool, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: ErrorCode | None = None, maybe_sent: bool = False) -> None:
+        super().__init__(message, code)
         self.maybe_sent = maybe_sent
 
 
