@@ -429,8 +429,9 @@ class ConsumerProcess:
         self._end()
 
     def close(self) -> None:
-        self.is_closing = True
-        self._last_commit = None
+        if not self.is_closing:
+            self.is_closing = True
+            self._last_commit = None
 
     # --- fetching ---
 

@@ -157,6 +157,10 @@ class SimulatedBroker:
         self.frozen_until_s = 0.0
 
     @property
+    def restarts(self) -> int:
+        return len(self._dead)
+
+    @property
     def is_up(self) -> bool:
         return self._server is not None
 
