@@ -18,7 +18,7 @@ from semel.protocol.varints import read_varint, write_varint
 
 FEW_RECORDS = 12  # not worth a step of numpy
 SOME_RECORDS = 192  # read one by one where nothing else decides
-WORDS_FROM_RECORDS, WORDS_UP_TO_RECORDS = 40, 2000  # where words of eight bytes are the cheapest way
+WORDS_FROM_RECORDS = 40  # where words of eight bytes are the cheapest way
 SLICE_ROWS = 64 * 1024  # of records whose fields are read together: the numbers stay in the processor's cache
 
 
@@ -64,11 +64,11 @@ def check_records(body: Buffer, record_count: int, *, exact: bool = False) -> Re
     if record_count > FEW_RECORDS:
         global _is_loaded
         from semel.protocol.record_rows import check_alike
-        from semel.protocol.record_words import check_words
+        from semel.protocol.record_words import LONG_LIMIT, check_words
 
         _is_loaded = True
         facts = check_alike(body, record_count)
-        if facts is None and WORDS_FROM_RECORDS <= record_count <= WORDS_UP_TO_RECORDS:
+        if facts is None and WORDS_FROM_RECORDS <= record_count <= LONG_LIMIT:
             facts = check_words(body, record_count)
         if facts is not None:
             return facts

@@ -8,19 +8,32 @@ lengths of three bytes, anything wrong) is not decided here: the caller reads su
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from semel.protocol.batch import Buffer
 from semel.protocol.record_check import RecordFacts, facts_of
-from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_RECORD_SIZES, SHORT_SIZES, SHORT_VALUES, SHORT_WORDS
+from semel.protocol.vector_varints import (
+    SHORT_LIMIT,
+    SHORT_RECORD_SIZES,
+    SHORT_SIZES,
+    SHORT_VALUES,
+    Bytes,
+    UInt64s,
+    length_sizes,
+    varint_words,
+    zigzag,
+)
+
+LONG_LIMIT = 65536  # records of a batch; an offset delta takes three bytes then
 
 _PADDING = bytes(8)  # so that a word can be read at every position
 _NOWHERE = 1 << 40  # no position
-_ONE_BYTE_OFFSETS = 64
 _NULL = 1  # the length -1
 
 # By the first two bytes of a varint: the bytes of a length and of what it counts, none by -1; bits of a record's length
@@ -30,10 +43,23 @@ _ADVANCES: npt.NDArray[np.int64] = np.where(
 )
 _TIMESTAMP_BITS: npt.NDArray[np.uint8] = SHORT_SIZES << np.uint8(3)
 _LENGTH_BITS: npt.NDArray[np.uint8] = np.where(SHORT_RECORD_SIZES == 0, 0, _TIMESTAMP_BITS + 8).astype(np.uint8)
-_OFFSET_MASKS = np.full(SHORT_LIMIT, 0xFFFF, np.uint64)
-_OFFSET_MASKS[:_ONE_BYTE_OFFSETS] = 0xFF
-_OFFSET_BITS = np.full(SHORT_LIMIT, 16, np.uint8)
-_OFFSET_BITS[:_ONE_BYTE_OFFSETS] = 8
+
+
+class OffsetTable(NamedTuple):
+    """Of the offset deltas 0, 1, 2 and so on, up to a limit: their bytes as words, and how many bits these take."""
+
+    words: UInt64s
+    masks: UInt64s
+    bits: Bytes
+
+
+@functools.cache
+def _offset_table(limit: int) -> OffsetTable:
+    deltas = np.arange(limit, dtype=np.int64)
+    sizes = length_sizes(deltas).astype(np.uint8)
+    bits = sizes << np.uint8(3)
+    masks = (np.uint64(1) << bits.astype(np.uint64)) - np.uint64(1)
+    return OffsetTable(varint_words(zigzag(deltas)), masks, bits)
 
 
 def check_words(body: Buffer, record_count: int) -> RecordFacts | None:
@@ -54,12 +80,13 @@ def check_words(body: Buffer, record_count: int) -> RecordFacts | None:
     front >>= used
     timestamp_bits = _TIMESTAMP_BITS.take(front.astype(np.uint16))
     front >>= timestamp_bits  # by none, if it is longer: then it is no offset delta either
-    front ^= SHORT_WORDS[:record_count]
-    front &= _OFFSET_MASKS[:record_count]
+    offsets = _offset_table(SHORT_LIMIT if record_count <= SHORT_LIMIT else LONG_LIMIT)
+    front ^= offsets.words[:record_count]
+    front &= offsets.masks[:record_count]
     if front.any():
         return None
     used += timestamp_bits
-    used += _OFFSET_BITS[:record_count]
+    used += offsets.bits[:record_count]
     used >>= np.uint8(3)
     at = starts + used
     try:

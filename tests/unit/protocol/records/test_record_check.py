@@ -218,3 +218,19 @@ def test_claims_that_cannot_be_are_refused_before_memory_is_taken() -> None:
     for count, size in ((2**31 - 1, 8), (1000, 32), (2, 13)):
         with pytest.raises(CorruptBatchError, match="says it has"):
             check_records(bytes(size), count)
+
+
+@pytest.mark.parametrize("count", [8192, 8193, 20_000])
+def test_words_decide_about_thousands_of_records_and_find_the_one_that_is_wrong(count: int) -> None:
+    records = [Record(number, BASE_MS + number // 99, None, bytes(1 + number % 3)) for number in range(count)]
+    batch = encode_batch(records)
+    body = memoryview(batch)[HEADER_SIZE:]
+    facts = check_words(body, count)
+    assert facts is not None
+    assert facts.keyless == range(count)
+    last_record = len(encode_batch(records[:-1]))
+    for position in range(last_record, len(batch) - 2 - (count - 1) % 3):  # all but its value
+        wrong = bytearray(batch)
+        wrong[position] ^= 2
+        seems_right = check_words(memoryview(wrong)[HEADER_SIZE:], count) is not None
+        assert seems_right == is_right(sealed(wrong, count)), position - last_record
