@@ -43,6 +43,9 @@ def _go_on(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, 
         value, error = None, None
         try:
             value = yield waits_for
+        except GeneratorExit:  # it is thrown away
+            work.close()
+            raise
         except BaseException as thrown:  # a cancellation, say: it belongs to the work
             error = thrown
         try:
