@@ -69,8 +69,8 @@ def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None]
             delivery_timeout_ms=rng.choice([1_500, 5_000, 2**31 - 1]),
         )
         world.processes.append(producer)
-        producer.cut_rate, world.stall_rate = rng.random() * 0.3, rng.random() * 0.05
-        disturbances = Disturbances(world)
+        producer.cut_rate, world.stall_rate = rng.random() * 0.8, rng.random() * 0.1
+        disturbances = Disturbances(world, every_s=0.5)
         for number in range(RECORDS):
             partition, value = rng.randrange(PARTITIONS), b"%d" % number
             while not producer.send(partition, value):
