@@ -50,11 +50,11 @@ def respond_before_log() -> None:
 
 def no_require_stable() -> None:
     """a consumer that takes over does not wait for offsets of transactions that have not ended"""
-    from semel.client.group import offsets
+    from semel.client.group import offset_calls
 
-    request = offsets.offset_fetch_request
+    request = offset_calls.offset_fetch_request
     _replace(
-        offsets,
+        offset_calls,
         "offset_fetch_request",
         lambda group_id, partitions, require_stable, version: request(group_id, partitions, False, version),
     )

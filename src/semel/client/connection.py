@@ -20,16 +20,24 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
 from semel.client.frames import Frames, ReadAhead
-from semel.client.security import sasl_exchange, tls_context
+from semel.client.handshake import (
+    closed_by_broker,
+    copied,
+    failed,
+    not_connected,
+    not_encrypted,
+    opening,
+    refused_certificate,
+    timed_out,
+)
+from semel.client.security import tls_context
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
-from semel.client.wire import Capabilities, Pending, Wire, read_api_versions
+from semel.client.wire import Capabilities, Pending, Wire
 from semel.protocol.api import Api
-from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
-from semel.protocol.messages import security as messages
-from semel.protocol.messages.cluster import API_VERSIONS, ApiVersionsRequest
+from semel.protocol.errors import EncodeError, ErrorCode
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)
@@ -37,11 +45,8 @@ Response = TypeVar("Response", bound=Struct)
 
 log = logging.getLogger("semel.client")
 
-CERTIFICATE_ALERTS = ("CERTIFICATE", "UNKNOWN_CA")  # parts of names such as SSLV3_ALERT_BAD_CERTIFICATE
 MAX_BUFFERS_PER_WRITE = 64
-SESSION_LIFETIME_USED = 0.85  # of a SASL session, then the connection is replaced
 LARGE_RESPONSE_BYTES = 1024 * 1024  # where one came, the next one is worth a thread
-SOFTWARE = ("semel", "0.1.0")
 
 
 class BrokerConnection:
@@ -78,56 +83,22 @@ class BrokerConnection:
         deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
         self = cls(_connect(host, port, settings, deadline), host, port, settings)
         try:
-            self._negotiate(deadline)
-            if settings.uses_sasl:
-                self._authenticate(deadline)
+            self._open(deadline)
         except BaseException:
             self.close()
             raise
         return self
 
-    def _negotiate(self, deadline: Deadline) -> None:
-        version = API_VERSIONS.request.valid.high
-        request = ApiVersionsRequest(*SOFTWARE)
+    def _open(self, deadline: Deadline) -> None:
+        steps = opening(self, self._settings, time.monotonic)
+        step = next(steps)
         while True:
-            pending = self.send(API_VERSIONS, request, version=version, timeout_s=deadline.remaining_s())
+            pending = self.send(step.api, step.request, version=step.version, timeout_s=deadline.remaining_s())
             self.wait(pending)
-            if pending.error is not None:
-                raise pending.error
-            assert pending.frame is not None
             try:
-                response, version = read_api_versions(pending.frame, version)
-            except DecodeError as error:
-                raise self._failed(
-                    f"the response to ApiVersions is malformed ({error}); is this a Kafka broker?"
-                ) from None
-            if response is not None:
-                self.capabilities = Capabilities(response)
-                return
-
-    def _authenticate(self, deadline: Deadline) -> None:
-        mechanism = self._settings.sasl_mechanism
-        offered = self.call(messages.SASL_HANDSHAKE, messages.SaslHandshakeRequest(mechanism), deadline.remaining_s())
-        if offered.error_code:
-            raise AuthenticationError(
-                f"{self.address} refused sasl.mechanism={mechanism}; "
-                f"it offers: {', '.join(offered.mechanisms) or 'none'}",
-                ErrorCode.of(offered.error_code),
-            )
-        exchange = sasl_exchange(self._settings)
-        message = next(exchange)
-        while True:
-            response = self.call(
-                messages.SASL_AUTHENTICATE, messages.SaslAuthenticateRequest(message), deadline.remaining_s()
-            )
-            if response.error_code:
-                raise error_of(response.error_code, f"authenticating at {self.address}", response.error_message)
-            try:
-                message = exchange.send(response.auth_bytes)
+                step = steps.send(pending)
             except StopIteration:
-                break
-        if response.session_lifetime_ms > 0:
-            self.session_ends_s = time.monotonic() + SESSION_LIFETIME_USED * response.session_lifetime_ms / 1000
+                return
 
     # --- requests ---
     @property
@@ -289,26 +260,13 @@ class BrokerConnection:
         now_s = time.monotonic()
         if self.next_deadline_s() > now_s:
             return
-        waiting = list(self._wire.waiting())
-        if not waiting:
+        oldest, late, why = self._wire.late(now_s, self.is_throttled)
+        if oldest is not None:
+            self._fail_all(timed_out(self.address, oldest, why))
             return
-        if waiting[0].deadline_s <= now_s and not self.is_throttled:
-            self._fail_all(self._timed_out(waiting[0], "is the broker overloaded, stopped or cut off?"))
-            return
-        for late in waiting:
-            if late.deadline_s <= now_s:
-                why = (
-                    "it throttles this client" if self.is_throttled else f"it is still busy with {waiting[0].api.name}"
-                )
-                late.error = self._timed_out(late, why)
-                self._unreported.append(late)
-
-    def _timed_out(self, late: Pending, why: str) -> RequestTimedOutError:
-        return RequestTimedOutError(
-            f"{self.address} did not respond to {late.api.name} within its timeout; {why}",
-            ErrorCode.REQUEST_TIMED_OUT,
-            maybe_sent=True,
-        )
+        for pending in late:
+            pending.error = timed_out(self.address, pending, why)
+            self._unreported.append(pending)
 
     def next_deadline_s(self) -> float:
         """On time.monotonic(): when `check_deadlines` has something to do."""
@@ -375,7 +333,7 @@ class BrokerConnection:
         except ConnectionError:
             self._fail_all(self._failed(self._closed_by_broker()))
         except ssl.SSLError as error:  # with TLS 1.3 the broker's verdict on the client's certificate comes this late
-            self._fail_all(_refused_certificate(error, self.address) or self._failed(f"cannot read: {error}"))
+            self._fail_all(refused_certificate(error, self.address) or self._failed(f"cannot read: {error}"))
         except OSError as error:
             self._fail_all(self._failed(f"cannot read: {error}"))
         except ConnectionFailedError as error:
@@ -385,16 +343,10 @@ class BrokerConnection:
     def _closed_by_broker(self) -> str:
         if self._closing:
             return "the connection was closed by this client"
-        if not hasattr(self, "capabilities"):
-            return (
-                "the other side closed the connection during the handshake; does the port speak "
-                f"{self._settings.security_protocol}? check security.protocol, host and port"
-            )
-        hint = "" if self._settings.uses_sasl else " (a broker that wants SASL does this, too: see security.protocol)"
-        return f"the broker closed the connection{hint}"
+        return closed_by_broker(self._settings, hasattr(self, "capabilities"))
 
     def _failed(self, cause: str) -> ConnectionFailedError:
-        return ConnectionFailedError(f"connection to {self.address}: {cause}", ErrorCode.NETWORK_EXCEPTION)
+        return failed(self.address, cause)
 
     def _fail_all(self, error: KafkaError) -> None:
         self.closed = True
@@ -402,7 +354,7 @@ class BrokerConnection:
         failed = self._wire.clear()
         self._unreported += failed
         for pending in failed:
-            pending.error = _copied(error)
+            pending.error = copied(error)
         if self._end_ahead is not None:
             self._end_ahead()
         if self._closing:  # another thread may wait for this socket
@@ -431,32 +383,12 @@ def poll(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int 
     return done + early
 
 
-def _copied(error: KafkaError) -> KafkaError:
-    """Each request gets an exception of its own, so that tracebacks do not pile up on a shared one."""
-    copy = type(error)(str(error), error.code)
-    if isinstance(copy, ConnectionFailedError):
-        copy.maybe_sent = True
-    return copy
-
-
 def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline) -> socket.socket:
     address = f"{host}:{port}"
     try:
         sock = socket.create_connection((host, port), timeout=max(deadline.remaining_s(), 0.001))
-    except socket.gaierror as error:
-        raise ConnectionFailedError(
-            f"cannot find {address}: {error.strerror or error}; check the host name", ErrorCode.NETWORK_EXCEPTION
-        ) from None
-    except TimeoutError:
-        raise ConnectionFailedError(
-            f"cannot connect to {address} within {deadline.total_s:.3g} s; check host, port and firewall",
-            ErrorCode.NETWORK_EXCEPTION,
-        ) from None
     except OSError as error:
-        raise ConnectionFailedError(
-            f"cannot connect to {address}: {error.strerror or error}; is a broker running there?",
-            ErrorCode.NETWORK_EXCEPTION,
-        ) from None
+        raise not_connected(error, address, deadline.total_s) from None
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -477,29 +409,5 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
 def _encrypted(sock: socket.socket, host: str, address: str, settings: ClientSettings) -> ssl.SSLSocket:
     try:
         return tls_context(settings).wrap_socket(sock, server_hostname=host)
-    except ssl.SSLCertVerificationError as error:
-        raise AuthenticationError(
-            f"TLS to {address}: the certificate was refused: {error.verify_message}; "
-            "check ssl.ca.location and the host name"
-        ) from None
-    except TimeoutError:
-        raise ConnectionFailedError(
-            f"TLS to {address}: no response to the handshake; does the port speak TLS? check security.protocol"
-        ) from None
-    except (ssl.SSLError, OSError) as error:
-        raise _refused_certificate(error, address) or ConnectionFailedError(
-            f"TLS to {address}: {error}; does the port speak TLS, and does it want a client certificate? "
-            "check security.protocol, ssl.certificate.location and ssl.key.location"
-        ) from None
-
-
-def _refused_certificate(error: OSError, address: str) -> AuthenticationError | None:
-    """The broker's TLS alert about the client's certificate; trying again would not change its mind. None if the
-    error is another one."""
-    reason = getattr(error, "reason", None) or ""
-    if "ALERT" not in reason or not any(word in reason for word in CERTIFICATE_ALERTS):
-        return None
-    return AuthenticationError(
-        f"TLS to {address}: the broker refused the client's certificate or got none ({reason}); "
-        "check ssl.certificate.location and ssl.key.location"
-    )
+    except OSError as error:
+        raise not_encrypted(error, address) from None

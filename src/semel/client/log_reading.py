@@ -1,46 +1,19 @@
-"""Small looks into a partition's log: the header at an offset, a transaction's marker, a producer's last sequence."""
+"""Small looks into a partition's log: the header at an offset, a producer's last sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from semel.client import log_calls
 from semel.client.cluster import Cluster, Leader
-from semel.client.errors import FatalError, KafkaError, TimedOutError, error_of
+from semel.client.errors import FatalError, TimedOutError, error_of
+from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place
 from semel.client.timing import Deadline
-from semel.protocol.batch import BatchHeader, Buffer, check_batch, iter_headers, read_header
-from semel.protocol.errors import Recovery
+from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.messages import transactions as messages
-from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
-from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
-NAMES_UP_TO = 12  # later versions of Fetch name topics by id
-READ_BYTES = 1024 * 1024
-WAIT_MS = 500
-
-
-def fetch_once(cluster: Cluster, place: Place, offset: int, deadline: Deadline, max_bytes: int = READ_BYTES) -> Buffer:
-    """The raw batches from an offset on, committed or not; waits up to half a second for some to come."""
-    topic, partition = place
-    request = FetchRequest(
-        max_wait_ms=WAIT_MS,
-        min_bytes=1,
-        max_bytes=max_bytes,
-        isolation_level=0,
-        topics=[FetchTopic(topic, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=max_bytes)])],
-    )
-    response = cluster.call(
-        Leader(topic, partition),
-        FETCH,
-        request,
-        timeout_s=deadline.remaining_s(),
-        errors=lambda answer: [answer.error_code, *(p.error_code for t in answer.responses for p in t.partitions)],
-        at_most=NAMES_UP_TO,
-    )
-    records = response.responses[0].partitions[0].records
-    if records is None:
-        return b""
-    return b"".join(records) if isinstance(records, list) else records
+fetch_once = blocking(log_calls.fetch_once)
 
 
 def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> BatchHeader:
@@ -56,29 +29,6 @@ def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> 
             raise FatalError(f"{place[0]}-{place[1]} has offsets {header.base_offset} on, but {offset} was requested")
         if not cluster.pause(backoff, deadline):
             raise TimedOutError(f"{place[0]}-{place[1]} showed nothing at offset {offset} within {timeout_s:.3g} s")
-
-
-def find_decision(
-    cluster: Cluster, place: Place, first_offset: int, producer_id: int, deadline: Deadline
-) -> bool | None:
-    """Whether the transaction that wrote `first_offset` was committed: its producer's first marker after it. None: not
-    known in time."""
-    offset = first_offset
-    while not deadline.expired:
-        try:
-            data = fetch_once(cluster, place, offset, deadline)
-        except KafkaError as error:
-            if error.recovery is Recovery.RETRY:
-                return None
-            raise
-        for at, header in iter_headers(data):
-            offset = header.next_offset
-            if header.is_control and header.producer_id == producer_id:
-                check_batch(data, header, at)
-                marker = decode_marker(decode_batch(data, at).records[0])
-                if marker is not None:
-                    return marker.type is MarkerType.COMMIT
-    return None
 
 
 def last_sequences(cluster: Cluster, places: Iterable[Place], identity: Identity, timeout_s: float) -> dict[Place, int]:

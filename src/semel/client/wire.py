@@ -77,6 +77,19 @@ class Wire:
         yield from (pending for pending in self.pending if not pending.done)
         yield from (pending for _, pending in self.without_response if not pending.done)
 
+    def late(self, now_s: float, is_throttled: bool) -> tuple[Pending | None, list[Pending], str]:
+        """Requests past their deadline, and why. If the oldest one is late the broker is taken for dead: it comes
+        first, and all fail with the connection. One that is late behind another, which may still take its time, fails
+        alone, and so do those that are held back while the broker throttles."""
+        waiting = list(self.waiting())
+        if not waiting:
+            return None, [], ""
+        oldest = waiting[0]
+        if oldest.deadline_s <= now_s and not is_throttled:
+            return oldest, [], "is the broker overloaded, stopped or cut off?"
+        why = "it throttles this client" if is_throttled else f"it is still busy with {oldest.api.name}"
+        return None, [pending for pending in waiting if pending.deadline_s <= now_s], why
+
     def clear(self) -> list[Pending]:
         """Takes back all that is not done."""
         left = list(self.waiting())

@@ -1,34 +1,24 @@
-"""What all parts of the admin client share: its connections, and calls with a deadline."""
+"""What all parts of the admin client share: its settings, and calls with a deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from semel.client.closing import Closing
-from semel.client.cluster import Cluster, NodeTarget, Request, Response, Target, top_error
+from semel.client.cluster_calls import ClusterCalls, NodeTarget, Request, Response, Target, top_error
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.api import Api
 
 
-class AdminBase(Closing):
-    def __init__(self, options: Mapping[str, Any] | ClientSettings | None = None, /, **keywords: Any) -> None:
-        """Options by Kafka's names: `{"bootstrap.servers": "..."}` or `bootstrap_servers="..."`."""
-        keywords = {"allow_auto_create_topics": False, **keywords}  # looking a topic up must not create it
-        if isinstance(options, ClientSettings):
-            self.settings = options.common(**keywords)
-        else:
-            self.settings = ClientSettings.of(options, **keywords)
-        self._cluster = Cluster(self.settings)
-
-    def close(self) -> None:
-        self._cluster.close()
+class AdminBase:
+    settings: ClientSettings
+    cluster: ClusterCalls[Any]
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
-        return self._cluster.deadline(None if timeout_ms is None else timeout_ms / 1000)
+        return self.cluster.deadline(None if timeout_ms is None else timeout_ms / 1000)
 
-    def _call(
+    async def _call(
         self,
         target: Target,
         api: Api[Request, Response],
@@ -36,13 +26,21 @@ class AdminBase(Closing):
         deadline: Deadline,
         errors: Callable[[Response], Iterable[int]] | None = top_error,
     ) -> Response:
-        return self._cluster.call(target, api, request, timeout_s=deadline.remaining_s(), errors=errors)
+        return await self.cluster.call(target, api, request, timeout_s=deadline.remaining_s(), errors=errors)
 
-    def _call_all(self, api: Api[Request, Response], request: Request, deadline: Deadline) -> Iterator[Response]:
+    async def _call_all(self, api: Api[Request, Response], request: Request, deadline: Deadline) -> list[Response]:
         """The response of every broker."""
-        self._cluster.retry(lambda: self._cluster.refresh([], deadline), "looking up the brokers", deadline)
-        for node_id in sorted(self._cluster.metadata.brokers):
-            yield self._call(NodeTarget(node_id), api, request, deadline)
+        await self.cluster.retry(lambda: self.cluster.refresh([], deadline), "looking up the brokers", deadline)
+        node_ids = sorted(self.cluster.metadata.brokers)
+        return [await self._call(NodeTarget(node_id), api, request, deadline) for node_id in node_ids]
+
+
+def admin_settings(options: Mapping[str, Any] | ClientSettings | None, keywords: dict[str, Any]) -> ClientSettings:
+    """Options by Kafka's names, as the constructors of the admin clients take them."""
+    keywords = {"allow_auto_create_topics": False, **keywords}  # looking a topic up must not create it
+    if isinstance(options, ClientSettings):
+        return options.common(**keywords)
+    return ClientSettings.of(options, **keywords)
 
 
 def listed(names: Iterable[str] | str) -> list[str]:

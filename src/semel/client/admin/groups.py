@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from semel.client.admin.base import AdminBase, listed
-from semel.client.cluster import group_coordinator
+from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer.consumer import OffsetsToCommit
 from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment
+from semel.client.group.offset_calls import commit_offsets, fetch_committed, list_offsets
 from semel.client.group.offset_requests import LATEST, by_topic
-from semel.client.group.offsets import commit_offsets, fetch_committed, list_offsets
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import DecodeError, ErrorCode
@@ -60,24 +60,26 @@ class GroupLag(msgspec.Struct, frozen=True):
     host: str | None = None
 
 
-class GroupAdmin(AdminBase):
-    def list_groups(self, timeout_ms: float | None = None) -> list[GroupListing]:
+class GroupCalls(AdminBase):
+    async def list_groups(self, timeout_ms: float | None = None) -> list[GroupListing]:
         """All groups of all brokers."""
         found = {}
-        for response in self._call_all(messages.LIST_GROUPS, messages.ListGroupsRequest(), self._deadline(timeout_ms)):
+        for response in await self._call_all(
+            messages.LIST_GROUPS, messages.ListGroupsRequest(), self._deadline(timeout_ms)
+        ):
             for group in response.groups:
                 found[group.group_id] = GroupListing(
                     group.group_id, group.group_state, group.protocol_type, group.group_type
                 )
         return [found[name] for name in sorted(found)]
 
-    def describe_group(self, group_id: str, timeout_ms: float | None = None) -> GroupInfo:
+    async def describe_group(self, group_id: str, timeout_ms: float | None = None) -> GroupInfo:
         """A group's state and members. A group without members and committed offsets is `Dead`."""
-        return self._describe_group(group_id, self._deadline(timeout_ms))
+        return await self._describe_group(group_id, self._deadline(timeout_ms))
 
-    def _describe_group(self, group_id: str, deadline: Deadline) -> GroupInfo:
+    async def _describe_group(self, group_id: str, deadline: Deadline) -> GroupInfo:
         coordinator = group_coordinator(group_id)
-        response = self._call(
+        response = await self._call(
             coordinator,
             messages.DESCRIBE_GROUPS,
             messages.DescribeGroupsRequest([group_id]),
@@ -87,47 +89,51 @@ class GroupAdmin(AdminBase):
             ),
         )
         group = response.groups[0]
-        node_id = self._cluster.locate(coordinator, deadline).node_id
+        node_id = (await self.cluster.locate(coordinator, deadline)).node_id
         members = [_member(member) for member in group.members]
         state = group.group_state or "Dead"
         return GroupInfo(group_id, state, group.protocol_type, group.protocol_data, node_id, members)
 
-    def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
+    async def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
         """The committed offset of each partition, the end of its log, the lag, and the member that reads it."""
         deadline = self._deadline(timeout_ms)
-        group = self._describe_group(group_id, deadline)
-        committed = self._committed(group_id, deadline)
+        group = await self._describe_group(group_id, deadline)
+        committed = await self._committed(group_id, deadline)
         readers = {partition: member for member in group.members for partition in member.partitions}
         wanted = sorted(set(committed) | set(readers))
-        ends = list_offsets(self._cluster, dict.fromkeys(wanted, LATEST), READ_UNCOMMITTED, deadline).found
+        ends = (await list_offsets(self.cluster, dict.fromkeys(wanted, LATEST), READ_UNCOMMITTED, deadline)).found
         return [_position(partition, committed, ends, readers) for partition in wanted]
 
-    def group_offsets(self, group_id: str, timeout_ms: float | None = None) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def group_offsets(
+        self, group_id: str, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """All committed offsets of a group."""
-        return self._committed(group_id, self._deadline(timeout_ms))
+        return await self._committed(group_id, self._deadline(timeout_ms))
 
-    def _committed(self, group_id: str, deadline: Deadline) -> dict[TopicPartition, OffsetAndMetadata]:
-        return self._cluster.retry(
-            lambda: fetch_committed(self._cluster, group_id, None, False, deadline),
+    async def _committed(self, group_id: str, deadline: Deadline) -> dict[TopicPartition, OffsetAndMetadata]:
+        return await self.cluster.retry(
+            lambda: fetch_committed(self.cluster, group_id, None, False, deadline),
             f"reading the committed offsets of group {group_id!r}",
             deadline,
         )
 
-    def alter_group_offsets(self, group_id: str, offsets: OffsetsToCommit, timeout_ms: float | None = None) -> None:
+    async def alter_group_offsets(
+        self, group_id: str, offsets: OffsetsToCommit, timeout_ms: float | None = None
+    ) -> None:
         """Moves a group that has no members now: the broker refuses while it has some."""
         deadline = self._deadline(timeout_ms)
         positions = [at if isinstance(at, OffsetAndMetadata) else OffsetAndMetadata(at) for at in offsets.values()]
         wanted = dict(zip(checked_partitions(offsets), positions, strict=True))
         try:
-            self._cluster.retry(
-                lambda: commit_offsets(self._cluster, GroupMetadata(group_id), wanted, deadline),
+            await self.cluster.retry(
+                lambda: commit_offsets(self.cluster, GroupMetadata(group_id), wanted, deadline),
                 f"moving group {group_id!r}",
                 deadline,
             )
         except KafkaError as error:
             raise _explained(error, group_id) from error
 
-    def delete_group_offsets(
+    async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
     ) -> None:
         """Deletes committed offsets, so that auto.offset.reset decides. Refused for topics that a member reads."""
@@ -138,7 +144,7 @@ class GroupAdmin(AdminBase):
             for name, indexes in by_topic(checked_partitions(partitions)).items()
         ]
         request = offset_messages.OffsetDeleteRequest(group_id, topics)
-        response = self._call(
+        response = await self._call(
             group_coordinator(group_id), offset_messages.OFFSET_DELETE, request, self._deadline(timeout_ms)
         )
         for topic in response.topics:
@@ -147,13 +153,13 @@ class GroupAdmin(AdminBase):
                     what = f"deleting the committed offset of {topic.name}-{part.partition_index}"
                     raise error_of(part.error_code, what)
 
-    def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
+    async def delete_groups(self, group_ids: Iterable[str] | str, timeout_ms: float | None = None) -> None:
         """Deletes groups without members; the first that fails is raised."""
         deadline = self._deadline(timeout_ms)
         failures = []
         for group_id in listed(group_ids):
             try:
-                self._call(
+                await self._call(
                     group_coordinator(group_id),
                     messages.DELETE_GROUPS,
                     messages.DeleteGroupsRequest([group_id]),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from semel.client.admin.base import AdminBase
-from semel.client.cluster import Cluster, Leader, transaction_coordinator
+from semel.client.cluster_calls import ClusterCalls, Leader, transaction_coordinator
 from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
+from semel.client.immediate import blocking
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.protocol.errors import ErrorCode
@@ -46,14 +48,14 @@ class TransactionListing(msgspec.Struct, frozen=True):
     state: str
 
 
-class TransactionAdmin(AdminBase):
-    def list_transactions(
+class TransactionAdminCalls(AdminBase):
+    async def list_transactions(
         self, states: Iterable[str] = (), producer_ids: Iterable[int] = (), timeout_ms: float | None = None
     ) -> list[TransactionListing]:
         """The transactional ids that the coordinators know, of all brokers."""
         request = messages.ListTransactionsRequest(state_filters=list(states), producer_id_filters=list(producer_ids))
         found = []
-        for response in self._call_all(messages.LIST_TRANSACTIONS, request, self._deadline(timeout_ms)):
+        for response in await self._call_all(messages.LIST_TRANSACTIONS, request, self._deadline(timeout_ms)):
             if response.unknown_state_filters:
                 raise FatalError(
                     f"there is no transaction state {response.unknown_state_filters[0]!r}; states are Empty, Ongoing, "
@@ -65,27 +67,31 @@ class TransactionAdmin(AdminBase):
             ]
         return sorted(found, key=lambda entry: entry.transactional_id)
 
-    def describe_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> TransactionInfo:
-        return describe_transaction(self._cluster, transactional_id, self._deadline(timeout_ms))
+    async def describe_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> TransactionInfo:
+        return await transaction_info(self.cluster, transactional_id, self._deadline(timeout_ms))
 
-    def abort_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> tuple[int, int]:
+    async def abort_transaction(self, transactional_id: str, timeout_ms: float | None = None) -> tuple[int, int]:
         """Aborts what a transactional id has open and fences its owner; the new (producer id, epoch). Refuses an id
         that does not exist, rather than create it."""
         deadline = self._deadline(timeout_ms)
-        describe_transaction(self._cluster, transactional_id, deadline)
+        await transaction_info(self.cluster, transactional_id, deadline)
         request = messages.InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=FENCING_TIMEOUT_MS
         )
-        response = self._call(transaction_coordinator(transactional_id), messages.INIT_PRODUCER_ID, request, deadline)
+        response = await self._call(
+            transaction_coordinator(transactional_id), messages.INIT_PRODUCER_ID, request, deadline
+        )
         return response.producer_id, response.producer_epoch
 
-    def describe_producers(self, partition: tuple[str, int], timeout_ms: float | None = None) -> list[ProducerInfo]:
+    async def describe_producers(
+        self, partition: tuple[str, int], timeout_ms: float | None = None
+    ) -> list[ProducerInfo]:
         """The producers whose state a partition's leader has."""
         (checked,) = checked_partitions([partition])
-        return self._describe_producers(checked, self._deadline(timeout_ms))
+        return await self._describe_producers(checked, self._deadline(timeout_ms))
 
-    def _describe_producers(self, partition: TopicPartition, deadline: Deadline) -> list[ProducerInfo]:
-        response = self._call(
+    async def _describe_producers(self, partition: TopicPartition, deadline: Deadline) -> list[ProducerInfo]:
+        response = await self._call(
             Leader(*partition),
             messages.DESCRIBE_PRODUCERS,
             messages.DescribeProducersRequest([messages.ProducersTopic(partition.topic, [partition.partition])]),
@@ -104,7 +110,7 @@ class TransactionAdmin(AdminBase):
             for entry in response.topics[0].partitions[0].active_producers
         ]
 
-    def abort_hanging_transaction(
+    async def abort_hanging_transaction(
         self, partition: tuple[str, int], start_offset: int, timeout_ms: float | None = None
     ) -> ProducerInfo:
         """Ends a transaction that its coordinator has forgotten, by an abort marker into the partition. Only for such:
@@ -113,7 +119,7 @@ class TransactionAdmin(AdminBase):
         (checked,) = checked_partitions([partition])
         open_ones = {
             producer.transaction_start: producer
-            for producer in self._describe_producers(checked, deadline)
+            for producer in await self._describe_producers(checked, deadline)
             if producer.transaction_start >= 0
         }
         producer = open_ones.get(start_offset)
@@ -127,7 +133,7 @@ class TransactionAdmin(AdminBase):
             topics=[messages.WritableTxnMarkerTopic(checked.topic, [checked.partition])],
             coordinator_epoch=max(producer.coordinator_epoch, 0),
         )
-        response = self._call(
+        response = await self._call(
             Leader(*checked), messages.WRITE_TXN_MARKERS, messages.WriteTxnMarkersRequest([marker]), deadline
         )
         for topic in response.markers[0].topics:
@@ -137,10 +143,10 @@ class TransactionAdmin(AdminBase):
         return producer
 
 
-def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Deadline) -> TransactionInfo:
+async def transaction_info(cluster: ClusterCalls[Any], transactional_id: str, deadline: Deadline) -> TransactionInfo:
     target = transaction_coordinator(transactional_id)
     try:
-        response = cluster.call(
+        response = await cluster.call(
             target,
             messages.DESCRIBE_TRANSACTIONS,
             messages.DescribeTransactionsRequest([transactional_id]),
@@ -158,8 +164,11 @@ def describe_transaction(cluster: Cluster, transactional_id: str, deadline: Dead
         entry.transaction_timeout_ms,
         entry.transaction_start_time_ms,
         [TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions],
-        cluster.locate(target, deadline).node_id,
+        (await cluster.locate(target, deadline)).node_id,
     )
+
+
+describe_transaction = blocking(transaction_info)
 
 
 def _explained(error: KafkaError, transactional_id: str) -> KafkaError:

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from semel.client.cluster import AnyNode, Cluster, Request, Response, group_coordinator, transaction_coordinator
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import (
+    AnyNode,
+    ClusterCalls,
+    Request,
+    Response,
+    group_coordinator,
+    transaction_coordinator,
+)
 from semel.client.errors import ConnectionFailedError, TimedOutError
+from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
 from semel.client.settings import ProducerSettings
@@ -31,34 +40,39 @@ class EndAnswer(NamedTuple):
     was_repeated: bool
 
 
-def new_identity(cluster: Cluster, timeout_s: float, lane: str = "main") -> Identity:
+async def request_identity(calls: ClusterCalls[Any], timeout_s: float, lane: str = "main") -> Identity:
     """A producer id for an idempotent producer without transactions."""
     request = messages.InitProducerIdRequest(None, 2**31 - 1)
-    response = cluster.call(AnyNode(), messages.INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane)
+    response = await calls.call(
+        AnyNode(), messages.INIT_PRODUCER_ID, request, timeout_s=timeout_s, at_most=5, lane=lane
+    )
     return Identity(response.producer_id, response.producer_epoch)
 
 
-class CoordinatorClient:
+new_identity = blocking(request_identity)
+
+
+class CoordinatorCalls:
     """Calls in the name of one transactional id. Errors are raised as `semel.client.errors` sorts them."""
 
-    def __init__(self, cluster: Cluster, settings: ProducerSettings, transactional_id: str) -> None:
-        self.cluster = cluster
+    def __init__(self, calls: ClusterCalls[Any], settings: ProducerSettings, transactional_id: str) -> None:
+        self.cluster = calls
         self.transactional_id = transactional_id
         self._settings = settings
         self._target = transaction_coordinator(transactional_id)
 
-    def _call(self, api: Api[Request, Response], request: Request, timeout_s: float, **options: Any) -> Response:
+    async def _call(self, api: Api[Request, Response], request: Request, timeout_s: float, **options: Any) -> Response:
         """To the coordinator of the transactional id."""
-        return self.cluster.call(
+        return await self.cluster.call(
             self._target, api, request, timeout_s=timeout_s, first_wait_ms=FIRST_WAIT_MS, **options
         )
 
-    def generation(self, timeout_s: float) -> int:
+    async def generation(self, timeout_s: float) -> int:
         """2 if the cluster finalised KIP-890's transactions, else 1."""
-        finalised = self.cluster.feature(FEATURE, self._target, timeout_s)
+        finalised = await self.cluster.feature(FEATURE, self._target, timeout_s)
         return max(1, min(finalised, self._settings.transaction_version_max))
 
-    def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
+    async def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
         """Takes over the id: fences its earlier owners, finishes or aborts what they left.
 
         With the expected identity only if it is still ours, which raises the epoch; a `FencedError` if not.
@@ -67,10 +81,12 @@ class CoordinatorClient:
         if expected is not None:
             request.producer_id, request.producer_epoch = expected
         at_least = 3 if expected is not None else 0
-        response = self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_most=5, at_least=at_least)
+        response = await self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_most=5, at_least=at_least)
         return Identity(response.producer_id, response.producer_epoch)
 
-    def add_partitions(self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main") -> None:
+    async def add_partitions(
+        self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main"
+    ) -> None:
         """TV1: these partitions will be written."""
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
@@ -84,9 +100,9 @@ class CoordinatorClient:
             ],
         )
         api = messages.ADD_PARTITIONS_TO_TXN
-        self._call(api, request, timeout_s, errors=_partition_errors, at_most=3, lane=lane)
+        await self._call(api, request, timeout_s, errors=_partition_errors, at_most=3, lane=lane)
 
-    def commit_offsets(
+    async def commit_offsets(
         self,
         identity: Identity,
         group: GroupMetadata,
@@ -98,9 +114,9 @@ class CoordinatorClient:
         deadline = Deadline(timeout_s)
         if generation == 1:
             request = messages.AddOffsetsToTxnRequest(self.transactional_id, *identity, group.group_id)
-            self._call(messages.ADD_OFFSETS_TO_TXN, request, deadline.remaining_s())
+            await self._call(messages.ADD_OFFSETS_TO_TXN, request, deadline.remaining_s())
         low, high = VERSIONS[generation].txn_offset_commit
-        self.cluster.call(
+        await self.cluster.call(
             group_coordinator(group.group_id),
             messages.TXN_OFFSET_COMMIT,
             self._offsets_request(identity, group, offsets),
@@ -132,7 +148,7 @@ class CoordinatorClient:
             list(topics.values()),
         )
 
-    def end(
+    async def end(
         self, identity: Identity, commit: bool, generation: int, deadline: Deadline, may_be_repeat: bool = False
     ) -> EndAnswer:
         """Commits or aborts. After a lost response EndTxn is sent again: the coordinator recognises a repeated end.
@@ -146,11 +162,13 @@ class CoordinatorClient:
         while True:
             try:
                 remaining_s = deadline.remaining_s()
-                response = self._call(messages.END_TXN, request, remaining_s, resend=False, at_least=low, at_most=high)
+                response = await self._call(
+                    messages.END_TXN, request, remaining_s, resend=False, at_least=low, at_most=high
+                )
             except ConnectionFailedError as error:
                 repeated = True
                 self.cluster.forget(self._target)
-                if not self.cluster.pause(backoff, deadline):
+                if not await self.cluster.pause(backoff, deadline):
                     raise EndUnknownError(f"no response to EndTxn: {error}", maybe_sent=repeated) from error
                 continue
             except TimedOutError as error:
@@ -161,6 +179,20 @@ class CoordinatorClient:
             if generation == 2:
                 return EndAnswer(Identity(response.producer_id, response.producer_epoch), repeated)
             return EndAnswer(identity, repeated)
+
+
+class CoordinatorClient:
+    """The same calls for threads, which block."""
+
+    def __init__(self, cluster: Cluster, settings: ProducerSettings, transactional_id: str) -> None:
+        self.cluster = cluster
+        self.calls = CoordinatorCalls(cluster.calls, settings, transactional_id)
+
+    generation = blocking(CoordinatorCalls.generation)
+    init = blocking(CoordinatorCalls.init)
+    add_partitions = blocking(CoordinatorCalls.add_partitions)
+    commit_offsets = blocking(CoordinatorCalls.commit_offsets)
+    end = blocking(CoordinatorCalls.end)
 
 
 class EndUnknownError(TimedOutError):

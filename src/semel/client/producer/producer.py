@@ -46,7 +46,7 @@ from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.producer.transactions import TransactionCalls
+from semel.client.producer.transactions import Transactions
 from semel.client.settings import ProducerSettings, check_callable
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timestamps import timestamp_ms
@@ -99,7 +99,7 @@ class Producer(Closing):
         self._serializers: tuple[Serializer | None, Serializer | None] = key_serializer, value_serializer
         self._serializes = key_serializer is not None or value_serializer is not None
         self._cluster = Cluster(self.settings)
-        self._transactions: TransactionCalls | None = None
+        self._transactions: Transactions | None = None
         self._sender = self._make_sender()
         self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
         self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
@@ -118,7 +118,7 @@ class Producer(Closing):
         coordinator = CoordinatorClient(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
         sender = Sender(settings, self._cluster, transaction, coordinator)
-        self._transactions = TransactionCalls(transaction, coordinator, sender)
+        self._transactions = Transactions(transaction, coordinator, sender)
         return sender
 
     # --- sending ---
@@ -296,7 +296,7 @@ class Producer(Closing):
         self._transactional()
         return ProducerTransaction(self)
 
-    def _transactional(self) -> TransactionCalls:
+    def _transactional(self) -> Transactions:
         self._check_open()
         if self._transactions is None:
             raise IllegalStateError("transactions need the option transactional.id; this producer has none")

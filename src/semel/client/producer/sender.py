@@ -159,6 +159,10 @@ class Sender:
             finally:
                 self._accumulator.flushing -= 1
 
+    async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """For the calls of a transaction: with the lock held, which is given back meanwhile."""
+        return self.changed.wait_for(is_over, timeout_s)
+
     def start_flush(self) -> None:
         """From here on nothing lingers."""
         with self.lock:

@@ -1,25 +1,54 @@
 """The transaction calls of a producer: sends their requests, waits for what must come before them, and tells the state
-machine in `transaction.py` how they ended. Threads may share it."""
+machine in `transaction.py` how they ended. Threads may share
+the blocking form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, cast
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.log_reading import find_decision
+from semel.client.immediate import blocking
+from semel.client.log_calls import find_decision
 from semel.client.producer.batches import Identity
-from semel.client.producer.coordinator import CoordinatorClient, EndAnswer, EndUnknownError
-from semel.client.producer.sender import Sender
+from semel.client.producer.coordinator import CoordinatorCalls, CoordinatorClient, EndAnswer, EndUnknownError
+from semel.client.producer.core import ProducerCore
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 
 
-class TransactionCalls:
-    """What users call. The sender's lock guards the state; requests are sent without it."""
+class BatchSender(Protocol):
+    """What the calls need of the sender of any driver."""
 
-    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorClient, sender: Sender) -> None:
+    @property
+    def core(self) -> ProducerCore: ...
+
+    @property
+    def changed(self) -> StateCondition: ...
+
+    def wake(self) -> None: ...
+
+    async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits with the lock of `changed` held, which it gives back meanwhile; whether it is over."""
+
+
+class StateCondition(Protocol):
+    """Held while the state is looked at or changed; notified when it has changed."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *_: Any) -> object: ...
+
+    def notify_all(self) -> None: ...
+
+
+class TransactionCalls:
+    """What users call, over the connections of any driver. The sender's lock guards the state; requests are sent
+    without it. A call that is interrupted (Ctrl-C, a cancelled task) leaves a state from which the producer goes on."""
+
+    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorCalls, sender: BatchSender) -> None:
         self.transaction = transaction
         self.coordinator = coordinator
         self._sender = sender
@@ -30,14 +59,14 @@ class TransactionCalls:
     def state(self) -> ProducerTxnState:
         return self.transaction.state
 
-    def init(self, timeout_s: float) -> None:
+    async def init(self, timeout_s: float) -> None:
         """Owns the transactional id: earlier owners are fenced, what they left open is finished."""
         deadline = Deadline(timeout_s)
         try:
             with self._changed:
                 self.transaction.init()
-            generation = self.coordinator.generation(deadline.remaining_s())
-            identity = self.coordinator.init(deadline.remaining_s())
+            generation = await self.coordinator.generation(deadline.remaining_s())
+            identity = await self.coordinator.init(deadline.remaining_s())
             with self._changed:
                 self.transaction.initialized(identity, generation)
         except IllegalStateError:
@@ -47,17 +76,17 @@ class TransactionCalls:
                 self.transaction.init_failed(error)
             raise
 
-    def begin(self, timeout_s: float) -> None:
+    async def begin(self, timeout_s: float) -> None:
         with self._changed:
             stale = self.transaction.begin()
         if stale is not None:
-            self._renew(stale, timeout_s)
+            await self._renew(stale, timeout_s)
         with self._changed:
             self.transaction.began()
 
-    def _renew(self, stale: Identity, timeout_s: float) -> None:
+    async def _renew(self, stale: Identity, timeout_s: float) -> None:
         try:
-            identity = self.coordinator.init(timeout_s, stale)
+            identity = await self.coordinator.init(timeout_s, stale)
         except FencedError as error:
             with self._changed:
                 self.transaction.failed(error)
@@ -65,7 +94,7 @@ class TransactionCalls:
         with self._changed:
             self.transaction.renewed(identity)
 
-    def send_offsets(
+    async def send_offsets(
         self, offsets: Mapping[tuple[str, int], OffsetAndMetadata], group: GroupMetadata, timeout_s: float
     ) -> None:
         if not offsets:
@@ -75,7 +104,7 @@ class TransactionCalls:
             identity = self.transaction.add_offsets()
         failure: KafkaError | None = None
         try:
-            self.coordinator.commit_offsets(identity, group, offsets, self.transaction.generation, timeout_s)
+            await self.coordinator.commit_offsets(identity, group, offsets, self.transaction.generation, timeout_s)
         except KafkaError as error:
             failure = error
             raise
@@ -85,26 +114,26 @@ class TransactionCalls:
                 self._changed.notify_all()
 
     # --- commit ---
-    def commit(self, deadline: Deadline) -> None:
+    async def commit(self, deadline: Deadline) -> None:
         """Returns when the transaction is committed for certain."""
-        identity = self._deliver_all(deadline)
+        identity = await self._deliver_all(deadline)
         if identity is None:  # the coordinator knows nothing of it
             with self._changed:
                 self.transaction.committed()
             return
         try:
-            response = self._end(identity, True, deadline)
+            response = await self._end(identity, True, deadline)
         except EndUnknownError as error:
             with self._changed:
                 failure = self.transaction.commit_unknown(error.maybe_sent, str(error), deadline.total_s)
             raise failure from error
         except KafkaError as error:
-            self._commit_refused(error, deadline)
+            await self._commit_refused(error, deadline)
             return
         with self._changed:
             self.transaction.committed(response.identity, response.was_repeated)
 
-    def _deliver_all(self, deadline: Deadline) -> Identity | None:
+    async def _deliver_all(self, deadline: Deadline) -> Identity | None:
         """Waits until the broker has every record and offset; whose transaction is to be ended then."""
         with self._changed:
             self._core.commit(self.transaction)
@@ -112,7 +141,7 @@ class TransactionCalls:
                 return self.transaction.end_request()
             try:
                 self._sender.wake()
-                delivered = self._wait(lambda: self.state is not ProducerTxnState.COMMITTING, deadline)
+                delivered = await self._wait(lambda: self.state is not ProducerTxnState.COMMITTING, deadline)
                 self.transaction.raise_if_failed()
                 if not delivered:
                     raise TimedOutError(
@@ -124,15 +153,19 @@ class TransactionCalls:
                 self.transaction.commit_not_sent()
                 raise
 
-    def _wait(self, is_over: Callable[[], bool], deadline: Deadline) -> bool:
+    async def _wait(self, is_over: Callable[[], bool], deadline: Deadline) -> bool:
         """Until nothing of the transaction is on its way any more, or `is_over`; whether that came in time."""
         core = self._core
-        return self._changed.wait_for(lambda: core.is_drained(self.transaction) or is_over(), deadline.remaining_s())
+        return await self._sender.wait_until(
+            lambda: core.is_drained(self.transaction) or is_over(), deadline.remaining_s()
+        )
 
-    def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
+    async def _end(self, identity: Identity, commit: bool, deadline: Deadline) -> EndAnswer:
         transaction = self.transaction
         try:
-            return self.coordinator.end(identity, commit, transaction.generation, deadline, transaction.end_maybe_sent)
+            return await self.coordinator.end(
+                identity, commit, transaction.generation, deadline, transaction.end_maybe_sent
+            )
         except Exception:
             raise  # it says what may have been sent
         except BaseException:  # Ctrl-C
@@ -140,7 +173,7 @@ class TransactionCalls:
                 transaction.end_maybe_sent = True
             raise
 
-    def _commit_refused(self, error: KafkaError, deadline: Deadline) -> None:
+    async def _commit_refused(self, error: KafkaError, deadline: Deadline) -> None:
         """Raises, unless an earlier try of this commit turns out to have worked."""
         with self._changed:
             failure = self.transaction.commit_refused(error, getattr(error, "was_repeated", False))
@@ -149,23 +182,23 @@ class TransactionCalls:
             raise failure
         is_committed = None
         if written is not None and identity is not None:
-            is_committed = find_decision(self.coordinator.cluster, *written, identity.producer_id, deadline)
+            is_committed = await find_decision(self.coordinator.cluster, *written, identity.producer_id, deadline)
         with self._changed:
             failure = self.transaction.commit_found(is_committed, error)
         if failure is not None:
             raise failure from error
 
     # --- abort ---
-    def abort(self, deadline: Deadline) -> None:
+    async def abort(self, deadline: Deadline) -> None:
         """Returns when nothing of the transaction can become visible any more."""
-        identity = self._stop_sending(deadline)
+        identity = await self._stop_sending(deadline)
         if identity is None:
             with self._changed:
                 self.transaction.aborted()
             return
         answered: Identity | None = None
         try:
-            answered = self._end(identity, False, deadline).identity
+            answered = (await self._end(identity, False, deadline)).identity
         except EndUnknownError as error:
             with self._changed:
                 self.transaction.abort_unknown(error.maybe_sent)
@@ -177,13 +210,13 @@ class TransactionCalls:
         with self._changed:
             self.transaction.aborted(answered)
 
-    def _stop_sending(self, deadline: Deadline) -> Identity | None:
+    async def _stop_sending(self, deadline: Deadline) -> Identity | None:
         """Waits for what is on its way; whose transaction is to be ended then."""
         with self._changed:
             self._core.abort(self.transaction)
             self._changed.notify_all()
             self._sender.wake()
-            if not self._wait(lambda: self.state is ProducerTxnState.FENCED, deadline):
+            if not await self._wait(lambda: self.state is ProducerTxnState.FENCED, deadline):
                 raise TimedOutError(
                     f"records are still on their way after {deadline.total_s:.3g} s; call abort_transaction() again"
                 )
@@ -193,3 +226,38 @@ class TransactionCalls:
             if identity is not None:
                 self.transaction.aborting()
             return identity
+
+
+class Transactions:
+    """The same calls for threads, which block."""
+
+    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorClient, sender: BatchSender) -> None:
+        self.transaction = transaction
+        self.coordinator = coordinator
+        self.calls = TransactionCalls(transaction, cast("CoordinatorCalls", _Immediate(coordinator)), sender)
+
+    @property
+    def state(self) -> ProducerTxnState:
+        return self.transaction.state
+
+    init = blocking(TransactionCalls.init)
+    begin = blocking(TransactionCalls.begin)
+    send_offsets = blocking(TransactionCalls.send_offsets)
+    commit = blocking(TransactionCalls.commit)
+    abort = blocking(TransactionCalls.abort)
+
+
+class _Immediate:
+    """The methods of a blocking coordinator as coroutines that never wait."""
+
+    def __init__(self, coordinator: CoordinatorClient) -> None:
+        self._coordinator = coordinator
+        self.cluster = coordinator.cluster.calls
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        method = getattr(self._coordinator, name)
+
+        async def call(*args: Any, **keywords: Any) -> Any:
+            return method(*args, **keywords)
+
+        return call

@@ -112,8 +112,8 @@ def test_an_interrupted_commit_is_aborted_unless_it_may_have_happened(
     producer = make()
     producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
     calls = producer._transactional()
-    owner, step = (calls.coordinator, "end") if commit_sent else (calls, "_wait")
-    fired = interrupt_once(monkeypatch, owner, step, after_it=True)
+    owner, step = (calls.coordinator, "end") if commit_sent else (producer._sender, "wait_until")
+    fired = interrupt_once(monkeypatch, owner, step, after_it=commit_sent)
     with pytest.raises(KeyboardInterrupt), producer.transaction() as txn:
         txn.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
     assert fired
