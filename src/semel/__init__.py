@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semel.aio.admin import AsyncAdmin as AsyncAdmin
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.metrics import prometheus as prometheus
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 # Public name -> where it lives. Loaded when first used, so that `import semel` costs nothing.
 _LAZY = {
     "Admin": "semel.client.admin",
+    "AsyncAdmin": "semel.aio.admin",
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",

@@ -1,0 +1,33 @@
+"""The client for asyncio: the same options, errors and guarantees as `semel.Producer` and `semel.Admin`.
+
+    async with AsyncProducer(bootstrap_servers="localhost:9092") as producer:
+        delivery = await producer.send("orders", b"an order")
+        print((await delivery).offset)
+
+admin       `AsyncAdmin`                         producer    `AsyncProducer`, its transactions and deliveries
+cluster     connections by broker and lane       connection  one connection in an event loop
+loop_guard  one event loop per client            sender      drives a producer's core
+
+What a client decides is shared with `semel.client`: the cores, and the calls that are written as coroutines.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semel.aio.admin import AsyncAdmin as AsyncAdmin
+
+_HOMES = {"AsyncAdmin": "admin"}
+
+__all__ = ["AsyncAdmin"]  # loaded when it is first used
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'semel.aio' has no attribute {name!r}")
+    value = getattr(import_module(f"semel.aio.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,302 @@
+"""One connection to one broker in an event loop: TCP, TLS, ApiVersions, SASL, then any number of requests in flight.
+
+`send` never waits: the request is written when the transport takes it, and `then` is called once it has a response or
+an error. `call` waits; a caller that is cancelled leaves its request, whose response is dropped. Any failure closes the
+connection and fails all that was pending, each error saying whether the broker may have got the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+from semel.client.errors import ConnectionFailedError, KafkaError, error_of
+from semel.client.frames import Frames
+from semel.client.handshake import (
+    Opening,
+    OpeningRequest,
+    closed_by_broker,
+    copied,
+    failed,
+    not_connected,
+    not_encrypted,
+    opening,
+    refused_certificate,
+    timed_out,
+)
+from semel.client.security import tls_context
+from semel.client.settings import ClientSettings
+from semel.client.timing import Deadline
+from semel.client.wire import Capabilities, Pending, Wire
+from semel.protocol.api import Api
+from semel.protocol.errors import EncodeError, ErrorCode
+from semel.protocol.schema import Struct
+
+Request = TypeVar("Request", bound=Struct)
+Response = TypeVar("Response", bound=Struct)
+
+log = logging.getLogger("semel.client")
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """An open connection. Make one with `AsyncConnection.open`."""
+
+    capabilities: Capabilities
+
+    def __init__(self, host: str, port: int, settings: ClientSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self.host = host
+        self.port = port
+        self.closed = False
+        self.session_ends_s = float("inf")  # on time.monotonic(): when SASL's session must be renewed
+        self.throttled_until_s = 0.0  # on time.monotonic(): the broker throttles requests until then
+        self._settings = settings
+        self._loop = loop
+        self._wire = Wire(settings.client_id)
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._is_full = False  # the transport holds more than it should; it says when it has room
+        self._then: dict[Pending, Callable[[Pending], None]] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = float("inf")
+
+    def __repr__(self) -> str:
+        return f"AsyncConnection({self.address}{', closed' if self.closed else ''}, {self.in_flight} in flight)"
+
+    # --- opening ---
+    @classmethod
+    async def open(
+        cls, host: str, port: int, settings: ClientSettings, timeout_s: float | None = None
+    ) -> AsyncConnection:
+        """Connects, encrypts and authenticates as the settings say, and gets the broker's API versions."""
+        limit_s = settings.socket_connection_setup_timeout_ms / 1000
+        deadline = Deadline(limit_s if timeout_s is None else min(timeout_s, limit_s))
+        loop = asyncio.get_running_loop()
+        self = cls(host, port, settings, loop)
+        try:
+            await self._connect(deadline)
+            await self._negotiate(deadline)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def _connect(self, deadline: Deadline) -> None:
+        try:
+            async with asyncio.timeout(max(deadline.remaining_s(), 0.001)):
+                await self._loop.create_connection(lambda: self, self.host, self.port)
+        except OSError as error:
+            raise not_connected(error, self.address, deadline.total_s) from None
+        _set_options(cast("asyncio.Transport", self._transport), self._settings)
+        if self._settings.uses_tls:
+            await self._encrypt(deadline)
+
+    async def _encrypt(self, deadline: Deadline) -> None:
+        context = await self._loop.run_in_executor(None, tls_context, self._settings)  # it reads files
+        plain = cast("asyncio.Transport", self._transport)
+        limit_s = max(deadline.remaining_s(), 0.001)
+        try:
+            async with asyncio.timeout(limit_s):
+                encrypted = await self._loop.start_tls(
+                    plain, self, context, server_hostname=self.host, ssl_handshake_timeout=limit_s + 1
+                )
+        except OSError as error:
+            raise not_encrypted(error, self.address) from None
+        if encrypted is None:
+            raise failed(self.address, "the connection was closed during the handshake of TLS")
+        self._transport = encrypted
+
+    async def _negotiate(self, deadline: Deadline) -> None:
+        steps = opening(self, self._settings, time.monotonic)
+        step: OpeningRequest | None = next(steps)
+        while step is not None:
+            done = await self._wait(step.api, step.request, step.version, deadline.remaining_s())
+            if self._settings.uses_sasl:  # SCRAM computes thousands of hashes
+                step = await self._loop.run_in_executor(None, _advanced, steps, done)
+            else:
+                step = _advanced(steps, done)
+
+    # --- requests ---
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are not done: without a response, or (acks=0) not written."""
+        return self._wire.in_flight
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether requests are held back because the broker throttles this client (a quota is used up)."""
+        return time.monotonic() < self.throttled_until_s
+
+    @property
+    def retiring(self) -> bool:
+        """Whether no new request should be sent because the SASL session ends soon."""
+        return time.monotonic() >= self.session_ends_s
+
+    def send(
+        self,
+        api: Api[Request, Response],
+        request: Request,
+        then: Callable[[Pending], None],
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+        context: Any = None,
+        response: bool = True,
+    ) -> None:
+        """Sends a request behind those in flight. `then` gets it when it is done, never from within this call. Raises
+        only for what can never be sent."""
+        limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
+        if version is None:
+            version = self.capabilities.version_of(api)
+        deadline_s = time.monotonic() + limit_s
+        if self.closed:
+            pending = Pending(api, version, 0, deadline_s, context)
+            pending.error = failed(self.address, "the connection is closed")
+            self._loop.call_soon(then, pending)
+            return
+        try:
+            pending = self._wire.send(api, request, version, deadline_s, context, response)
+        except EncodeError as error:
+            raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+        pending.on_throttle = self._throttle
+        self._then[pending] = then
+        self._write()
+        self._set_alarm(deadline_s)
+
+    async def call(
+        self, api: Api[Request, Response], request: Request, timeout_s: float, version: int | None = None
+    ) -> Response:
+        """Sends a request and waits for its response."""
+        response: Response = (await self._wait(api, request, version, timeout_s)).result()
+        return response
+
+    async def _wait(self, api: Api[Any, Any], request: Any, version: int | None, timeout_s: float) -> Pending:
+        done: asyncio.Future[Pending] = self._loop.create_future()
+        self.send(api, request, lambda pending: _fill(done, pending), version=version, timeout_s=timeout_s)
+        return await done
+
+    def _throttle(self, throttle_ms: int) -> None:
+        log.debug("%s throttles for %s ms: a quota is used up", self.address, throttle_ms)
+        self.throttled_until_s = max(self.throttled_until_s, time.monotonic() + throttle_ms / 1000)
+        self._set_alarm(self.throttled_until_s)
+
+    def _write(self) -> None:
+        wire = self._wire
+        if self.closed or self._is_full or self._transport is None or not wire.outgoing or self.is_throttled:
+            return
+        parts = list(wire.outgoing)
+        self._transport.writelines(parts)
+        self._finish(wire.written(sum(map(len, parts))))
+
+    def _finish(self, done: Iterable[Pending]) -> None:
+        for pending in done:
+            then = self._then.pop(pending, None)
+            if then is not None:
+                self._loop.call_soon(then, pending)
+
+    # --- deadlines ---
+    def _set_alarm(self, at_s: float) -> None:
+        if at_s < self._alarm_s and not self.closed:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_s = at_s
+            self._alarm = self._loop.call_later(max(0.0, at_s - time.monotonic()), self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._alarm, self._alarm_s = None, float("inf")
+        self._write()  # what was held back
+        oldest, late, why = self._wire.late(time.monotonic(), self.is_throttled)
+        if oldest is not None:
+            self._fail_all(timed_out(self.address, oldest, why))
+            return
+        for pending in late:
+            pending.error = timed_out(self.address, pending, why)
+        self._finish(late)
+        held_s = self.throttled_until_s if self._wire.outgoing and self.is_throttled else float("inf")
+        self._set_alarm(min([held_s, *(pending.deadline_s for pending in self._wire.waiting())]))
+
+    # --- what asyncio calls ---
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._write()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._finish(self._wire.match(self._frames.filled(nbytes)))
+        except ConnectionFailedError as error:
+            self._fail_all(failed(self.address, str(error)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.closed:
+            return
+        if exc is None or isinstance(exc, ConnectionError):
+            cause = closed_by_broker(self._settings, hasattr(self, "capabilities"))
+            self._fail_all(failed(self.address, cause))
+        elif isinstance(exc, ssl.SSLError):  # with TLS 1.3 the broker's verdict on the certificate comes this late
+            refused = refused_certificate(exc, self.address)
+            self._fail_all(refused or failed(self.address, f"cannot read: {exc}"))
+        else:
+            self._fail_all(failed(self.address, f"cannot read or write: {exc}"))
+
+    # --- end ---
+    def close(self) -> None:
+        """Closes the socket and fails what was pending. May be called twice."""
+        if not self.closed:
+            self._fail_all(ConnectionFailedError(f"the connection to {self.address} was closed"))
+
+    def _fail_all(self, error: KafkaError) -> None:
+        self.closed = True
+        log.debug("%s", error)
+        left = self._wire.clear()
+        for pending in left:
+            pending.error = copied(error)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._loop.is_closed():  # nobody waits any more, and the transport cannot be closed in its own way
+            self._then.clear()
+            return
+        self._finish(left)
+        self._then.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _fill(future: asyncio.Future[Pending], pending: Pending) -> None:
+    if not future.done():  # the caller may have been cancelled
+        future.set_result(pending)
+
+
+def _advanced(steps: Opening, done: Pending) -> OpeningRequest | None:
+    """The next request of the opening; None at its end. A future cannot take StopIteration."""
+    try:
+        return steps.send(done)
+    except StopIteration:
+        return None
+
+
+def _set_options(transport: asyncio.Transport, settings: ClientSettings) -> None:
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # asyncio itself sets TCP_NODELAY
+    for option, size in (
+        (socket.SO_SNDBUF, settings.send_buffer_bytes),
+        (socket.SO_RCVBUF, settings.receive_buffer_bytes),
+    ):
+        if size > 0:
+            sock.setsockopt(socket.SOL_SOCKET, option, size)

@@ -1,0 +1,47 @@
+"""A client of `semel.aio` belongs to one event loop: the first in which it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from semel.client.errors import IllegalStateError
+
+
+class LoopGuard:
+    """Refuses other event loops, which run in other threads or after the first one, and forked children."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._owner_pid = os.getpid()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of this client, in which the caller runs."""
+        self.check()
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more: the loop is closed, or this is a forked child."""
+        return os.getpid() != self._owner_pid or (self._loop is not None and self._loop.is_closed())
+
+    def check(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise IllegalStateError(f"this {self._what} must be used in a coroutine, inside its event loop") from None
+        if os.getpid() != self._owner_pid:
+            raise IllegalStateError(
+                f"this {self._what} was made before the process was forked; make one in each process"
+            )
+        if self._loop is None:
+            self._loop = running
+        elif running is not self._loop:
+            state = "is closed" if self._loop.is_closed() else "runs elsewhere"
+            raise IllegalStateError(
+                f"this {self._what} belongs to another event loop, which {state}; make one {self._what} per loop, or "
+                "use asyncio.run_coroutine_threadsafe() with the loop that it belongs to"
+            )
