@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +12,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
+from semel.aio import AsyncProducer
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
+from tests.support.event_loop import in_loop
 from tests.support.missing import skip_loudly
 from tests.support.waiting import PATIENCE_S
 
@@ -144,36 +146,50 @@ def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield Secured({**ports, "PLAINTEXT": kafka.port}, folder)
 
 
-def write_one(options: dict[str, str]) -> int:
-    with Producer(options) as producer:
-        return producer.send("secured", b"x").result(timeout_ms=PATIENCE_S * 1000).offset
+Write = Callable[[dict[str, str]], int]
 
 
-def test_tls_with_a_client_certificate(secured: Secured) -> None:
+@pytest.fixture(params=["blocking", "asyncio"])
+def write_one(request: pytest.FixtureRequest) -> Write:
+    """Writes a record and returns its offset, with either driver of the client."""
+
+    def blocking(options: dict[str, str]) -> int:
+        with Producer(options) as producer:
+            return producer.send("secured", b"x").result(timeout_ms=PATIENCE_S * 1000).offset
+
+    async def awaited(options: dict[str, str]) -> int:
+        async with AsyncProducer(options) as producer:
+            offset: int = (await (await producer.send("secured", b"x"))).offset
+            return offset
+
+    return blocking if request.param == "blocking" else lambda options: in_loop(awaited(options))
+
+
+def test_tls_with_a_client_certificate(secured: Secured, write_one: Write) -> None:
     assert write_one(secured.options("TLS")) >= 0
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("listener", ["SASL", "BOTH"])
-def test_sasl_with_and_without_tls(secured: Secured, listener: str, mechanism: str) -> None:
+def test_sasl_with_and_without_tls(secured: Secured, write_one: Write, listener: str, mechanism: str) -> None:
     options = secured.options(listener, sasl_mechanism=mechanism)
     assert write_one(options) >= 0
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_wrong_password_is_refused_at_once(secured: Secured, mechanism: str) -> None:
+def test_a_wrong_password_is_refused_at_once(secured: Secured, write_one: Write, mechanism: str) -> None:
     with pytest.raises(AuthenticationError, match=r"check sasl\.username and sasl\.password"):
         write_one(secured.options("SASL", sasl_mechanism=mechanism, sasl_password="wrong"))
 
 
-def test_an_unknown_authority_is_refused_at_once(secured: Secured) -> None:
+def test_an_unknown_authority_is_refused_at_once(secured: Secured, write_one: Write) -> None:
     options = secured.options("BOTH")
     del options["ssl.ca.location"]
     with pytest.raises(AuthenticationError, match=r"certificate was refused.*ssl\.ca\.location"):
         write_one(options)
 
 
-def test_a_certificate_for_another_host_is_refused(secured: Secured) -> None:
+def test_a_certificate_for_another_host_is_refused(secured: Secured, write_one: Write) -> None:
     options = secured.options("BOTH", bootstrap_servers=f"127.0.0.1:{secured.ports['BOTH']}")
     with pytest.raises(AuthenticationError, match="host name"):
         write_one(options)
@@ -189,14 +205,14 @@ def test_a_certificate_for_another_host_is_refused(secured: Secured) -> None:
     ],
 )
 def test_a_wrong_protocol_is_explained_within_the_timeout(
-    secured: Secured, listener: str, changes: dict[str, str], message: str
+    secured: Secured, write_one: Write, listener: str, changes: dict[str, str], message: str
 ) -> None:
     options = secured.options(listener, **changes, request_timeout_ms="2500", max_block_ms="4000")
     with pytest.raises(KafkaError, match=message):
         write_one(options)
 
 
-def test_a_missing_client_certificate_is_explained(secured: Secured) -> None:
+def test_a_missing_client_certificate_is_explained(secured: Secured, write_one: Write) -> None:
     options = secured.options("TLS")
     del options["ssl.certificate.location"]
     del options["ssl.key.location"]

@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.aio.admin import AsyncAdmin as AsyncAdmin
+    from semel.aio.producer import AsyncProducer as AsyncProducer
+    from semel.aio.producer import AsyncProducerTransaction as AsyncProducerTransaction
+    from semel.aio.sender import AsyncDelivery as AsyncDelivery
+    from semel.aio.sender import AsyncTableDelivery as AsyncTableDelivery
 
-_HOMES = {"AsyncAdmin": "admin"}
+_HOMES = {
+    "AsyncAdmin": "admin",
+    "AsyncDelivery": "sender",
+    "AsyncProducer": "producer",
+    "AsyncProducerTransaction": "producer",
+    "AsyncTableDelivery": "sender",
+}
 
-__all__ = ["AsyncAdmin"]  # loaded when it is first used
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Generator
+from os import strerror
 from socket import gaierror
 from typing import Any, NamedTuple, Protocol
 
@@ -131,7 +132,8 @@ def not_connected(error: OSError, address: str, timeout_s: float) -> ConnectionF
     elif isinstance(error, TimeoutError):
         cause = f"cannot connect to {address} within {timeout_s:.3g} s; check host, port and firewall"
     else:
-        cause = f"cannot connect to {address}: {error.strerror or error}; is a broker running there?"
+        why = strerror(error.errno) if error.errno else error  # asyncio has a text of its own
+        cause = f"cannot connect to {address}: {why}; is a broker running there?"
     return ConnectionFailedError(cause, ErrorCode.NETWORK_EXCEPTION)
 
 

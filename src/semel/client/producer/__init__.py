@@ -4,7 +4,7 @@ What it decides, without I/O, lock or clock (decision 32):
 core             what is sent when, what responses mean    identities          under which id and epoch
 accumulator      where rows go and wait, memory is counted partition_queue     order and retries of a partition
 transaction      a transaction and its failures            transaction_states  its life as one table
-batches          one batch
+batches          one batch                                 records             what `send` is given, as rows
 
 What it does:
 producer         `Producer`, the calls that users make     sender              drives the core: lock, network, waiting

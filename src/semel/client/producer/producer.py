@@ -21,7 +21,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -33,26 +33,23 @@ from semel.client.errors import (
     FatalError,
     IllegalStateError,
     KafkaError,
-    RecordTooLargeError,
-    SerializationError,
     TimedOutError,
 )
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.accumulator import StickyPartitioner
-from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
 from semel.client.producer.coordinator import CoordinatorClient
+from semel.client.producer.core import ProducerCore
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
 from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
+from semel.client.producer.records import Headers, RecordPacker
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import Transactions
 from semel.client.settings import ProducerSettings, check_callable
 from semel.client.timeouts import timeout_in_ms
-from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
-from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
@@ -72,9 +69,41 @@ OPEN_STATES = frozenset(
     }
 )
 
-Bytes = bytes | bytearray | memoryview | str
-Serializer = Callable[[Any], Bytes]
-Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
+
+def producer_settings(
+    options: Mapping[str, Any] | ProducerSettings | None, keywords: dict[str, Any]
+) -> ProducerSettings:
+    """Options by Kafka's names, as the constructors of the producers take them."""
+    if isinstance(options, ProducerSettings):
+        return options.replace(**keywords) if keywords else options
+    return ProducerSettings.of(options, **keywords)
+
+
+def offsets_with_metadata(
+    offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
+) -> dict[tuple[str, int], OffsetAndMetadata]:
+    return {
+        place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        for place, offset in offsets.items()
+    }
+
+
+def producer_metrics(core: ProducerCore, transaction_open_ms: float | None, is_closed: bool) -> ProducerMetrics:
+    settings, counters = core.settings, core.counters
+    return ProducerMetrics(
+        client_id=settings.client_id,
+        transactional_id=settings.transactional_id,
+        record_send_total=counters.records,
+        record_error_total=counters.errors,
+        record_retry_total=counters.retries,
+        record_duplicate_total=counters.duplicates,
+        request_total=counters.requests,
+        outgoing_byte_total=counters.outgoing_bytes,
+        requests_in_flight=0 if is_closed else counters.in_flight,
+        buffer_used_bytes=core.accumulator.used_bytes,
+        buffer_total_bytes=settings.buffer_memory,
+        transaction_open_ms=transaction_open_ms,
+    )
 
 
 class Producer(Closing):
@@ -92,12 +121,8 @@ class Producer(Closing):
         """Options by Kafka's names: `{"linger.ms": 5}` or `linger_ms=5`. The serializers are functions that make bytes
         or text of a key or value that is not None; `send` applies them, tables hold bytes."""
         check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
-        if isinstance(options, ProducerSettings):
-            self.settings = options.replace(**keywords) if keywords else options
-        else:
-            self.settings = ProducerSettings.of(options, **keywords)
-        self._serializers: tuple[Serializer | None, Serializer | None] = key_serializer, value_serializer
-        self._serializes = key_serializer is not None or value_serializer is not None
+        self.settings = producer_settings(options, keywords)
+        self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
         self._cluster = Cluster(self.settings)
         self._transactions: Transactions | None = None
         self._sender = self._make_sender()
@@ -142,29 +167,16 @@ class Producer(Closing):
         """
         self._check_usable()
         now_s = time.time()
-        if self._serializes:
-            of_key, of_value = self._serializers
-            given = key
-            key = _serialized(key, of_key, "key", topic, given)
-            value = _serialized(value, of_value, "value", topic, given)
-        value = value if type(value) is bytes or value is None else _as_bytes(value, "value")
-        key = key if type(key) is bytes or key is None else _as_bytes(key, "key")
-        packed = () if headers is None else _as_headers(headers)
-        size = RECORD_OVERHEAD_BYTES + (len(value) if value else 0) + (len(key) if key else 0)
-        if packed:
-            size += sum(10 + 3 * len(name) + len(data or b"") for name, data in packed)
-        if size + HEADER_SIZE > self.settings.max_request_size:
-            raise _too_large(size + HEADER_SIZE, self.settings.max_request_size)
+        row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
         counted = self._partition_counts.get(topic)
         count = counted[0] if counted is not None and now_s < counted[1] else self._count_partitions(topic, now_s)
         if partition is None:
-            if key is not None:
-                partition = partition_for_key(key, count)
+            if row[0] is not None:
+                partition = partition_for_key(row[0], count)
             else:
                 partition = self._sticky.partition(topic, count, size)
         elif not 0 <= partition < count:
             partition = self._checked_partition(topic, partition)
-        row = (key, value, int(now_s * 1000) if timestamp is None else timestamp_ms(timestamp), packed)
         return self._sender.append(topic, partition, row, size)
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
@@ -226,23 +238,8 @@ class Producer(Closing):
     def metrics(self) -> ProducerMetrics:
         """What it has sent so far, and what is on its way. Any thread may call it, also after close()."""
         self._check_process()
-        sender = self._sender
-        with sender.lock:
-            counters = sender.core.counters
-            return ProducerMetrics(
-                client_id=self.settings.client_id,
-                transactional_id=self.settings.transactional_id,
-                record_send_total=counters.records,
-                record_error_total=counters.errors,
-                record_retry_total=counters.retries,
-                record_duplicate_total=counters.duplicates,
-                request_total=counters.requests,
-                outgoing_byte_total=counters.outgoing_bytes,
-                requests_in_flight=0 if self._closed else counters.in_flight,
-                buffer_used_bytes=sender.used_bytes,
-                buffer_total_bytes=self.settings.buffer_memory,
-                transaction_open_ms=self._transaction_open_ms(),
-            )
+        with self._sender.lock:
+            return producer_metrics(self._sender.core, self._transaction_open_ms(), self._closed)
 
     def _transaction_open_ms(self) -> float | None:
         if self._transactions is None or self._transactions.state not in OPEN_STATES:
@@ -274,11 +271,7 @@ class Producer(Closing):
         """A consumer group's offsets are committed with the transaction. `group_metadata` comes from the consumer
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
-        positions = {
-            place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-            for place, offset in offsets.items()
-        }
-        self._transactional().send_offsets(positions, group, self._block_s(timeout_ms))
+        self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
 
     @timeout_in_ms
     def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
@@ -498,55 +491,3 @@ def _finish_all() -> None:
         thread.join(deadline.remaining_s())
         if thread.is_alive():
             log.warning("records were not acknowledged before the program ended; call close() of the producer")
-
-
-def _serialized(data: Any, serializer: Serializer | None, part: str, topic: str, key: Any) -> Any:
-    """A key or value through its serializer; `key` is the record's, as it was given."""
-    if serializer is None or data is None:
-        return data
-    try:
-        made = serializer(data)
-        if made is None:
-            raise ValueError("it became None, which would be a tombstone; send None for that")
-        return made
-    except Exception as error:
-        raise SerializationError(
-            f"a record for {topic!r} with the key {key!r:.200}: the {part} cannot be serialized: "
-            f"{type(error).__name__}: {error}; nothing of it was sent",
-            None,
-            topic,
-            key,
-        ) from error
-
-
-def _as_bytes(data: Any, what: str) -> bytes:
-    if isinstance(data, str):
-        return data.encode()
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    raise ConfigError(f"a record's {what} is bytes, text or None, not {type(data).__name__}; encode it first")
-
-
-def _as_headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    packed = []
-    for name, value in pairs:
-        if not isinstance(name, str) or not _is_utf8(name):
-            raise ConfigError(f"a header's name is text that can be written as UTF-8, not {name!r}")
-        packed.append((name, None if value is None else _as_bytes(value, f"header {name!r}")))
-    return tuple(packed)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _too_large(size_bytes: int, limit_bytes: int) -> RecordTooLargeError:
-    return RecordTooLargeError(
-        f"the record takes about {size_bytes} bytes; max.request.size is {limit_bytes}: raise it (and the topic's "
-        "max.message.bytes), or write smaller records"
-    )

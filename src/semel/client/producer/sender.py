@@ -19,6 +19,7 @@ from semel.client.aside import Waker
 from semel.client.cluster import Cluster, Leader, NodeTarget
 from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import BufferFullError, ConnectionFailedError, KafkaError
+from semel.client.producer.accumulator import Accumulator
 from semel.client.producer.batches import Place, ProducerBatch, Row
 from semel.client.producer.coordinator import CoordinatorClient, new_identity
 from semel.client.producer.core import NEVER_S, Produce, ProducerCore
@@ -142,11 +143,7 @@ class Sender:
         self.changed.wait_for(lambda: accumulator.has_memory(size_bytes) or core.ended is not None, self._max_block_s)
         core.check_accepts()
         if not accumulator.has_memory(size_bytes):
-            raise BufferFullError(
-                f"buffer.memory is full: {accumulator.used_bytes} of {accumulator.memory_bytes} bytes wait to be sent "
-                f"and nothing got free within max.block.ms ({self._max_block_s * 1000:.0f}); is the broker reachable? "
-                "send slower, or raise buffer.memory"
-            )
+            raise buffer_full(accumulator, self._max_block_s)
 
     def flush(self, deadline: Deadline) -> bool:
         """Waits until everything that was here at the call is done; whether that happened in time."""
@@ -155,7 +152,7 @@ class Sender:
             self._accumulator.start_flush()
             self.wake()
             try:
-                return self.changed.wait_for(lambda: _all_done(waiting), deadline.remaining_s())
+                return self.changed.wait_for(lambda: all_done(waiting), deadline.remaining_s())
             finally:
                 self._accumulator.flushing -= 1
 
@@ -347,7 +344,7 @@ class Sender:
 
     def _settle_one(self, pending: Pending) -> None:
         core, moved = self.core, []
-        responses = None if pending.written else _responses(pending)
+        responses = None if pending.written else produce_responses(pending)
         with self.lock:
             if responses is None:
                 core.written(pending.context)
@@ -363,17 +360,10 @@ class Sender:
             return
         with self.lock:
             finished = self.core.take_finished()
-        for batch in finished:
-            for done in batch.finished():
-                callbacks, done.callbacks = done.callbacks, None
-                for callback in callbacks or ():
-                    try:
-                        callback(done)
-                    except Exception:
-                        log.exception("a delivery callback failed")
+        run_callbacks(finished)
 
 
-def _responses(pending: Pending) -> dict[Place, PartitionProduceResponse] | KafkaError:
+def produce_responses(pending: Pending) -> dict[Place, PartitionProduceResponse] | KafkaError:
     """A Produce response by partition; why there is none that can be read."""
     try:
         response = pending.result()
@@ -384,7 +374,27 @@ def _responses(pending: Pending) -> dict[Place, PartitionProduceResponse] | Kafk
     return {(topic.name, part.index): part for topic in response.responses for part in topic.partition_responses}
 
 
-def _all_done(batches: list[ProducerBatch]) -> bool:
+def run_callbacks(finished: list[ProducerBatch]) -> None:
+    """Calls what waits for these batches, and for those that they were a part of."""
+    for batch in finished:
+        for done in batch.finished():
+            callbacks, done.callbacks = done.callbacks, None
+            for callback in callbacks or ():
+                try:
+                    callback(done)
+                except Exception:
+                    log.exception("a delivery callback failed")
+
+
+def buffer_full(accumulator: Accumulator, max_block_s: float) -> BufferFullError:
+    return BufferFullError(
+        f"buffer.memory is full: {accumulator.used_bytes} of {accumulator.memory_bytes} bytes wait to be sent "
+        f"and nothing got free within max.block.ms ({max_block_s * 1000:.0f}); is the broker reachable? "
+        "send slower, or raise buffer.memory"
+    )
+
+
+def all_done(batches: list[ProducerBatch]) -> bool:
     """Also takes the done ones off the end, so that they are not looked at again."""
     while batches and batches[-1].done:
         batches.pop()

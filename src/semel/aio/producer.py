@@ -1,0 +1,373 @@
+"""The producer for asyncio: rows with `send`, Arrow tables with `send_table`, transactions.
+
+    async with AsyncProducer(bootstrap_servers="localhost:9092") as producer:
+        place = await (await producer.send("orders", b"value", key=b"key"))
+
+    async with AsyncProducer(bootstrap_servers="localhost:9092", transactional_id="billing") as producer:
+        await producer.init_transactions()
+        async with producer.transaction() as txn:
+            await txn.send("orders", b"value")
+
+A task sends while the program does something else; it starts with the first record and ends with `close`. If the
+producer is collected without that, the task sends what is left and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import weakref
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from semel.aio.cluster import AsyncCluster
+from semel.aio.loop_guard import LoopGuard
+from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery
+from semel.client.errors import ClosedError, ConfigError, FatalError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.metrics import ProducerMetrics
+from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.coordinator import CoordinatorCalls
+from semel.client.producer.deliveries import TableShare
+from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
+from semel.client.producer.producer import OPEN_STATES, offsets_with_metadata, producer_metrics, producer_settings
+from semel.client.producer.records import Headers, RecordPacker
+from semel.client.producer.transaction import TransactionCore
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.producer.transactions import TransactionCalls
+from semel.client.settings import ProducerSettings
+from semel.client.timeouts import timeout_in_ms
+from semel.client.timing import Deadline
+from semel.client.types import GroupMetadata, OffsetAndMetadata
+from semel.protocol.partitioning import partition_for_key
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TableEncoder
+
+log = logging.getLogger("semel.client")
+
+ABORTED_AT_CLOSE = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING})
+
+
+class AsyncProducer:
+    """Writes records to topics. Tasks of one event loop may share it."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | ProducerSettings | None = None,
+        /,
+        *,
+        key_serializer: Any = None,
+        value_serializer: Any = None,
+        **keywords: Any,
+    ) -> None:
+        """Options and serializers as for `semel.Producer`."""
+        self.settings = producer_settings(options, keywords)
+        self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
+        self._guard = LoopGuard("AsyncProducer")
+        self._cluster = AsyncCluster(self.settings, self._guard)
+        self._transactions: TransactionCalls | None = None
+        self._sender = self._make_sender()
+        self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
+        self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
+        self._countings: dict[str, asyncio.Lock] = {}  # one task at a time looks a topic up
+        self._offset_tasks: set[asyncio.Task[None]] = set()  # go on although their callers were cancelled
+        self._closed = False
+        self._transaction_began_s = 0.0
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def _make_sender(self) -> AsyncSender:
+        settings = self.settings
+        if settings.transactional_id is None:
+            identity = IdempotentIdentity() if settings.is_idempotent else WriteIdentity()
+            return AsyncSender(settings, self._cluster, identity)
+        coordinator = CoordinatorCalls(self._cluster, settings, settings.transactional_id)
+        transaction = TransactionCore(settings.transactional_id)
+        sender = AsyncSender(settings, self._cluster, transaction, coordinator)
+        self._transactions = TransactionCalls(transaction, coordinator, sender)
+        return sender
+
+    # --- sending ---
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        headers: Headers | None = None,
+    ) -> AsyncDelivery:
+        """Puts one record on its way; await the delivery for its offset. The arguments are those of
+        `semel.Producer.send`.
+
+        Waits up to max.block.ms while memory is full or the topic is not known yet. If it is cancelled there, the
+        record is not sent."""
+        self._check_usable()
+        now_s = time.time()
+        row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
+        counted = self._partition_counts.get(topic)
+        if counted is not None and now_s < counted[1]:
+            count = counted[0]
+        else:
+            count = await self._count_partitions(topic, now_s)
+        if partition is None:
+            if row[0] is not None:
+                partition = partition_for_key(row[0], count)
+            else:
+                partition = self._sticky.partition(topic, count, size)
+        elif not 0 <= partition < count:
+            partition = await self._checked_partition(topic, partition)
+        return await self._sender.append(topic, partition, row, size)
+
+    async def send_table(self, topic: str, table: Any) -> AsyncTableDelivery:
+        """Puts a whole Arrow table on its way, as `semel.Producer.send_table`. A thread of the loop's executor encodes
+        it, batch by batch. Returns when the last batch is handed over; if it is cancelled before, the batches that
+        were handed over are sent."""
+        from semel.client.producer.tables import TableEncoder, checked_table
+
+        self._check_usable()
+        checked = checked_table(table)
+        count = await self._count_partitions(topic, time.time())
+        encoder = TableEncoder(
+            checked,
+            count,
+            lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
+            self.settings,
+            self.settings.batch_size,
+            sealed=False,  # the stamp changes the header, and computes the CRC
+        )
+        shares = await (self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
+        return AsyncTableDelivery(shares, checked.num_rows, self._sender.condition())
+
+    async def _hand_over(self, topic: str, encoder: TableEncoder) -> list[TableShare]:
+        """Encodes a table to batches of its own."""
+        shares, batches, loop = [], encoder.batches(), self._guard.loop
+        while (encoded := await loop.run_in_executor(None, next, batches, None)) is not None:
+            batch = await self._sender.add(topic, encoded.partition, encoded.data, encoded.record_count)
+            shares.append(TableShare(batch, 0, batch.count, encoded.rows))
+        return shares
+
+    async def _share(self, topic: str, encoder: TableEncoder) -> list[TableShare]:
+        """Leaves a small table to linger, so that the next ones go into the same batches."""
+        shares = []
+        for partition, part, rows in encoder.parts():
+            batch, first = await self._sender.append_table(topic, partition, part)
+            shares.append(TableShare(batch, first, part.row_count, rows))
+        return shares
+
+    @timeout_in_ms
+    async def flush(self, *, timeout_ms: float | None = None) -> None:
+        """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
+        self._check_open()
+        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
+        if not await self._sender.flush(deadline):
+            raise TimedOutError(
+                f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
+                "call flush() again, or see delivery.timeout.ms"
+            )
+
+    @timeout_in_ms
+    async def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
+        """How many partitions a topic has."""
+        self._check_open()
+        return len(await self._cluster.partitions(topic, self._block_s(timeout_ms)))
+
+    def metrics(self) -> ProducerMetrics:
+        """What it has sent so far, and what is on its way; also after close()."""
+        is_open = self._transactions is not None and self._transactions.state in OPEN_STATES
+        open_ms = (time.monotonic() - self._transaction_began_s) * 1000 if is_open else None
+        return producer_metrics(self._sender.core, open_ms, self._closed)
+
+    # --- transactions ---
+    @timeout_in_ms
+    async def init_transactions(self, *, timeout_ms: float | None = None) -> None:
+        """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
+        they left. Can be called again if it timed out or was cancelled."""
+        await self._transactional().init(self._block_s(timeout_ms))
+
+    async def begin_transaction(self) -> None:
+        """Everything sent from here on becomes visible together, at commit."""
+        transactions = self._transactional()
+        self._start()
+        await transactions.begin(self._block_s(None))
+        self._transaction_began_s = time.monotonic()
+
+    @timeout_in_ms
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
+        group_metadata: GroupMetadata | str,
+        *,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """A consumer group's offsets are committed with the transaction. If it is cancelled, the request goes on, and
+        the end of the transaction waits for it."""
+        group = GroupMetadata.for_transaction(group_metadata)
+        transactions = self._transactional()
+        sending = self._guard.loop.create_task(
+            transactions.send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
+        )
+        self._offset_tasks.add(sending)
+        sending.add_done_callback(self._offset_tasks.discard)
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            sending.add_done_callback(lambda task: task.cancelled() or task.exception())  # the transaction has it
+            raise
+
+    @timeout_in_ms
+    async def commit_transaction(self, *, timeout_ms: float | None = None) -> None:
+        """Waits for all records of the transaction, then commits. After `CommitUncertainError` call it again. If it is
+        cancelled, nothing was committed, or the commit may have been sent: call it again, which settles it."""
+        await self._transactional().commit(Deadline(self._block_s(timeout_ms)))
+
+    @timeout_in_ms
+    async def abort_transaction(self, *, timeout_ms: float | None = None) -> None:
+        """Nothing of the transaction becomes visible. After a timeout or a cancellation call it again."""
+        await self._transactional().abort(Deadline(self._block_s(timeout_ms)))
+
+    def transaction(self) -> AsyncProducerTransaction:
+        """`async with producer.transaction() as txn:` commits at the end, and aborts if the block raises or is
+        cancelled, or the commit could not be sent in time."""
+        self._transactional()
+        return AsyncProducerTransaction(self)
+
+    def _transactional(self) -> TransactionCalls:
+        self._check_open()
+        if self._transactions is None:
+            raise IllegalStateError("transactions need the option transactional.id; this producer has none")
+        return self._transactions
+
+    # --- end ---
+    @timeout_in_ms
+    async def close(self, *, timeout_ms: float | None = None) -> None:
+        """Sends what is left (up to the timeout), aborts an open transaction, ends the task. May be called twice."""
+        if self._closed:
+            return
+        if self._guard.is_over:  # nothing can be sent any more
+            self._closed = True
+            self._cluster.close()
+            return
+        self._guard.check()
+        self._closed = True
+        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
+        try:
+            await self._finish_work(deadline)
+        finally:
+            await self._shut_down()
+
+    async def _finish_work(self, deadline: Deadline) -> None:
+        transactions = self._transactions
+        if transactions is not None and transactions.state in ABORTED_AT_CLOSE:
+            try:
+                await transactions.abort(deadline)
+            except KafkaError as error:
+                log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
+        elif not await self._sender.flush(deadline):
+            log.warning("records were not acknowledged before the producer was closed")
+
+    async def _shut_down(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._cluster.close()  # which ends the calls that the task may wait in
+        await self._sender.stop()
+        self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
+        if self._offset_tasks:
+            await asyncio.wait(self._offset_tasks)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __getstate__(self) -> object:
+        raise TypeError("an AsyncProducer cannot be pickled; send its `settings` and make one in each process")
+
+    # --- checks ---
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this producer is closed; make a new one")
+        self._guard.check()
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._transactions is not None:
+            self._transactions.transaction.check_accepts()
+        if self._sender.task is None:
+            self._start()
+        elif self._sender.crash is not None:
+            raise FatalError(f"the task that sends ended: {self._sender.crash!r}; close this producer") from (
+                self._sender.crash
+            )
+
+    def _start(self) -> None:
+        if self._sender.task is None:
+            self._sender.start()
+            self._finalizer = weakref.finalize(self, self._sender.finish)
+            self._finalizer.atexit = False
+
+    async def _count_partitions(self, topic: str, now_s: float) -> int:
+        async with self._countings.setdefault(topic, asyncio.Lock()):
+            counted = self._partition_counts.get(topic)
+            if counted is not None and now_s < counted[1]:
+                return counted[0]
+            count = len(await self._cluster.partitions(topic, self._block_s(None)))
+            self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
+            return count
+
+    async def _checked_partition(self, topic: str, partition: int) -> int:
+        """A partition that was not there when the topic was last looked at may be new."""
+        if partition >= 0:
+            self._cluster.metadata.forget(topic)
+            self._partition_counts.pop(topic, None)
+            if partition < await self._count_partitions(topic, time.time()):
+                return partition
+        count = await self._count_partitions(topic, time.time())
+        raise ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
+
+    def _block_s(self, timeout_ms: float | None) -> float:
+        return (self.settings.max_block_ms if timeout_ms is None else timeout_ms) / 1000
+
+    def _longest_s(self) -> float:
+        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
+        return self.settings.delivery_timeout_ms / 1000 + 5
+
+
+class AsyncProducerTransaction:
+    """One transaction as an `async with` block; what it offers goes to its producer."""
+
+    def __init__(self, producer: AsyncProducer) -> None:
+        self._producer = producer
+        self.send = producer.send
+        self.send_table = producer.send_table
+        self.send_offsets = producer.send_offsets_to_transaction
+
+    async def __aenter__(self) -> Self:
+        if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
+            await self._producer.abort_transaction()
+        await self._producer.begin_transaction()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            await self._abort()
+            return
+        try:
+            await self._producer.commit_transaction()
+        except BaseException:  # not in time, failed, cancelled: this transaction must be ended here
+            await self._abort()
+            raise
+
+    async def _abort(self) -> None:
+        """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
+        is; its `CommitUncertainError` says how to settle it."""
+        if self._producer._closed or self._producer._transactional().state not in ABORTED_AT_CLOSE:
+            return
+        try:
+            await self._producer.abort_transaction()
+        except KafkaError as failure:
+            log.warning("the transaction could not be aborted; the broker will at its timeout: %s", failure)

@@ -1,0 +1,427 @@
+"""The driver of a producer's core in an event loop. One task does what the thread of the blocking driver does.
+
+A step encodes, sends all that may be sent, and waits until the core's next event or until it is woken: by a new batch,
+or by a response, which the core gets at once. What that means is decided by `client/producer/core.py`. Nothing else
+runs between two lines without an `await`, so there is no lock; the core is never called across one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, cast
+
+from semel.aio.cluster import AsyncCluster
+from semel.aio.connection import AsyncConnection
+from semel.aio.loop_guard import LoopGuard
+from semel.client.cluster_calls import Leader, NodeTarget
+from semel.client.errors import ClosedError, FatalError, IllegalStateError, KafkaError
+from semel.client.producer.batches import FEW_ROWS, Place, ProducerBatch, Row
+from semel.client.producer.coordinator import CoordinatorCalls, request_identity
+from semel.client.producer.core import NEVER_S, Produce, ProducerCore
+from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery
+from semel.client.producer.identities import WriteIdentity
+from semel.client.producer.partition_queue import PartitionQueue
+from semel.client.producer.sender import all_done, buffer_full, produce_responses, run_callbacks
+from semel.client.settings import ProducerSettings
+from semel.client.timing import Deadline
+from semel.client.wire import Pending
+from semel.protocol.batch import HEADER_SIZE
+from semel.protocol.errors import EncodeError
+from semel.protocol.messages.records import PRODUCE
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TablePart
+
+log = logging.getLogger("semel.client")
+
+LANE = "produce"
+ENCODED_HERE_BYTES = 16 * 1024  # what is larger is encoded by a thread of the loop's executor
+
+
+class LoopState:
+    """Stands where threads have a lock with a condition: notified when batches are done, or a transaction's state has
+    changed."""
+
+    def __init__(self, guard: LoopGuard) -> None:
+        self.guard = guard
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def __enter__(self) -> LoopState:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = Deadline(timeout_s)
+        while not is_over():
+            waiter: asyncio.Future[None] = self.guard.loop.create_future()
+            self._waiters.add(waiter)
+            try:
+                async with asyncio.timeout(deadline.remaining_s()):
+                    await waiter
+            except TimeoutError:
+                return is_over()
+            finally:
+                self._waiters.discard(waiter)
+        return True
+
+    # --- what deliveries call ---
+    def check_process(self) -> None:
+        self.guard.check()
+
+    def wait_for(self, is_over: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        if not is_over():
+            raise IllegalStateError("this delivery has no result yet: await it, which lets the event loop send")
+        return True
+
+
+class AsyncDelivery(Delivery):
+    """What `send` returns: the place of one record, once it is known. `await` it; `result()` has it afterwards."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Cancelling the task that waits does not take the record back."""
+        yield from _wait_for([self._batch], cast("LoopState", self._changed))
+        return self.result()
+
+
+class AsyncTableDelivery(TableDelivery):
+    """What `send_table` returns: where each row of the table was stored, once it is known. `await` it; `places()` has
+    the rows afterwards."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from _wait_for(self._batches, cast("LoopState", self._changed))
+        return self.result()
+
+
+def _wait_for(batches: list[ProducerBatch], state: LoopState) -> Generator[Any, None, None]:
+    for batch in batches:
+        if not batch.done:
+            woken: asyncio.Future[None] = state.guard.loop.create_future()
+            batch.call_when_done(lambda _, woken=woken: woken.done() or woken.set_result(None))  # type: ignore[misc]
+            yield from woken
+
+
+class AsyncSender:
+    """The engine behind a producer."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        cluster: AsyncCluster,
+        identity: WriteIdentity,
+        coordinator: CoordinatorCalls | None = None,
+    ) -> None:
+        self.settings = settings
+        self.cluster = cluster
+        self.core = ProducerCore(settings, identity, random.random)
+        self.changed = LoopState(cluster.guard)
+        self.task: asyncio.Task[None] | None = None
+        self.crash: BaseException | None = None
+        self._coordinator = coordinator  # of the transaction
+        self._accumulator = self.core.accumulator
+        self._woken = asyncio.Event()
+        self._used: set[AsyncConnection] = set()  # those that produce requests were sent on
+        self._finishing = False  # nobody holds the producer any more: what is left is sent
+        self._request_s = settings.request_timeout_ms / 1000
+        self._setup_s = settings.socket_connection_setup_timeout_ms / 1000
+        self._max_block_s = settings.max_block_ms / 1000
+        self._max_in_flight = settings.max_in_flight_requests_per_connection
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._woken.set()
+
+    def condition(self) -> DeliveryCondition:
+        """For deliveries, which are written for threads."""
+        return cast("DeliveryCondition", self.changed)
+
+    # --- records ---
+    async def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> AsyncDelivery:
+        """Adds a row to the open batch of its partition. Waits while memory is full, up to max.block.ms."""
+        batch = self._accumulator.append(topic, partition, row, size_bytes)
+        if batch is None:
+            await self._wait_for_memory(size_bytes + HEADER_SIZE)
+            batch = self._accumulator.append(topic, partition, row, size_bytes)  # another task may have opened it
+            if batch is None:
+                batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
+            self.wake()
+        return AsyncDelivery(batch, batch.count - 1, row[2], self.condition())
+
+    async def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[ProducerBatch, int]:
+        """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
+        batch = self._accumulator.append_table(topic, partition, part)
+        if batch is None:
+            await self._wait_for_memory(part.size_bytes + HEADER_SIZE)
+            batch = self._accumulator.append_table(topic, partition, part)
+            if batch is None:
+                batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
+            self.wake()
+        return batch, batch.count - part.row_count
+
+    async def add(self, topic: str, partition: int, data: bytearray | memoryview, record_count: int) -> ProducerBatch:
+        """Adds encoded records behind what their partition has. Waits while memory is full, up to max.block.ms."""
+        await self._wait_for_memory(len(data))
+        batch = self._accumulator.new_batch(topic, partition, time.monotonic())
+        batch.data, batch.count = data, record_count
+        batch.size_bytes, batch.compression = len(data), self.settings.compression
+        if self._accumulator.add(batch):
+            self.wake()
+        return batch
+
+    async def _wait_for_memory(self, size_bytes: int) -> None:
+        """Returns when there is memory and records are accepted. Always gives way to the sender: a program that only
+        sends must not keep the loop until memory is full. What is cancelled here was not added."""
+        core, accumulator = self.core, self._accumulator
+        await asyncio.sleep(0)
+        core.check_accepts()
+        if not accumulator.has_memory(size_bytes):
+            self.wake()
+            await self.wait_until(
+                lambda: accumulator.has_memory(size_bytes) or core.ended is not None, self._max_block_s
+            )
+            core.check_accepts()
+            if not accumulator.has_memory(size_bytes):
+                raise buffer_full(accumulator, self._max_block_s)
+
+    async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        return await self.changed.wait_until(is_over, timeout_s)
+
+    async def flush(self, deadline: Deadline) -> bool:
+        """Waits until everything that was here at the call is done; whether that happened in time."""
+        waiting = list(self._accumulator.batches())[::-1]
+        self._accumulator.start_flush()
+        self.wake()
+        try:
+            return await self.wait_until(lambda: all_done(waiting), deadline.remaining_s())
+        finally:
+            self._accumulator.flushing -= 1
+
+    def fail_all(self, error: KafkaError) -> None:
+        """Fails everything, on its way or not: nothing more will be sent or received."""
+        self.core.fail_all(error)
+        self._announce()
+
+    # --- the task ---
+    def start(self) -> None:
+        if self.task is None:
+            self.task = self.cluster.guard.loop.create_task(self._run(), name="semel-producer")
+            self.task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop that ends may forget it
+
+    async def stop(self) -> None:
+        """Ends the task, wherever it is."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def finish(self) -> None:
+        """The task sends what is left and ends. Called by the garbage collector, in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop_of_task().call_soon_threadsafe(self._finish)
+
+    def _loop_of_task(self) -> asyncio.AbstractEventLoop:
+        assert self.task is not None
+        return self.task.get_loop()
+
+    def _finish(self) -> None:
+        self._finishing = True
+        self._accumulator.start_flush()
+        self.wake()
+
+    async def _run(self) -> None:
+        end: KafkaError = ClosedError("the producer was closed before this record was acknowledged")
+        try:
+            while not self._finishing or self._accumulator.used_bytes:
+                await self._step()
+        except asyncio.CancelledError:
+            if not self.cluster.closed and self._accumulator.used_bytes:
+                log.warning("records were not acknowledged before the event loop ended; close the producer first")
+            raise
+        except ClosedError:
+            pass
+        except BaseException as error:
+            self.crash = error
+            end = FatalError(f"the task that sends ended: {error!r}")
+            log.exception("the task that sends ended")
+        finally:
+            self.fail_all(end)
+            if self._finishing:
+                self.cluster.close()
+
+    async def _step(self) -> None:
+        self._woken.clear()
+        self._forget_closed()
+        heads = self.core.advance(time.monotonic())
+        self._announce()
+        await self._encode(heads)
+        blocked_until_s = await self._send_ready()
+        self._announce()
+        if not self._woken.is_set():
+            await self._sleep(min(self.core.next_event_s(), blocked_until_s) - time.monotonic())
+
+    def _forget_closed(self) -> None:
+        closed = {connection for connection in self._used if connection.closed}
+        self._used -= closed
+        if closed and self.settings.acks_number == 0:  # the only way in which a broker says that it is not the leader
+            self._forget([*self._accumulator.queues])
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until it is woken, at most so long."""
+        alarm = None
+        if seconds != NEVER_S:
+            alarm = self.cluster.guard.loop.call_later(max(0.0, seconds), self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    def _announce(self) -> None:
+        """Wakes those that wait for a batch, for memory or for a transaction."""
+        if self.core.has_finished:
+            finished = self.core.take_finished()
+            self.changed.notify_all()
+            run_callbacks(finished)
+
+    async def _encode(self, heads: list[ProducerBatch]) -> None:
+        """Small batches here, others in a thread: hundreds of kilobytes take milliseconds, and the column codec is
+        loaded at its first use."""
+        for batch in heads:
+            try:
+                if batch.size_bytes <= ENCODED_HERE_BYTES and batch.count <= FEW_ROWS:
+                    batch.encode(self.settings.compression)
+                else:
+                    await self.cluster.guard.loop.run_in_executor(None, batch.encode, self.settings.compression)
+            except EncodeError as error:
+                self.core.encode_failed(batch, error)
+                self._announce()
+            if batch.done:  # failed meanwhile, with its transaction
+                batch.data = None
+
+    # --- sending ---
+    async def _send_ready(self) -> float:
+        """Sends all that may be sent; when to look again if a connection stood in the way."""
+        if self.core.wants_identity(time.monotonic()) and not await self._get_identity():
+            return NEVER_S
+        queues = self.core.ready(time.monotonic())
+        if not queues:
+            return NEVER_S
+        by_node = await self._by_leader(queues)
+        if not await self._add_partitions([queue for group in by_node.values() for queue in group]):
+            return NEVER_S
+        return min([await self._send_to(node, group) for node, group in by_node.items()], default=NEVER_S)
+
+    async def _get_identity(self) -> bool:
+        try:
+            identity = await request_identity(self.cluster, self._request_s, LANE)
+        except KafkaError as error:
+            self.core.not_ready(error, time.monotonic())
+            self._announce()
+            return False
+        self.core.identity_received(identity)
+        return True
+
+    async def _add_partitions(self, queues: list[PartitionQueue]) -> bool:
+        """TV1: makes partitions part of the transaction before they are written."""
+        places = self.core.partitions_to_add(queues)
+        identity = self.core.identity.current
+        if not places:
+            return True
+        assert self._coordinator is not None
+        assert identity is not None
+        added: list[Place] = []
+        try:
+            await self._coordinator.add_partitions(identity, places, self._request_s, LANE)
+            added = places
+        except KafkaError as error:
+            self.core.not_ready(error, time.monotonic())
+        finally:
+            self.core.partitions_added(added)
+            self.changed.notify_all()
+        self._announce()
+        return bool(added)
+
+    async def _by_leader(self, queues: list[PartitionQueue]) -> dict[int, list[PartitionQueue]]:
+        groups: dict[int, list[PartitionQueue]] = {}
+        failed_topics: set[str] = set()
+        for queue in queues:
+            if queue.topic in failed_topics:
+                continue
+            try:
+                deadline = Deadline(self._request_s)
+                leader = (await self.cluster.partition(queue.topic, queue.partition, deadline, LANE)).leader
+                groups.setdefault(leader, []).append(queue)
+            except KafkaError as error:
+                failed_topics.add(queue.topic)
+                self._unreachable([each for each in queues if each.topic == queue.topic], error)
+        return groups
+
+    def _unreachable(self, queues: list[PartitionQueue], error: KafkaError) -> None:
+        self.core.unreachable(queues, error, time.monotonic())
+        self._announce()
+
+    async def _send_to(self, node: int, queues: list[PartitionQueue]) -> float:
+        try:
+            connection = await self.cluster.connect(NodeTarget(node), Deadline(self._setup_s), LANE)
+            lowest, highest = self.core.identity.produce_versions
+            version = connection.capabilities.version_of(PRODUCE, highest, lowest)
+        except KafkaError as error:
+            self._forget([(queue.topic, queue.partition) for queue in queues])
+            self._unreachable(queues, error)
+            return NEVER_S
+        if connection.retiring:
+            return NEVER_S  # it is replaced when its last response is there
+        if connection.is_throttled:
+            return connection.throttled_until_s
+        while connection.in_flight < self._max_in_flight and not connection.closed:
+            produce = self.core.take(queues, time.monotonic())
+            if produce is None:
+                break
+            self._send(connection, produce, version)
+            queues = queues[1:] + queues[:1]  # no queue is always first
+        return NEVER_S
+
+    def _send(self, connection: AsyncConnection, produce: Produce, version: int) -> None:
+        self._used.add(connection)
+        connection.send(
+            PRODUCE,
+            produce.request,
+            self._settle,
+            version=version,
+            timeout_s=produce.timeout_s,
+            context=produce.sendings,
+            response=self.settings.acks_number != 0,
+        )
+
+    def _forget(self, places: list[Place]) -> None:
+        for place in places:
+            self.cluster.forget(Leader(*place))
+
+    # --- responses ---
+    def _settle(self, pending: Pending) -> None:
+        """A Produce request is done."""
+        core, moved = self.core, []
+        responses = None if pending.written else produce_responses(pending)
+        if responses is None:
+            core.written(pending.context)
+        elif isinstance(responses, KafkaError):
+            moved = core.lost(pending.context, responses, time.monotonic())
+        else:
+            moved = core.responded(pending.context, responses, time.monotonic())
+        self._forget(moved)
+        self._announce()
+        self.wake()
