@@ -141,6 +141,8 @@ class AsyncCluster(ClusterCalls[AsyncConnection]):
         self.closed = True
         connections = list(self._connections.values())
         self._connections.clear()
+        if self.guard.is_forked:
+            return  # the connections are the parent's, and so is the selector of its loop
         for connection in connections:
             connection.close()
         if not self.guard.is_over:

@@ -24,19 +24,23 @@ class LoopGuard:
         return self._loop
 
     @property
+    def is_forked(self) -> bool:
+        return os.getpid() != self._owner_pid
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing can be sent any more: the loop is closed, or this is a forked child."""
-        return os.getpid() != self._owner_pid or (self._loop is not None and self._loop.is_closed())
+        return self.is_forked or (self._loop is not None and self._loop.is_closed())
 
     def check(self) -> None:
+        if self.is_forked:
+            raise IllegalStateError(
+                f"this {self._what} was made before the process was forked; make one in each process"
+            )
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
             raise IllegalStateError(f"this {self._what} must be used in a coroutine, inside its event loop") from None
-        if os.getpid() != self._owner_pid:
-            raise IllegalStateError(
-                f"this {self._what} was made before the process was forked; make one in each process"
-            )
         if self._loop is None:
             self._loop = running
         elif running is not self._loop:

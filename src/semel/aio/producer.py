@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from semel.aio.cluster import AsyncCluster
 from semel.aio.loop_guard import LoopGuard
-from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery
+from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery, forgettable
 from semel.client.errors import ClosedError, ConfigError, FatalError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.accumulator import StickyPartitioner
@@ -209,6 +209,7 @@ class AsyncProducer:
         sending = self._guard.loop.create_task(
             transactions.send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
         )
+        forgettable(sending)
         self._offset_tasks.add(sending)
         sending.add_done_callback(self._offset_tasks.discard)
         try:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, cast
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("semel.client")
 
 LANE = "produce"
-ENCODED_HERE_BYTES = 16 * 1024  # what is larger is encoded by a thread of the loop's executor
+ENCODED_HERE_BYTES = 32 * 1024  # what is larger is encoded by a thread of the loop's executor
+COLUMN_CODEC = "semel.client.producer.tables"  # which takes long to load
 
 
 class LoopState:
@@ -105,6 +107,11 @@ class AsyncTableDelivery(TableDelivery):
     def __await__(self) -> Generator[Any, None, Any]:
         yield from _wait_for(self._batches, cast("LoopState", self._changed))
         return self.result()
+
+
+def forgettable(task: asyncio.Task[None]) -> None:
+    """A loop that is closed without cancelling this task does not warn of it: its producer was not closed."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def _wait_for(batches: list[ProducerBatch], state: LoopState) -> Generator[Any, None, None]:
@@ -213,13 +220,14 @@ class AsyncSender:
     def fail_all(self, error: KafkaError) -> None:
         """Fails everything, on its way or not: nothing more will be sent or received."""
         self.core.fail_all(error)
+        self.changed.notify_all()
         self._announce()
 
     # --- the task ---
     def start(self) -> None:
         if self.task is None:
             self.task = self.cluster.guard.loop.create_task(self._run(), name="semel-producer")
-            self.task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop that ends may forget it
+            forgettable(self.task)
 
     async def stop(self) -> None:
         """Ends the task, wherever it is."""
@@ -302,7 +310,8 @@ class AsyncSender:
         loaded at its first use."""
         for batch in heads:
             try:
-                if batch.size_bytes <= ENCODED_HERE_BYTES and batch.count <= FEW_ROWS:
+                is_loaded = batch.count <= FEW_ROWS or COLUMN_CODEC in sys.modules
+                if is_loaded and batch.size_bytes <= ENCODED_HERE_BYTES:
                     batch.encode(self.settings.compression)
                 else:
                     await self.cluster.guard.loop.run_in_executor(None, batch.encode, self.settings.compression)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 from itertools import count
 
 import pyarrow as pa
@@ -318,6 +319,42 @@ def test_a_loop_that_ends_with_an_open_producer_leaves_no_task_and_no_warning(
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
     assert "Task was destroyed" not in caplog.text
     assert "close the producer first" in caplog.text
+
+
+def test_a_task_that_waits_for_memory_ends_when_the_producer_is_closed(broker: str, topic: str) -> None:
+    async def main() -> None:
+        with Proxy(broker) as proxy:
+            fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE))
+            producer = AsyncProducer(bootstrap_servers=proxy.bootstrap, linger_ms=0, buffer_memory=1000)
+            await producer.send(topic, b"x" * 800)
+            await asyncio.to_thread(fault.fired.wait, PATIENCE_S)
+            waiting = asyncio.create_task(producer.send(topic, b"y" * 800))
+            await producer.close(timeout_ms=50)
+            with pytest.raises(ClosedError):
+                await waiting
+
+    in_loop(main())
+
+
+def test_a_forked_child_is_refused_and_does_nothing_to_its_parent(broker: str, topic: str) -> None:
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=broker, linger_ms=0) as producer:
+            await (await producer.send(topic, b"before"))
+            child = os.fork()
+            if child == 0:
+                try:
+                    with pytest.raises(IllegalStateError, match="before the process was forked"):
+                        producer._check_open()
+                    assert producer._guard.is_over
+                    producer._cluster.close()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+            await (await producer.send(topic, b"after"))
+
+    in_loop(main())
+    assert values(broker, topic) == [b"before", b"after"]
 
 
 # --- event loops ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from random import Random
 
 import pytest
 
@@ -321,3 +322,52 @@ def test_close_aborts_an_open_transaction(broker: str, topic: str) -> None:
 
     in_loop(main())
     committed(broker, topic, b"next")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_cancellation_hits_each_transaction_is_there_once_or_not_at_all(
+    broker: str, topic: str, generation: int, seed: int
+) -> None:
+    """A writer is cancelled at random moments, then does what the documentation says: commit again if the commit may
+    have been sent, else abort."""
+    random = Random(seed)
+    expected: list[bytes] = []
+
+    async def write(producer: AsyncProducer, number: int) -> None:
+        await producer.begin_transaction()
+        await producer.send(topic, f"{number}a")
+        await (await producer.send(topic, f"{number}b"))
+        await producer.send_offsets_to_transaction({(topic, 0): number}, f"cancelled-{topic}")
+        await producer.send(topic, f"{number}c")
+        await producer.commit_transaction()
+
+    async def settled(producer: AsyncProducer) -> bool:
+        """Whether the transaction was committed."""
+        state = producer._transactions.state  # type: ignore[union-attr]
+        if state is ProducerTxnState.COMMITTING:
+            await producer.commit_transaction()
+            return True
+        if state is not ProducerTxnState.READY:
+            await producer.abort_transaction()
+        return False
+
+    async def main() -> int:
+        cancelled = 0
+        async with transactional(broker, topic, generation) as producer:
+            await producer.init_transactions()
+            for number in range(40):
+                writing = asyncio.create_task(write(producer, number))
+                await asyncio.wait([writing], timeout=random.random() * 0.03)
+                writing.cancel()
+                try:
+                    await writing
+                    is_committed = True
+                except asyncio.CancelledError:
+                    cancelled += 1
+                    is_committed = await settled(producer)
+                if is_committed:
+                    expected.extend(f"{number}{part}".encode() for part in "abc")
+        return cancelled
+
+    assert in_loop(main()), "no task was cancelled"
+    committed(broker, topic, *expected)
