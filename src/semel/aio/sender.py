@@ -141,6 +141,7 @@ class AsyncSender:
         self._coordinator = coordinator  # of the transaction
         self._accumulator = self.core.accumulator
         self._woken = asyncio.Event()
+        self._is_waiting_for_step = False  # a batch was added since the last one
         self._used: set[AsyncConnection] = set()  # those that produce requests were sent on
         self._finishing = False  # nobody holds the producer any more: what is left is sent
         self._request_s = settings.request_timeout_ms / 1000
@@ -190,10 +191,13 @@ class AsyncSender:
         return batch
 
     async def _wait_for_memory(self, size_bytes: int) -> None:
-        """Returns when there is memory and records are accepted. Always gives way to the sender: a program that only
-        sends must not keep the loop until memory is full. What is cancelled here was not added."""
+        """Returns when there is memory for another batch and records are accepted. Gives way to the sender before it
+        does so again: a program that only sends must not keep the loop until memory is full. What is cancelled here
+        was not added."""
         core, accumulator = self.core, self._accumulator
-        await asyncio.sleep(0)
+        if self._is_waiting_for_step:
+            await asyncio.sleep(0)
+        self._is_waiting_for_step = True
         core.check_accepts()
         if not accumulator.has_memory(size_bytes):
             self.wake()
@@ -272,6 +276,7 @@ class AsyncSender:
 
     async def _step(self) -> None:
         self._woken.clear()
+        self._is_waiting_for_step = False
         self._forget_closed()
         heads = self.core.advance(time.monotonic())
         self._announce()

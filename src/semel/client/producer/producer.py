@@ -37,6 +37,7 @@ from semel.client.errors import (
 )
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
 from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
@@ -167,7 +168,17 @@ class Producer(Closing):
         """
         self._check_usable()
         now_s = time.time()
-        row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
+        if (  # most records, without the cost of a call
+            type(value) is bytes
+            and (key is None or type(key) is bytes)
+            and timestamp is None
+            and headers is None
+            and len(value) + (len(key) if key else 0) < self._packer.small_bytes
+        ):
+            row: Row = (key, value, int(now_s * 1000), ())
+            size = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)
+        else:
+            row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
         counted = self._partition_counts.get(topic)
         count = counted[0] if counted is not None and now_s < counted[1] else self._count_partitions(topic, now_s)
         if partition is None:

@@ -25,6 +25,8 @@ class RecordPacker:
         self._serializers: tuple[Serializer | None, Serializer | None] = key_serializer, value_serializer
         self._serializes = key_serializer is not None or value_serializer is not None
         self._max_bytes = max_request_size
+        # Of key and value: bytes of fewer need no check and no change. None of them if there are serializers.
+        self.small_bytes = 0 if self._serializes else max_request_size - RECORD_OVERHEAD_BYTES - HEADER_SIZE
 
     def pack(
         self, topic: str, value: Any, key: Any, timestamp: int | datetime | None, headers: Headers | None, now_s: float
