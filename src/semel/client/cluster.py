@@ -56,7 +56,6 @@ class Cluster(Closing):
     """Connections and metadata of one client."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self.settings = settings
         self.calls = BlockingCalls(settings)
 
     call = blocking(ClusterCalls.call)
@@ -104,6 +103,14 @@ class Cluster(Closing):
         self.calls.close()
 
     # --- what is known ---
+    @property
+    def settings(self) -> ClientSettings:
+        return self.calls.settings
+
+    @settings.setter
+    def settings(self, settings: ClientSettings) -> None:
+        self.calls.settings = settings
+
     @property
     def metadata(self) -> Metadata:
         return self.calls.metadata

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.client.admin import Admin
+from semel.client.cluster import Cluster
 from semel.client.metadata import Metadata
+from semel.client.settings import ClientSettings
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import MetadataResponse, MetadataResponseTopic
 from tests.support.reading import create_topic
@@ -56,3 +58,12 @@ def test_a_complete_answer_removes_deleted_topics_and_no_other_answer_does() -> 
     metadata.update(MetadataResponse(topics=both[:1]), now_s=3.0, is_complete=True)
     assert set(metadata.topics) == {"kept"}
     assert (metadata.is_fresh("kept", 3.0, 10), metadata.is_fresh("deleted", 3.0, 10)) == (True, False)
+
+
+def test_settings_that_are_changed_hold_for_the_next_call(shared_semel_broker: SemelBroker) -> None:
+    """A consumer that subscribes by a pattern must not create topics that it looks up."""
+    settings = ClientSettings.of(bootstrap_servers=shared_semel_broker.bootstrap)
+    with Cluster(settings) as cluster, Admin(settings) as admin:
+        cluster.settings = settings.replace(allow_auto_create_topics=False)
+        cluster.refresh(["not-to-be-created"])
+        assert "not-to-be-created" not in admin.list_topics()
