@@ -11,7 +11,7 @@ import pytest
 
 from semel.aio import AsyncAdmin
 from semel.client.admin import LATEST, Admin
-from semel.client.errors import ClosedError, IllegalStateError, TimedOutError
+from semel.client.errors import ClosedError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.types import TopicPartition
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
@@ -198,11 +198,11 @@ def test_a_loop_that_is_closed_while_a_request_is_out_leaves_no_warning(
 
 
 def test_an_error_of_the_broker_is_the_same_as_that_of_the_blocking_admin(shared_semel_broker: SemelBroker) -> None:
-    async def failure() -> Exception:
+    async def failure() -> KafkaError:
         async with AsyncAdmin(bootstrap_servers=shared_semel_broker.bootstrap) as admin:
             try:
                 await admin.create_topic("not/a/name")
-            except Exception as error:
+            except KafkaError as error:
                 return error
             raise AssertionError("it was created")
 
