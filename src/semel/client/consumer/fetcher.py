@@ -38,6 +38,12 @@ class RequestedFetch(NamedTuple):
     version: int
     offset: int
 
+    @property
+    def is_current(self) -> bool:
+        """False if the consumer has jumped since, or has the records: of two requests to two brokers, as the leader
+        moved in between, both may return them."""
+        return self.version == self.state.version and self.offset == self.state.fetch_offset
+
 
 class FetchPlan(NamedTuple):
     """One request to one broker."""
@@ -151,8 +157,8 @@ class Fetcher:
             name = topic.topic or plan.names.get(topic.topic_id, "")
             for data in topic.partitions:
                 requested = plan.requested.get(TopicPartition(name, data.partition_index))
-                if requested is None or requested.version != requested.state.version:
-                    continue  # the consumer has moved since the request
+                if requested is None or not requested.is_current:
+                    continue
                 code = ErrorCode.of(data.error_code)
                 if code is ErrorCode.NONE and data.diverging_epoch.end_offset >= 0:
                     self._truncate(requested.state, data)

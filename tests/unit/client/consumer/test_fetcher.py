@@ -108,6 +108,21 @@ def test_answer_to_a_question_from_before_a_jump_is_ignored() -> None:
     assert world.fetcher.take() is None
 
 
+def test_old_and_new_leader_both_respond_and_records_are_read_once() -> None:
+    """A request is under way to the leader of yesterday when another one leaves for the new one."""
+    world = World()
+    (to_old,) = world.plan(busy=(2,))
+    (to_new,) = world.fetcher.plan({A0: (2, 9)}.get, IDS, (1,), 0.0)
+    assert to_new.requested[A0].offset == to_old.requested[A0].offset == 10
+    world.answer(to_new, {A0: batch(10, 5)})
+    world.answer(to_old, {A0: batch(10, 3)})
+    assert world.assigned.of(A0).fetch_offset == 15
+    chunk = world.fetcher.take()
+    assert chunk is not None
+    assert (chunk.start, chunk.next_offset) == (10, 15)
+    assert world.fetcher.take() is None, "the same offsets would be handed out twice"
+
+
 def test_what_waits_for_a_partition_that_was_taken_away_is_dropped() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
