@@ -169,12 +169,14 @@ def test_another_event_loop_is_refused(shared_semel_broker: SemelBroker) -> None
 
 
 def test_two_event_loops_with_an_admin_each(shared_semel_broker: SemelBroker) -> None:
-    async def topics() -> list[str]:
+    create_topic(shared_semel_broker.bootstrap, "aio-two-loops", partitions=2)
+
+    async def offsets() -> object:
         async with AsyncAdmin(bootstrap_servers=shared_semel_broker.bootstrap) as admin:
-            return await admin.list_topics()
+            return await admin.list_offsets({("aio-two-loops", 0): LATEST})
 
     async def main() -> None:
-        here, there = await asyncio.gather(topics(), asyncio.to_thread(in_other_thread, topics()))
+        here, there = await asyncio.gather(offsets(), asyncio.to_thread(in_other_thread, offsets()))
         assert here == there
 
     in_loop(main())

@@ -159,10 +159,11 @@ def test_a_full_memory_is_waited_for(broker: str, topic: str) -> None:
 def test_a_send_that_is_cancelled_while_memory_is_full_is_not_sent(broker: str, topic: str) -> None:
     async def main() -> None:
         with Proxy(broker) as proxy:
-            fault = proxy.add(Rule(PRODUCE, Effect.DELAY_RESPONSE, delay_ms=1000))
+            fault = proxy.add(Rule(PRODUCE, Effect.DELAY_RESPONSE, delay_ms=3000))
             async with AsyncProducer(
                 bootstrap_servers=proxy.bootstrap, buffer_memory=1000, linger_ms=0, max_block_ms=100
             ) as producer:
+                await producer.partitions_for(topic, timeout_ms=PATIENCE_MS)  # not within max.block.ms
                 delivery = await producer.send(topic, b"x" * 800)
                 await asyncio.to_thread(fault.fired.wait, PATIENCE_S)
                 waiting = asyncio.create_task(producer.send(topic, b"y" * 800))
