@@ -67,6 +67,7 @@ class TransactionCore(WriteIdentity):
         self._added: set[Place] = set()  # TV1: partitions that the coordinator knows of
         self._written: dict[Place, int] = {}  # first offset of this transaction in each partition
         self._touched = False  # the coordinator may know of this transaction
+        self._groups_in_doubt: set[str] = set()  # whose offsets may not have reached it
 
     # --- what is written ---
     @property
@@ -152,6 +153,7 @@ class TransactionCore(WriteIdentity):
         self._added.clear()
         self._written.clear()
         self._touched = self.end_maybe_sent = False
+        self._groups_in_doubt.clear()
 
     # --- send_offsets_to_transaction ---
     def add_offsets(self) -> Identity:
@@ -162,20 +164,33 @@ class TransactionCore(WriteIdentity):
         self.requests += 1
         return self._identity
 
-    def offsets_ended(self, error: KafkaError | None) -> None:
-        """After a timeout the same call may work: offsets are set, not added."""
+    def offsets_ended(self, group_id: str, error: BaseException | None) -> None:
+        """After a timeout, or Ctrl-C, the same call may work: offsets are set, not added. Until it does, the
+        transaction must not commit without them."""
         self.requests -= 1
-        if error is None or isinstance(error, TimedOutError):
-            return
-        if error.code is ErrorCode.FENCED_INSTANCE_ID:  # the consumer is fenced, this producer can abort and go on
+        if error is None:
+            self._groups_in_doubt.discard(group_id)
+        elif isinstance(error, TimedOutError) or not isinstance(error, KafkaError):
+            self._groups_in_doubt.add(group_id)
+            if self.state is ProducerTxnState.COMMITTING:  # another thread waits for them
+                self.failed(self._offsets_in_doubt())
+        elif error.code is ErrorCode.FENCED_INSTANCE_ID:  # the consumer is fenced, this producer can abort and go on
             self.failed(AbortableError(str(error), error.code))
         else:
             self.failed(error)
+
+    def _offsets_in_doubt(self) -> AbortableError:
+        return AbortableError(
+            f"send_offsets_to_transaction() for group {min(self._groups_in_doubt)!r} timed out or was interrupted, and "
+            "its offsets may not be part of this transaction; call it again before the commit, or abort"
+        )
 
     # --- commit_transaction ---
     def commit(self) -> None:
         """From here on nothing is accepted. The end may be sent when everything is delivered."""
         self.raise_if_failed()
+        if self._groups_in_doubt:
+            raise self._offsets_in_doubt()
         self._move(ProducerTxnEvent.COMMIT)
 
     def commit_not_sent(self) -> None:

@@ -102,15 +102,15 @@ class TransactionCalls:
             return
         with self._changed:
             identity = self.transaction.add_offsets()
-        failure: KafkaError | None = None
+        failure: BaseException | None = None
         try:
             await self.coordinator.commit_offsets(identity, group, offsets, self.transaction.generation, timeout_s)
-        except KafkaError as error:
+        except BaseException as error:  # Ctrl-C, too
             failure = error
             raise
         finally:
             with self._changed:
-                self.transaction.offsets_ended(failure)
+                self.transaction.offsets_ended(group.group_id, failure)
                 self._changed.notify_all()
 
     # --- commit ---

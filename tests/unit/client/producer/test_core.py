@@ -477,7 +477,7 @@ def test_no_end_while_something_of_the_transaction_is_on_its_way() -> None:
         core.end_request(transaction)
     respond(core, produce, ErrorCode.NONE)
     assert not core.is_drained(transaction), "offsets are on their way"
-    transaction.offsets_ended(None)
+    transaction.offsets_ended("g", None)
     assert core.end_request(transaction) == ME
     transaction.committed(Identity(7, 1))
     assert transaction.state is ProducerTxnState.READY
@@ -487,7 +487,31 @@ def test_offsets_that_were_refused_fail_the_transaction_that_is_being_committed(
     core, transaction = transactional()
     transaction.add_offsets()
     core.commit(transaction)
-    transaction.offsets_ended(AbortableError("the group was rebalanced", ErrorCode.ILLEGAL_GENERATION))
+    transaction.offsets_ended("g", AbortableError("the group was rebalanced", ErrorCode.ILLEGAL_GENERATION))
+    assert transaction.state is ProducerTxnState.ABORTABLE
+
+
+@pytest.mark.parametrize("outcome", [TimedOutError("no response"), KeyboardInterrupt()], ids=["timeout", "Ctrl-C"])
+def test_no_commit_without_offsets_that_may_not_have_arrived(outcome: BaseException) -> None:
+    core, transaction = transactional()
+    transaction.add_offsets()
+    transaction.offsets_ended("g", outcome)
+    with pytest.raises(AbortableError, match="for group 'g' timed out or was interrupted"):
+        core.commit(transaction)
+    transaction.add_offsets()  # the same call once more
+    transaction.offsets_ended("g", None)
+    core.commit(transaction)
+    assert core.end_request(transaction) == ME
+    transaction.committed(Identity(7, 1))
+    transaction.began()
+    core.commit(transaction)
+
+
+def test_a_commit_that_waits_for_offsets_fails_when_they_are_in_doubt() -> None:
+    core, transaction = transactional()
+    transaction.add_offsets()
+    core.commit(transaction)
+    transaction.offsets_ended("g", TimedOutError("no response"))
     assert transaction.state is ProducerTxnState.ABORTABLE
 
 
@@ -550,7 +574,7 @@ def test_a_commit_that_was_not_sent_leaves_the_transaction_open() -> None:
 def test_a_commit_in_doubt_can_be_repeated_but_not_aborted(maybe_sent: bool, error: type[KafkaError]) -> None:
     core, transaction = transactional()
     transaction.add_offsets()
-    transaction.offsets_ended(None)
+    transaction.offsets_ended("g", None)
     core.commit(transaction)
     assert isinstance(transaction.commit_unknown(maybe_sent, "no response", 1.0), error)
     if maybe_sent:
