@@ -310,7 +310,7 @@ def test_an_expired_delivery_is_reported_and_the_next_write_starts_a_new_epoch(c
 def test_an_answer_lost_at_the_delivery_timeout_is_not_written_again(cluster: Cluster, topic: str) -> None:
     """Its fate is unknown to the client; the broker has it once, and what follows is in order."""
     with Proxy(cluster.bootstrap) as proxy:
-        options = {"delivery_timeout_ms": 600, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
+        options = {"delivery_timeout_ms": 5_000, "request_timeout_ms": 2_000, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
             fault = proxy.add(Rule(PRODUCE, Effect.DROP_RESPONSE, times=10_000))
