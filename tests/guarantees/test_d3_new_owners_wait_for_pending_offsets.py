@@ -77,20 +77,20 @@ def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster
     owner = owner_commits_old(cluster.bootstrap, group, topic)
     producer = open_transaction(cluster.bootstrap, group, topic, owner)
     owner.close()
-    heir = consumer(cluster.bootstrap, group)
-    heir.subscribe([topic])
+    successor = consumer(cluster.bootstrap, group)
+    successor.subscribe([topic])
 
     def has_the_partition() -> bool:
-        assert heir.poll(0.1) is None
-        return bool(heir.assignment())
+        assert successor.poll(0.1) is None
+        return bool(successor.assignment())
 
-    until(has_the_partition, "the heir did not get the partition")
-    assert heir.poll(1) is None, "the heir has the partition and waits"
+    until(has_the_partition, "the successor did not get the partition")
+    assert successor.poll(1) is None, "the successor has the partition and waits"
     producer.commit_transaction(30)
-    first = heir.poll(PATIENCE_S)
+    first = successor.poll(PATIENCE_S)
     assert first is not None
     assert (first.error(), first.offset()) == (None, NEW)
-    heir.close()
+    successor.close()
 
 
 def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker: SemelBroker) -> None:

@@ -59,7 +59,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._wire = Wire(settings.client_id)
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
-        self._is_full = False  # the transport holds more than it should; it says when it has room
+        self._is_full = False  # the transport holds more than it should; it says when it takes more
         self._then: dict[Pending, Callable[[Pending], None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = float("inf")

@@ -69,7 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = server.broker
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
-        self._received = ReceiveBuffer(server.max_request_bytes, server.room)
+        self._received = ReceiveBuffer(server.max_request_bytes, server.read_buffer)
         self._slots: deque[ResponseSlot] = deque()
         self._queue: deque[bytearray] = deque()
         self._queued_bytes = 0
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- bytes in ------------------------------------------------------------------------------------------------------
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._received.room()
+        return self._received.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Works on every whole frame that has come; their responses leave together."""
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
             faults.hit(f"{slot.served.name}.after_response")
 
     def _charge(self, api_key: int, client_id: str, size_bytes: int, response: Struct | None) -> None:
-        """Counts a produce request or the records of a fetch; a client over its quota is told so, and muted."""
+        """Counts a produce request or the records of a fetch; a client over its quota is throttled."""
         if api_key == _PRODUCE:
             wait_ms = self._broker.quotas.charge(PRODUCER_BYTE_RATE, client_id, size_bytes)
         elif api_key == _FETCH and response is not None:

@@ -39,7 +39,7 @@ class CachedPartition:
     log_start_offset: int = -1
 
     def must_tell(self, data: PartitionData) -> bool:
-        """Whether an answer says anything new. Errors are told every time, and so is what follows them."""
+        """Whether an answer says anything new. Errors are sent every time, and so is what follows them."""
         tell = bool(data.records) or bool(data.error_code) or data.diverging_epoch.epoch >= 0
         tell |= data.high_watermark != self.high_watermark or data.log_start_offset != self.log_start_offset
         self.high_watermark = -1 if data.error_code else data.high_watermark
@@ -118,8 +118,8 @@ class FetchSessions:
         return session
 
     def open(self, request: FetchRequest, uses_ids: bool, now_s: float) -> Session | None:
-        """A new session for a full request; None if there is no room, or nothing to remember."""
-        if not any(topic.partitions for topic in request.topics) or not self._has_room(now_s):
+        """A new session for a full request; None if there are too many, or nothing to remember."""
+        if not any(topic.partitions for topic in request.topics) or not self._may_add(now_s):
             return None
         session = Session(self._new_id(), uses_ids)
         session.partitions.update((key, CachedPartition(ask)) for key, ask in asked(request.topics))
@@ -130,7 +130,7 @@ class FetchSessions:
     def close(self, session_id: int) -> None:
         self._sessions.pop(session_id, None)
 
-    def _has_room(self, now_s: float) -> bool:
+    def _may_add(self, now_s: float) -> bool:
         if len(self._sessions) < self._slots:
             return True
         if not self._sessions:
@@ -165,7 +165,7 @@ class Fetches:
         self._turn = 0
 
     def in_turn(self, asks: list[Ask]) -> list[Ask]:
-        """Another partition first each time: an answer has limited room, and no partition shall starve."""
+        """Another partition first each time: an answer is limited in size, and no partition shall starve."""
         if len(asks) < FEW:
             return asks
         self._turn = (self._turn + 1) % len(asks)

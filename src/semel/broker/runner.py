@@ -154,7 +154,7 @@ def listen_address(settings: Settings) -> tuple[str, int]:
 
 
 def advertised_address(settings: Settings, host: str, port: int) -> tuple[str, int] | None:
-    """What clients are told. None if the broker listens everywhere: then each is told the address that it reached."""
+    """The advertised address. None if the broker listens everywhere: then each client gets the one that it reached."""
     if settings["advertised.listeners"] is not None:
         named_host, named_port = parse_listener(settings, "advertised.listeners")
         return named_host, named_port or port

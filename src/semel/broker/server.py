@@ -10,7 +10,7 @@ from collections import Counter
 from semel.broker.broker import BrokerNode
 from semel.broker.connection import Connection
 from semel.broker.dispatch import Dispatcher
-from semel.broker.receive_buffer import Room
+from semel.broker.receive_buffer import SharedBuffer
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher()
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
-        self.room = Room()
+        self.read_buffer = SharedBuffer()
         self.is_stopping = False
         self.bytes_in = self.bytes_out = 0
         self.connections: set[Connection] = set()

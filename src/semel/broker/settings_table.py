@@ -130,7 +130,7 @@ _GENERAL = (
     _int("broker.id", None, "Older name of node.id.", 0),
     Setting("broker.rack", "string", None, "The rack that metadata shows for the broker."),
     Setting("listeners", "list", ("PLAINTEXT://127.0.0.1:9092",), "Where the broker listens; PLAINTEXT only."),
-    Setting("advertised.listeners", "list", None, "Host and port that clients are told; by default the listener."),
+    Setting("advertised.listeners", "list", None, "Host and port that clients get; by default the listener."),
     Setting("controller.listener.names", "list", None, "Listeners that are a controller's: they are left out."),
     Setting(
         "listener.security.protocol.map",

@@ -97,7 +97,7 @@ TABLE: dict[int, Row] = {
 }
 
 
-# What Kafka serves to clients and this broker does not, and why. A client is told so by ApiVersions.
+# What Kafka serves to clients and this broker does not, and why. ApiVersions leaves them out.
 NOT_SERVED: dict[int, tuple[str, str]] = {
     71: ("GetTelemetrySubscriptions", "client telemetry is not taken"),
     72: ("PushTelemetry", "client telemetry is not taken"),

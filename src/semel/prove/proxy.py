@@ -98,7 +98,7 @@ class Rule:
 
 
 class Proxy:
-    """Listens on ports of its own, one for each broker that clients are told of."""
+    """Listens on ports of its own, one for each broker in the metadata."""
 
     def __init__(self, brokers: str) -> None:
         host, _, port = brokers.split(",")[0].strip().rpartition(":")

@@ -12,7 +12,7 @@ import pytest
 
 from semel.broker.connection import MAX_PENDING, Connection
 from semel.broker.dispatch import Dispatcher, Served
-from semel.broker.receive_buffer import Room
+from semel.broker.receive_buffer import SharedBuffer
 from semel.broker.table import TABLE
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from semel.protocol.messages.records import FETCH, PRODUCE, FetchRequest, FetchResponse, ProduceRequest, ProduceResponse
@@ -67,7 +67,7 @@ class Server:
 
     broker = SimpleNamespace(quotas=SimpleNamespace(is_active=False))
     max_request_bytes = 1 << 20
-    room = Room()
+    read_buffer = SharedBuffer()
     is_stopping = False
     bytes_in = bytes_out = 0
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.broker.receive_buffer import LARGE_BYTES, OWN_FROM_BYTES, SMALL_BYTES, FrameSizeError, ReceiveBuffer, Room
+from semel.broker.receive_buffer import (
+    LARGE_BYTES,
+    OWN_FROM_BYTES,
+    SMALL_BYTES,
+    FrameSizeError,
+    ReceiveBuffer,
+    SharedBuffer,
+)
 
 
 def framed(frame: bytes) -> bytes:
@@ -18,10 +25,10 @@ def framed(frame: bytes) -> bytes:
 def feed(buffer: ReceiveBuffer, data: bytes, step: int) -> list[bytes]:
     frames = []
     while data:
-        room = buffer.room()
-        assert len(room) > 0
-        count = min(step, len(room), len(data))
-        room[:count] = data[:count]
+        shared = buffer.writable()
+        assert len(shared) > 0
+        count = min(step, len(shared), len(data))
+        shared[:count] = data[:count]
         data = data[count:]
         buffer.add(count)
         while (frame := buffer.next_frame()) is not None:
@@ -44,7 +51,7 @@ def feed(buffer: ReceiveBuffer, data: bytes, step: int) -> list[bytes]:
 def test_frames_come_out_whole_and_in_order(sizes: list[int], step: int) -> None:
     step = max(step, sum(sizes) // 500)  # a million single bytes would say no more than thousands
     frames = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
-    buffer = ReceiveBuffer(3 * LARGE_BYTES, Room())
+    buffer = ReceiveBuffer(3 * LARGE_BYTES, SharedBuffer())
     assert feed(buffer, b"".join(map(framed, frames)), step) == frames
     assert buffer.capacity_bytes == 0
 
@@ -54,8 +61,8 @@ def test_frames_come_out_whole_and_in_order(sizes: list[int], step: int) -> None
     step=st.integers(1000, 2 * LARGE_BYTES),
 )
 def test_connections_that_share_a_room_do_not_mix_their_frames(sizes: list[int], step: int) -> None:
-    room = Room()
-    buffers = [ReceiveBuffer(3 * LARGE_BYTES, room) for _ in range(3)]
+    shared = SharedBuffer()
+    buffers = [ReceiveBuffer(3 * LARGE_BYTES, shared) for _ in range(3)]
     sent = [[bytes([40 * number + index]) * size for index, size in enumerate(sizes)] for number in range(3)]
     data = [b"".join(map(framed, frames)) for frames in sent]
     taken: list[list[bytes]] = [[], [], []]
@@ -68,11 +75,11 @@ def test_connections_that_share_a_room_do_not_mix_their_frames(sizes: list[int],
 @pytest.mark.parametrize("size", [-1, 1001, 2**31 - 1, -(2**31)])
 def test_impossible_sizes_are_refused(size: int) -> None:
     with pytest.raises(FrameSizeError, match=f"a request of {size} bytes; allowed are 1000"):
-        feed(ReceiveBuffer(1000, Room()), struct.pack(">i", size), 4)
+        feed(ReceiveBuffer(1000, SharedBuffer()), struct.pack(">i", size), 4)
 
 
 def test_memory_follows_the_bytes_that_came() -> None:
-    buffer = ReceiveBuffer(1 << 30, Room())
+    buffer = ReceiveBuffer(1 << 30, SharedBuffer())
     feed(buffer, struct.pack(">i", 1 << 30) + bytes(1000), 500)
     assert buffer.capacity_bytes == SMALL_BYTES
     feed(buffer, bytes(10 * LARGE_BYTES), LARGE_BYTES)
@@ -80,18 +87,18 @@ def test_memory_follows_the_bytes_that_came() -> None:
 
 
 def test_an_idle_connection_keeps_no_memory() -> None:
-    buffer = ReceiveBuffer(1 << 20, Room())
+    buffer = ReceiveBuffer(1 << 20, SharedBuffer())
     feed(buffer, b"".join(framed(bytes(1000)) for _ in range(500)), LARGE_BYTES)
     assert buffer.capacity_bytes == 0
 
 
 def test_the_memory_of_a_large_frame_is_used_again() -> None:
-    room = Room()
-    first, second = ReceiveBuffer(1 << 20, room), ReceiveBuffer(1 << 20, room)
+    shared = SharedBuffer()
+    first, second = ReceiveBuffer(1 << 20, shared), ReceiveBuffer(1 << 20, shared)
     feed(first, framed(bytes(600_000)), LARGE_BYTES)
-    kept = room.spare
+    kept = shared.spare
     assert kept is not None
     feed(second, framed(bytes(600_000))[:-1], LARGE_BYTES)
-    assert room.spare is None  # in use
+    assert shared.spare is None  # in use
     assert feed(second, b"\0", 1) == [bytes(600_000)]
-    assert room.spare is kept
+    assert shared.spare is kept

@@ -99,7 +99,7 @@ class ClassicMembership:
         return answer if isinstance(answer, JoinGroupResponse) else await asyncio.shield(answer)
 
     def _create(self, group_id: str) -> tuple[Group, asyncio.Future[StorageError | None] | None]:
-        """A new group; one of the consumer protocol that has no members makes room for it."""
+        """A new group; one of the consumer protocol that has no members gives way to it."""
         consumers = self._core.consumer_groups.get(group_id)
         if self._consumers.is_busy(group_id):
             raise GroupError(ErrorCode.COORDINATOR_NOT_AVAILABLE)

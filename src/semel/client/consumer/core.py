@@ -123,7 +123,7 @@ class ConsumerCore:
         return due_s
 
     def leave(self) -> None:
-        """Gives everything back, with the listener. The caller has committed; the member is told afterwards."""
+        """Gives everything back, with the listener. The caller has committed; the member leaves afterwards."""
         member, rebalancer = self.member, self._rebalancer
         self.subscription = TopicSubscription()
         try:

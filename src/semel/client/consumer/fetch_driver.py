@@ -61,7 +61,7 @@ class FetchDriver:
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def send(self, draining: bool = False) -> None:
-        """Sends a fetch to every broker that has none in flight and leads a partition with room (see `plan`)."""
+        """Sends a fetch to every broker with none in flight that leads a partition which may hold more (see `plan`)."""
         now_s = self._clock()
         stale = self._core.stale_leaders(now_s)
         if stale is not None:

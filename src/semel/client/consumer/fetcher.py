@@ -103,9 +103,9 @@ class Fetcher:
         now_s: float,
         draining: bool = False,
     ) -> list[FetchPlan]:
-        """One request for each idle broker that leads a partition with room for more. `leader_of`: (node, epoch).
+        """One request for each idle broker that leads a partition that may hold more. `leader_of`: (node, epoch).
 
-        `draining`: all that can be read now is about to be handed out, and takes no room any more."""
+        `draining`: all that can be read now is about to be handed out, and takes no memory any more."""
         self._drop_stale()
         waiting = {} if draining else self._waiting_bytes()
         if sum(waiting.values()) >= self._settings.prefetch_bytes:

@@ -140,7 +140,7 @@ class FetchingCore:
     # --- fetching ---
 
     def plan(self, busy_nodes: Iterable[int], now_s: float, draining: bool = False) -> list[FetchPlan]:
-        """A request for every broker that is not busy and leads a partition with room (see `Fetcher.plan`)."""
+        """A request for every broker that is not busy and leads a partition that may hold more (see `Fetcher.plan`)."""
         names = {state.topic_partition.topic for state in self._assigned}
         topics = self._metadata.topics
         ids = {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None}
