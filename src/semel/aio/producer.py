@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 import weakref
 from collections.abc import Mapping
@@ -26,14 +25,18 @@ from typing import TYPE_CHECKING, Any, Self
 from semel.aio.cluster import AsyncCluster
 from semel.aio.loop_guard import LoopGuard
 from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery, forgettable
-from semel.client.errors import ClosedError, ConfigError, FatalError, IllegalStateError, KafkaError, TimedOutError
+from semel.client.errors import ClosedError, FatalError, KafkaError
 from semel.client.metrics import ProducerMetrics
-from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.base import (
+    ABORTED_AT_CLOSE,
+    ProducerBase,
+    not_flushed,
+    offsets_with_metadata,
+    unknown_partition,
+)
 from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.deliveries import TableShare
-from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
-from semel.client.producer.producer import OPEN_STATES, offsets_with_metadata, producer_metrics, producer_settings
-from semel.client.producer.records import Headers, RecordPacker
+from semel.client.producer.records import Headers
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
@@ -41,17 +44,14 @@ from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
-from semel.protocol.partitioning import partition_for_key
 
 if TYPE_CHECKING:
     from semel.client.producer.tables import TableEncoder
 
 log = logging.getLogger("semel.client")
 
-ABORTED_AT_CLOSE = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING})
 
-
-class AsyncProducer:
+class AsyncProducer(ProducerBase[TransactionCalls]):
     """Writes records to topics. Tasks of one event loop may share it."""
 
     def __init__(
@@ -64,25 +64,18 @@ class AsyncProducer:
         **keywords: Any,
     ) -> None:
         """Options and serializers as for `semel.Producer`."""
-        self.settings = producer_settings(options, keywords)
-        self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
+        super().__init__(options, key_serializer, value_serializer, keywords)
         self._guard = LoopGuard("AsyncProducer")
         self._cluster = AsyncCluster(self.settings, self._guard)
-        self._transactions: TransactionCalls | None = None
         self._sender = self._make_sender()
-        self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
-        self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
         self._countings: dict[str, asyncio.Lock] = {}  # one task at a time looks a topic up
         self._offset_tasks: set[asyncio.Task[None]] = set()  # go on although their callers were cancelled
-        self._closed = False
-        self._transaction_began_s = 0.0
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def _make_sender(self) -> AsyncSender:
         settings = self.settings
         if settings.transactional_id is None:
-            identity = IdempotentIdentity() if settings.is_idempotent else WriteIdentity()
-            return AsyncSender(settings, self._cluster, identity)
+            return AsyncSender(settings, self._cluster, self._write_identity())
         coordinator = CoordinatorCalls(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
         sender = AsyncSender(settings, self._cluster, transaction, coordinator)
@@ -107,16 +100,9 @@ class AsyncProducer:
         self._check_usable()
         now_s = time.time()
         row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
-        counted = self._partition_counts.get(topic)
-        if counted is not None and now_s < counted[1]:
-            count = counted[0]
-        else:
-            count = await self._count_partitions(topic, now_s)
+        count = self._known_count(topic, now_s) or await self._count_partitions(topic, now_s)
         if partition is None:
-            if row[0] is not None:
-                partition = partition_for_key(row[0], count)
-            else:
-                partition = self._sticky.partition(topic, count, size)
+            partition = self._partition_of(topic, row, size, count)
         elif not 0 <= partition < count:
             partition = await self._checked_partition(topic, partition)
         return await self._sender.append(topic, partition, row, size)
@@ -125,19 +111,11 @@ class AsyncProducer:
         """Puts a whole Arrow table on its way, as `semel.Producer.send_table`. A thread of the loop's executor encodes
         it, batch by batch. Returns when the last batch is handed over; if it is cancelled before, the batches that
         were handed over are sent."""
-        from semel.client.producer.tables import TableEncoder, checked_table
+        from semel.client.producer.tables import checked_table
 
         self._check_usable()
         checked = checked_table(table)
-        count = await self._count_partitions(topic, time.time())
-        encoder = TableEncoder(
-            checked,
-            count,
-            lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
-            self.settings,
-            self.settings.batch_size,
-            sealed=False,  # the stamp changes the header, and computes the CRC
-        )
+        encoder = self._table_encoder(topic, checked, await self._count_partitions(topic, time.time()))
         shares = await (self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
         return AsyncTableDelivery(shares, checked.num_rows, self._sender.condition())
 
@@ -161,12 +139,9 @@ class AsyncProducer:
     async def flush(self, *, timeout_ms: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
         self._check_open()
-        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
-        if not await self._sender.flush(deadline):
-            raise TimedOutError(
-                f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
-                "call flush() again, or see delivery.timeout.ms"
-            )
+        deadline = self._longest(timeout_ms)
+        if not await self._sender.flushed(deadline):
+            raise not_flushed(deadline)
 
     @timeout_in_ms
     async def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
@@ -176,9 +151,7 @@ class AsyncProducer:
 
     def metrics(self) -> ProducerMetrics:
         """What it has sent so far, and what is on its way; also after close()."""
-        is_open = self._transactions is not None and self._transactions.state in OPEN_STATES
-        open_ms = (time.monotonic() - self._transaction_began_s) * 1000 if is_open else None
-        return producer_metrics(self._sender.core, open_ms, self._closed)
+        return self._metrics(self._sender.core)
 
     # --- transactions ---
     @timeout_in_ms
@@ -235,12 +208,6 @@ class AsyncProducer:
         self._transactional()
         return AsyncProducerTransaction(self)
 
-    def _transactional(self) -> TransactionCalls:
-        self._check_open()
-        if self._transactions is None:
-            raise IllegalStateError("transactions need the option transactional.id; this producer has none")
-        return self._transactions
-
     # --- end ---
     @timeout_in_ms
     async def close(self, *, timeout_ms: float | None = None) -> None:
@@ -253,7 +220,7 @@ class AsyncProducer:
             return
         self._guard.check()
         self._closed = True
-        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
+        deadline = self._longest(timeout_ms)
         try:
             await self._finish_work(deadline)
         finally:
@@ -266,7 +233,7 @@ class AsyncProducer:
                 await transactions.abort(deadline)
             except KafkaError as error:
                 log.warning("the open transaction could not be aborted at close; the broker will: %s", error)
-        elif not await self._sender.flush(deadline):
+        elif not await self._sender.flushed(deadline):
             log.warning("records were not acknowledged before the producer was closed")
 
     async def _shut_down(self) -> None:
@@ -285,13 +252,9 @@ class AsyncProducer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def __getstate__(self) -> object:
-        raise TypeError("an AsyncProducer cannot be pickled; send its `settings` and make one in each process")
-
     # --- checks ---
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this producer is closed; make a new one")
+        super()._check_open()
         self._guard.check()
 
     def _check_usable(self) -> None:
@@ -313,12 +276,10 @@ class AsyncProducer:
 
     async def _count_partitions(self, topic: str, now_s: float) -> int:
         async with self._countings.setdefault(topic, asyncio.Lock()):
-            counted = self._partition_counts.get(topic)
-            if counted is not None and now_s < counted[1]:
-                return counted[0]
-            count = len(await self._cluster.partitions(topic, self._block_s(None)))
-            self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
-            return count
+            known = self._known_count(topic, now_s)  # another task may have looked it up meanwhile
+            if known is not None:
+                return known
+            return self._remember_count(topic, len(await self._cluster.partitions(topic, self._block_s(None))), now_s)
 
     async def _checked_partition(self, topic: str, partition: int) -> int:
         """A partition that was not there when the topic was last looked at may be new."""
@@ -327,15 +288,7 @@ class AsyncProducer:
             self._partition_counts.pop(topic, None)
             if partition < await self._count_partitions(topic, time.time()):
                 return partition
-        count = await self._count_partitions(topic, time.time())
-        raise ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
-
-    def _block_s(self, timeout_ms: float | None) -> float:
-        return (self.settings.max_block_ms if timeout_ms is None else timeout_ms) / 1000
-
-    def _longest_s(self) -> float:
-        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
-        return self.settings.delivery_timeout_ms / 1000 + 5
+        raise unknown_partition(topic, partition, await self._count_partitions(topic, time.time()))
 
 
 class AsyncProducerTransaction:

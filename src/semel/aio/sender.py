@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -19,15 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from semel.aio.cluster import AsyncCluster
 from semel.aio.connection import AsyncConnection
 from semel.aio.loop_guard import LoopGuard
-from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import ClosedError, FatalError, IllegalStateError, KafkaError
-from semel.client.producer.batches import FEW_ROWS, Place, ProducerBatch, Row
-from semel.client.producer.coordinator import CoordinatorCalls, request_identity
-from semel.client.producer.core import NEVER_S, Produce, ProducerCore
+from semel.client.producer.batches import FEW_ROWS, ProducerBatch, Row
+from semel.client.producer.coordinator import CoordinatorCalls
+from semel.client.producer.core import NEVER_S, Produce
 from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery
 from semel.client.producer.identities import WriteIdentity
-from semel.client.producer.partition_queue import PartitionQueue
-from semel.client.producer.sender import all_done, buffer_full, produce_responses, run_callbacks
+from semel.client.producer.sender import run_callbacks
+from semel.client.producer.sending import BatchSender
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Pending
@@ -122,7 +120,7 @@ def _wait_for(batches: list[ProducerBatch], state: LoopState) -> Generator[Any, 
             yield from woken
 
 
-class AsyncSender:
+class AsyncSender(BatchSender[LoopState]):
     """The engine behind a producer."""
 
     def __init__(
@@ -132,25 +130,15 @@ class AsyncSender:
         identity: WriteIdentity,
         coordinator: CoordinatorCalls | None = None,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, cluster, identity, coordinator, LoopState(cluster.guard))
         self.cluster = cluster
-        self.core = ProducerCore(settings, identity, random.random)
-        self.changed = LoopState(cluster.guard)
         self.task: asyncio.Task[None] | None = None
         self.crash: BaseException | None = None
-        self._coordinator = coordinator  # of the transaction
-        self._accumulator = self.core.accumulator
         self._woken = asyncio.Event()
         self._is_waiting_for_step = False  # a batch was added since the last one
-        self._used: set[AsyncConnection] = set()  # those that produce requests were sent on
         self._finishing = False  # nobody holds the producer any more: what is left is sent
-        self._request_s = settings.request_timeout_ms / 1000
-        self._setup_s = settings.socket_connection_setup_timeout_ms / 1000
-        self._max_block_s = settings.max_block_ms / 1000
-        self._max_in_flight = settings.max_in_flight_requests_per_connection
 
     def wake(self) -> None:
-        """There may be something to send."""
         self._woken.set()
 
     def condition(self) -> DeliveryCondition:
@@ -183,43 +171,21 @@ class AsyncSender:
     async def add(self, topic: str, partition: int, data: bytearray | memoryview, record_count: int) -> ProducerBatch:
         """Adds encoded records behind what their partition has. Waits while memory is full, up to max.block.ms."""
         await self._wait_for_memory(len(data))
-        batch = self._accumulator.new_batch(topic, partition, time.monotonic())
-        batch.data, batch.count = data, record_count
-        batch.size_bytes, batch.compression = len(data), self.settings.compression
+        batch = self.new_batch(topic, partition, data, record_count)
         if self._accumulator.add(batch):
             self.wake()
         return batch
 
     async def _wait_for_memory(self, size_bytes: int) -> None:
-        """Returns when there is memory for another batch and records are accepted. Gives way to the sender before it
-        does so again: a program that only sends must not keep the loop until memory is full. What is cancelled here
-        was not added."""
-        core, accumulator = self.core, self._accumulator
+        """Gives way to the task that sends before another batch is opened: a program that only sends must not keep the
+        loop until memory is full. What is cancelled here was not added."""
         if self._is_waiting_for_step:
             await asyncio.sleep(0)
         self._is_waiting_for_step = True
-        core.check_accepts()
-        if not accumulator.has_memory(size_bytes):
-            self.wake()
-            await self.wait_until(
-                lambda: accumulator.has_memory(size_bytes) or core.ended is not None, self._max_block_s
-            )
-            core.check_accepts()
-            if not accumulator.has_memory(size_bytes):
-                raise buffer_full(accumulator, self._max_block_s)
+        await super()._wait_for_memory(size_bytes)
 
     async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         return await self.changed.wait_until(is_over, timeout_s)
-
-    async def flush(self, deadline: Deadline) -> bool:
-        """Waits until everything that was here at the call is done; whether that happened in time."""
-        waiting = list(self._accumulator.batches())[::-1]
-        self._accumulator.start_flush()
-        self.wake()
-        try:
-            return await self.wait_until(lambda: all_done(waiting), deadline.remaining_s())
-        finally:
-            self._accumulator.flushing -= 1
 
     def fail_all(self, error: KafkaError) -> None:
         """Fails everything, on its way or not: nothing more will be sent or received."""
@@ -286,12 +252,6 @@ class AsyncSender:
         if not self._woken.is_set():
             await self._sleep(min(self.core.next_event_s(), blocked_until_s) - time.monotonic())
 
-    def _forget_closed(self) -> None:
-        closed = {connection for connection in self._used if connection.closed}
-        self._used -= closed
-        if closed and self.settings.acks_number == 0:  # the only way in which a broker says that it is not the leader
-            self._forget([*self._accumulator.queues])
-
     async def _sleep(self, seconds: float) -> None:
         """Until it is woken, at most so long."""
         alarm = None
@@ -304,7 +264,6 @@ class AsyncSender:
                 alarm.cancel()
 
     def _announce(self) -> None:
-        """Wakes those that wait for a batch, for memory or for a transaction."""
         if self.core.has_finished:
             finished = self.core.take_finished()
             self.changed.notify_all()
@@ -321,96 +280,12 @@ class AsyncSender:
                 else:
                     await self.cluster.guard.loop.run_in_executor(None, batch.encode, self.settings.compression)
             except EncodeError as error:
-                self.core.encode_failed(batch, error)
-                self._announce()
+                self._encode_failed(batch, error)
             if batch.done:  # failed meanwhile, with its transaction
                 batch.data = None
 
-    # --- sending ---
-    async def _send_ready(self) -> float:
-        """Sends all that may be sent; when to look again if a connection stood in the way."""
-        if self.core.wants_identity(time.monotonic()) and not await self._get_identity():
-            return NEVER_S
-        queues = self.core.ready(time.monotonic())
-        if not queues:
-            return NEVER_S
-        by_node = await self._by_leader(queues)
-        if not await self._add_partitions([queue for group in by_node.values() for queue in group]):
-            return NEVER_S
-        return min([await self._send_to(node, group) for node, group in by_node.items()], default=NEVER_S)
-
-    async def _get_identity(self) -> bool:
-        try:
-            identity = await request_identity(self.cluster, self._request_s, LANE)
-        except KafkaError as error:
-            self.core.not_ready(error, time.monotonic())
-            self._announce()
-            return False
-        self.core.identity_received(identity)
-        return True
-
-    async def _add_partitions(self, queues: list[PartitionQueue]) -> bool:
-        """TV1: makes partitions part of the transaction before they are written."""
-        places = self.core.partitions_to_add(queues)
-        identity = self.core.identity.current
-        if not places:
-            return True
-        assert self._coordinator is not None
-        assert identity is not None
-        added: list[Place] = []
-        try:
-            await self._coordinator.add_partitions(identity, places, self._request_s, LANE)
-            added = places
-        except KafkaError as error:
-            self.core.not_ready(error, time.monotonic())
-        finally:
-            self.core.partitions_added(added)
-            self.changed.notify_all()
-        self._announce()
-        return bool(added)
-
-    async def _by_leader(self, queues: list[PartitionQueue]) -> dict[int, list[PartitionQueue]]:
-        groups: dict[int, list[PartitionQueue]] = {}
-        failed_topics: set[str] = set()
-        for queue in queues:
-            if queue.topic in failed_topics:
-                continue
-            try:
-                deadline = Deadline(self._request_s)
-                leader = (await self.cluster.partition(queue.topic, queue.partition, deadline, LANE)).leader
-                groups.setdefault(leader, []).append(queue)
-            except KafkaError as error:
-                failed_topics.add(queue.topic)
-                self._unreachable([each for each in queues if each.topic == queue.topic], error)
-        return groups
-
-    def _unreachable(self, queues: list[PartitionQueue], error: KafkaError) -> None:
-        self.core.unreachable(queues, error, time.monotonic())
-        self._announce()
-
-    async def _send_to(self, node: int, queues: list[PartitionQueue]) -> float:
-        try:
-            connection = await self.cluster.connect(NodeTarget(node), Deadline(self._setup_s), LANE)
-            lowest, highest = self.core.identity.produce_versions
-            version = connection.capabilities.version_of(PRODUCE, highest, lowest)
-        except KafkaError as error:
-            self._forget([(queue.topic, queue.partition) for queue in queues])
-            self._unreachable(queues, error)
-            return NEVER_S
-        if connection.retiring:
-            return NEVER_S  # it is replaced when its last response is there
-        if connection.is_throttled:
-            return connection.throttled_until_s
-        while connection.in_flight < self._max_in_flight and not connection.closed:
-            produce = self.core.take(queues, time.monotonic())
-            if produce is None:
-                break
-            self._send(connection, produce, version)
-            queues = queues[1:] + queues[:1]  # no queue is always first
-        return NEVER_S
-
+    # --- requests and responses ---
     def _send(self, connection: AsyncConnection, produce: Produce, version: int) -> None:
-        self._used.add(connection)
         connection.send(
             PRODUCE,
             produce.request,
@@ -421,21 +296,6 @@ class AsyncSender:
             response=self.settings.acks_number != 0,
         )
 
-    def _forget(self, places: list[Place]) -> None:
-        for place in places:
-            self.cluster.forget(Leader(*place))
-
-    # --- responses ---
     def _settle(self, pending: Pending) -> None:
-        """A Produce request is done."""
-        core, moved = self.core, []
-        responses = None if pending.written else produce_responses(pending)
-        if responses is None:
-            core.written(pending.context)
-        elif isinstance(responses, KafkaError):
-            moved = core.lost(pending.context, responses, time.monotonic())
-        else:
-            moved = core.responded(pending.context, responses, time.monotonic())
-        self._forget(moved)
-        self._announce()
+        super()._settle(pending)
         self.wake()

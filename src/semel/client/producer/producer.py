@@ -17,7 +17,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import threading
 import time
 import weakref
@@ -29,25 +28,27 @@ from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import (
     ClosedError,
-    ConfigError,
     FatalError,
     IllegalStateError,
     KafkaError,
-    TimedOutError,
 )
 from semel.client.metrics import ProducerMetrics
-from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.base import (
+    ABORTED_AT_CLOSE,
+    ProducerBase,
+    not_flushed,
+    offsets_with_metadata,
+    unknown_partition,
+)
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
 from semel.client.producer.coordinator import CoordinatorClient
-from semel.client.producer.core import ProducerCore
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
-from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
-from semel.client.producer.records import Headers, RecordPacker
+from semel.client.producer.records import Headers
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import Transactions
-from semel.client.settings import ProducerSettings, check_callable
+from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -61,53 +62,8 @@ log = logging.getLogger("semel.client")
 STOP_S = 0.2  # how long close() waits for its thread even if its time is over
 EXIT_S = 5.0  # how long a program that ends waits for producers that it has not closed
 
-OPEN_STATES = frozenset(
-    {
-        ProducerTxnState.IN_TRANSACTION,
-        ProducerTxnState.COMMITTING,
-        ProducerTxnState.ABORTABLE,
-        ProducerTxnState.ABORTING,
-    }
-)
 
-
-def producer_settings(
-    options: Mapping[str, Any] | ProducerSettings | None, keywords: dict[str, Any]
-) -> ProducerSettings:
-    """Options by Kafka's names, as the constructors of the producers take them."""
-    if isinstance(options, ProducerSettings):
-        return options.replace(**keywords) if keywords else options
-    return ProducerSettings.of(options, **keywords)
-
-
-def offsets_with_metadata(
-    offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
-) -> dict[tuple[str, int], OffsetAndMetadata]:
-    return {
-        place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-        for place, offset in offsets.items()
-    }
-
-
-def producer_metrics(core: ProducerCore, transaction_open_ms: float | None, is_closed: bool) -> ProducerMetrics:
-    settings, counters = core.settings, core.counters
-    return ProducerMetrics(
-        client_id=settings.client_id,
-        transactional_id=settings.transactional_id,
-        record_send_total=counters.records,
-        record_error_total=counters.errors,
-        record_retry_total=counters.retries,
-        record_duplicate_total=counters.duplicates,
-        request_total=counters.requests,
-        outgoing_byte_total=counters.outgoing_bytes,
-        requests_in_flight=0 if is_closed else counters.in_flight,
-        buffer_used_bytes=core.accumulator.used_bytes,
-        buffer_total_bytes=settings.buffer_memory,
-        transaction_open_ms=transaction_open_ms,
-    )
-
-
-class Producer(Closing):
+class Producer(ProducerBase[Transactions], Closing):
     """Writes records to topics. Threads may share it; processes may not."""
 
     def __init__(
@@ -121,26 +77,18 @@ class Producer(Closing):
     ) -> None:
         """Options by Kafka's names: `{"linger.ms": 5}` or `linger_ms=5`. The serializers are functions that make bytes
         or text of a key or value that is not None; `send` applies them, tables hold bytes."""
-        check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
-        self.settings = producer_settings(options, keywords)
-        self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
+        super().__init__(options, key_serializer, value_serializer, keywords)
         self._cluster = Cluster(self.settings)
-        self._transactions: Transactions | None = None
         self._sender = self._make_sender()
-        self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
-        self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
         self._thread: _SenderThread | None = None
         self._start_lock = threading.Lock()
         self._owner_pid = os.getpid()
-        self._closed = False
-        self._transaction_began_s = 0.0
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def _make_sender(self) -> Sender:
         settings = self.settings
         if settings.transactional_id is None:
-            identity = IdempotentIdentity() if settings.is_idempotent else WriteIdentity()
-            return Sender(settings, self._cluster, identity)
+            return Sender(settings, self._cluster, self._write_identity())
         coordinator = CoordinatorClient(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
         sender = Sender(settings, self._cluster, transaction, coordinator)
@@ -198,20 +146,13 @@ class Producer(Closing):
         Returns when the last batch is handed over, which may wait for memory (max.block.ms). Tables of less than a
         batch linger (linger.ms) and share batches with those that follow.
         """
-        from semel.client.producer.tables import TableEncoder, checked_table
+        from semel.client.producer.tables import checked_table
 
         self._check_usable()
         checked = checked_table(table)
         now_s = time.time()
-        counted = self._partition_counts.get(topic)
-        count = counted[0] if counted is not None and now_s < counted[1] else self._count_partitions(topic, now_s)
-        encoder = TableEncoder(
-            checked,
-            count,
-            lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
-            self.settings,
-            self.settings.batch_size,
-            sealed=False,  # the stamp changes the header, and computes the CRC
+        encoder = self._table_encoder(
+            topic, checked, self._known_count(topic, now_s) or self._count_partitions(topic, now_s)
         )
         shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
         return TableDelivery(shares, checked.num_rows, self._sender.changed)
@@ -233,12 +174,9 @@ class Producer(Closing):
     def flush(self, *, timeout_ms: float | None = None) -> None:
         """Waits until all that was sent before is acknowledged or has failed; each delivery says which."""
         self._check_open()
-        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
+        deadline = self._longest(timeout_ms)
         if not self._sender.flush(deadline):
-            raise TimedOutError(
-                f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
-                "call flush() again, or see delivery.timeout.ms"
-            )
+            raise not_flushed(deadline)
 
     @timeout_in_ms
     def partitions_for(self, topic: str, *, timeout_ms: float | None = None) -> int:
@@ -250,12 +188,7 @@ class Producer(Closing):
         """What it has sent so far, and what is on its way. Any thread may call it, also after close()."""
         self._check_process()
         with self._sender.lock:
-            return producer_metrics(self._sender.core, self._transaction_open_ms(), self._closed)
-
-    def _transaction_open_ms(self) -> float | None:
-        if self._transactions is None or self._transactions.state not in OPEN_STATES:
-            return None
-        return (time.monotonic() - self._transaction_began_s) * 1000
+            return self._metrics(self._sender.core)
 
     # --- transactions ---
     @timeout_in_ms
@@ -300,12 +233,6 @@ class Producer(Closing):
         self._transactional()
         return ProducerTransaction(self)
 
-    def _transactional(self) -> Transactions:
-        self._check_open()
-        if self._transactions is None:
-            raise IllegalStateError("transactions need the option transactional.id; this producer has none")
-        return self._transactions
-
     # --- end ---
     @timeout_in_ms
     def close(self, *, timeout_ms: float | None = None) -> None:
@@ -314,7 +241,7 @@ class Producer(Closing):
             self._closed = True
             return
         self._closed = True
-        deadline = Deadline(self._longest_s() if timeout_ms is None else timeout_ms / 1000)
+        deadline = self._longest(timeout_ms)
         try:
             self._finish_work(deadline)
         finally:
@@ -322,11 +249,7 @@ class Producer(Closing):
 
     def _finish_work(self, deadline: Deadline) -> None:
         transactions = self._transactions
-        if transactions is not None and transactions.state in (
-            ProducerTxnState.IN_TRANSACTION,
-            ProducerTxnState.ABORTABLE,
-            ProducerTxnState.ABORTING,
-        ):
+        if transactions is not None and transactions.state in ABORTED_AT_CLOSE:
             try:
                 transactions.abort(deadline)
             except KafkaError as error:
@@ -345,13 +268,9 @@ class Producer(Closing):
         if self._thread is None:
             self._sender.close()
 
-    def __getstate__(self) -> object:
-        raise TypeError("a Producer cannot be pickled; send its `settings` and make one in each process")
-
     # --- checks ---
     def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this producer is closed; make a new one")
+        super()._check_open()
         self._check_process()
 
     def _check_process(self) -> None:
@@ -382,9 +301,7 @@ class Producer(Closing):
                 self._thread = thread
 
     def _count_partitions(self, topic: str, now_s: float) -> int:
-        count = len(self._cluster.partitions(topic, self._block_s(None)))
-        self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
-        return count
+        return self._remember_count(topic, len(self._cluster.partitions(topic, self._block_s(None))), now_s)
 
     def _checked_partition(self, topic: str, partition: int) -> int:
         """A partition that was not there when the topic was last looked at may be new."""
@@ -392,15 +309,7 @@ class Producer(Closing):
             self._cluster.metadata.forget(topic)
             if partition < self._count_partitions(topic, time.time()):
                 return partition
-        count = self._partition_counts[topic][0]
-        raise ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
-
-    def _block_s(self, timeout_ms: float | None) -> float:
-        return (self.settings.max_block_ms if timeout_ms is None else timeout_ms) / 1000
-
-    def _longest_s(self) -> float:
-        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
-        return self.settings.delivery_timeout_ms / 1000 + 5
+        raise unknown_partition(topic, partition, self._partition_counts[topic][0])
 
 
 class ProducerTransaction:
@@ -431,8 +340,7 @@ class ProducerTransaction:
     def _abort(self) -> None:
         """As far as possible: the error that led here is the one to see. A commit that may have happened is left as it
         is; its `CommitUncertainError` says how to settle it."""
-        state = self._producer._transactional().state
-        if state in (ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING):
+        if self._producer._transactional().state in ABORTED_AT_CLOSE:
             try:
                 self._producer.abort_transaction()
             except KafkaError as failure:

@@ -5,50 +5,25 @@ the blocking form."""
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from semel.client.errors import FencedError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.immediate import blocking
 from semel.client.log_calls import find_decision
 from semel.client.producer.batches import Identity
 from semel.client.producer.coordinator import CoordinatorCalls, CoordinatorClient, EndAnswer, EndUnknownError
-from semel.client.producer.core import ProducerCore
+from semel.client.producer.sending import BatchSender
 from semel.client.producer.transaction import TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 
 
-class BatchSender(Protocol):
-    """What the calls need of the sender of any driver."""
-
-    @property
-    def core(self) -> ProducerCore: ...
-
-    @property
-    def changed(self) -> StateCondition: ...
-
-    def wake(self) -> None: ...
-
-    async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits with the lock of `changed` held, which it gives back meanwhile; whether it is over."""
-
-
-class StateCondition(Protocol):
-    """Held while the state is looked at or changed; notified when it has changed."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: Any) -> object: ...
-
-    def notify_all(self) -> None: ...
-
-
 class TransactionCalls:
     """What users call, over the connections of any driver. The sender's lock guards the state; requests are sent
     without it. A call that is interrupted (Ctrl-C, a cancelled task) leaves a state from which the producer goes on."""
 
-    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorCalls, sender: BatchSender) -> None:
+    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorCalls, sender: BatchSender[Any]) -> None:
         self.transaction = transaction
         self.coordinator = coordinator
         self._sender = sender
@@ -231,7 +206,7 @@ class TransactionCalls:
 class Transactions:
     """The same calls for threads, which block."""
 
-    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorClient, sender: BatchSender) -> None:
+    def __init__(self, transaction: TransactionCore, coordinator: CoordinatorClient, sender: BatchSender[Any]) -> None:
         self.transaction = transaction
         self.coordinator = coordinator
         self.calls = TransactionCalls(transaction, cast("CoordinatorCalls", _Immediate(coordinator)), sender)

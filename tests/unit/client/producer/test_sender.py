@@ -10,6 +10,7 @@ import pytest
 
 from semel.client.cluster import Leader
 from semel.client.errors import ConnectionFailedError
+from semel.client.immediate import run
 from semel.client.metadata import PartitionMetadata
 from semel.client.producer.batches import encode_rows
 from semel.client.producer.core import MOVED
@@ -33,8 +34,9 @@ class MovedPartition:
 
     def __init__(self) -> None:
         self.known_leader = 1
+        self.calls = self
 
-    def partition(self, topic: str, index: int, *_: Any) -> PartitionMetadata:
+    async def partition(self, topic: str, index: int, *_: Any) -> PartitionMetadata:
         return PartitionMetadata(index, self.known_leader, 0, (1, 2), (1, 2), ErrorCode.NONE)
 
     def forget(self, target: Leader) -> None:
@@ -68,14 +70,14 @@ def answered(pending: Pending, code: ErrorCode) -> Pending:
 
 
 def leader_to_send_to(sender: Sender) -> int:
-    (node_id,) = sender._by_leader(list(sender.core.accumulator.queues.values()))
+    (node_id,) = run(sender._by_leader(list(sender.core.accumulator.queues.values())))
     return node_id
 
 
 @pytest.mark.parametrize("code", sorted(MOVED), ids=lambda code: code.name)
 def test_a_refused_batch_goes_to_the_new_leader(sender: Sender, code: ErrorCode) -> None:
     assert leader_to_send_to(sender) == 1
-    sender._settle([answered(sent(sender), code)])
+    sender._settle(answered(sent(sender), code))
     (queue,) = sender.core.accumulator.queues.values()
     assert len(queue.unacked) == 1, "it is retried"
     assert leader_to_send_to(sender) == 2
@@ -84,18 +86,18 @@ def test_a_refused_batch_goes_to_the_new_leader(sender: Sender, code: ErrorCode)
 def test_a_batch_whose_connection_failed_goes_to_the_new_leader(sender: Sender) -> None:
     pending = sent(sender)
     pending.error = ConnectionFailedError("cut", ErrorCode.NETWORK_EXCEPTION, maybe_sent=True)
-    sender._settle([pending])
+    sender._settle(pending)
     assert leader_to_send_to(sender) == 2
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.REQUEST_TIMED_OUT], ids=lambda c: c.name)
 def test_a_leader_that_says_something_else_stays_the_leader(sender: Sender, code: ErrorCode) -> None:
-    sender._settle([answered(sent(sender), code)])
+    sender._settle(answered(sent(sender), code))
     assert leader_to_send_to(sender) == 1
 
 
 def test_a_stored_batch_is_done_and_gives_its_memory_back(sender: Sender) -> None:
     pending = sent(sender)
     ((_, batch),) = pending.context
-    sender._settle([answered(pending, ErrorCode.NONE)])
+    sender._settle(answered(pending, ErrorCode.NONE))
     assert (batch.done, batch.error, batch.base_offset, sender.used_bytes) == (True, None, 0, 0)

@@ -1,0 +1,154 @@
+"""What the producers for threads and for asyncio have in common: their settings, how a record becomes a row, which
+partition it goes to, and their words."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from semel.client.errors import ClosedError, ConfigError, IllegalStateError, TimedOutError
+from semel.client.metrics import ProducerMetrics
+from semel.client.producer.accumulator import StickyPartitioner
+from semel.client.producer.batches import Row
+from semel.client.producer.core import ProducerCore
+from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
+from semel.client.producer.records import RecordPacker
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.producer.transactions import TransactionCalls, Transactions
+from semel.client.settings import ProducerSettings, check_callable
+from semel.client.timing import Deadline
+from semel.client.types import OffsetAndMetadata
+from semel.protocol.partitioning import partition_for_key
+
+if TYPE_CHECKING:
+    from semel.client.producer.tables import TableEncoder
+
+ABORTED_AT_CLOSE = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING})
+UNFINISHED_STATES = ABORTED_AT_CLOSE | {ProducerTxnState.COMMITTING}
+
+Calls = TypeVar("Calls", Transactions, TransactionCalls)
+
+
+class ProducerBase(Generic[Calls]):
+    """A producer without its driver."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any] | ProducerSettings | None,
+        key_serializer: Any,
+        value_serializer: Any,
+        keywords: dict[str, Any],
+    ) -> None:
+        check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
+        self.settings = _settings(options, keywords)
+        self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
+        self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)
+        self._partition_counts: dict[str, tuple[int, float]] = {}  # topic: partitions, good until
+        self._transactions: Calls | None = None
+        self._transaction_began_s = 0.0
+        self._closed = False
+
+    def __getstate__(self) -> object:
+        name = type(self).__name__
+        article = "an" if name[0] in "AEIOU" else "a"
+        raise TypeError(f"{article} {name} cannot be pickled; send its `settings` and make one in each process")
+
+    # --- records ---
+    def _write_identity(self) -> WriteIdentity:
+        """For a producer without transactions."""
+        return IdempotentIdentity() if self.settings.is_idempotent else WriteIdentity()
+
+    def _known_count(self, topic: str, now_s: float) -> int | None:
+        """How many partitions a topic has, if it was looked up a short while ago."""
+        counted = self._partition_counts.get(topic)
+        return counted[0] if counted is not None and now_s < counted[1] else None
+
+    def _remember_count(self, topic: str, count: int, now_s: float) -> int:
+        self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
+        return count
+
+    def _partition_of(self, topic: str, row: Row, size_bytes: int, count: int) -> int:
+        """The key's partition, as the Java client hashes it; without a key one that is kept until a batch is full."""
+        return self._sticky.partition(topic, count, size_bytes) if row[0] is None else partition_for_key(row[0], count)
+
+    def _table_encoder(self, topic: str, table: Any, count: int) -> TableEncoder:
+        from semel.client.producer.tables import TableEncoder
+
+        return TableEncoder(
+            table,
+            count,
+            lambda size_bytes: self._sticky.partition(topic, count, size_bytes),
+            self.settings,
+            self.settings.batch_size,
+            sealed=False,  # the stamp changes the header, and computes the CRC
+        )
+
+    # --- transactions ---
+    def _transactional(self) -> Calls:
+        self._check_open()
+        if self._transactions is None:
+            raise IllegalStateError("transactions need the option transactional.id; this producer has none")
+        return self._transactions
+
+    def _transaction_open_ms(self) -> float | None:
+        if self._transactions is None or self._transactions.state not in UNFINISHED_STATES:
+            return None
+        return (time.monotonic() - self._transaction_began_s) * 1000
+
+    def _metrics(self, core: ProducerCore) -> ProducerMetrics:
+        settings, counters = core.settings, core.counters
+        return ProducerMetrics(
+            client_id=settings.client_id,
+            transactional_id=settings.transactional_id,
+            record_send_total=counters.records,
+            record_error_total=counters.errors,
+            record_retry_total=counters.retries,
+            record_duplicate_total=counters.duplicates,
+            request_total=counters.requests,
+            outgoing_byte_total=counters.outgoing_bytes,
+            requests_in_flight=0 if self._closed else counters.in_flight,
+            buffer_used_bytes=core.accumulator.used_bytes,
+            buffer_total_bytes=settings.buffer_memory,
+            transaction_open_ms=self._transaction_open_ms(),
+        )
+
+    # --- time and errors ---
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this producer is closed; make a new one")
+
+    def _block_s(self, timeout_ms: float | None) -> float:
+        return (self.settings.max_block_ms if timeout_ms is None else timeout_ms) / 1000
+
+    def _longest(self, timeout_ms: float | None) -> Deadline:
+        """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
+        return Deadline(self.settings.delivery_timeout_ms / 1000 + 5 if timeout_ms is None else timeout_ms / 1000)
+
+
+def unknown_partition(topic: str, partition: int, count: int) -> ConfigError:
+    return ConfigError(f"{topic!r} has no partition {partition}; it has 0 to {count - 1}")
+
+
+def not_flushed(deadline: Deadline) -> TimedOutError:
+    return TimedOutError(
+        f"not everything was acknowledged within {deadline.total_s:.3g} s; it is still on its way: "
+        "call flush() again, or see delivery.timeout.ms"
+    )
+
+
+def offsets_with_metadata(
+    offsets: Mapping[tuple[str, int], OffsetAndMetadata | int],
+) -> dict[tuple[str, int], OffsetAndMetadata]:
+    return {
+        place: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        for place, offset in offsets.items()
+    }
+
+
+def _settings(options: Mapping[str, Any] | ProducerSettings | None, keywords: dict[str, Any]) -> ProducerSettings:
+    """Options by Kafka's names, as the constructors of the producers take them."""
+    if isinstance(options, ProducerSettings):
+        return options.replace(**keywords) if keywords else options
+    return ProducerSettings.of(options, **keywords)
