@@ -274,7 +274,8 @@ async def _aiokafka(case: Case) -> float:
 
 def limit(case: Case) -> float:
     """The same encoded batch over and over, five requests in flight: no client can be faster than this node."""
-    from semel.client.cluster import Cluster, Leader
+    from semel.client.cluster import Cluster
+    from semel.client.cluster_calls import Leader
     from semel.client.settings import ClientSettings
     from semel.protocol.messages.records import PRODUCE, PartitionProduceData, ProduceRequest, TopicProduceData
     from semel.protocol.rows import Record, encode_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.client.admin import Admin
-from semel.client.cluster import group_coordinator
+from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.metadata import BrokerAddress
@@ -70,11 +70,11 @@ def test_commit_finds_a_coordinator_that_moved(cluster: Cluster, place: TopicPar
     """What the consumer knows of its coordinator leads to nobody: an assign() consumer looks for it again."""
     group = cluster.unique("g")
     with consumer_of(cluster.bootstrap, group, place, auto_offset_reset="earliest") as consumer:
-        coordinators = consumer._engine.cluster._coordinators
+        coordinators = consumer._engine.cluster.calls.coordinators
         coordinators[group_coordinator(group)] = NOWHERE
         consumer.commit({place: 5})
         coordinators[group_coordinator(group)] = NOWHERE
-        for connection in list(consumer._engine.cluster._connections.values()):
+        for connection in list(consumer._engine.cluster.calls.connections.values()):
             connection.close()
         consumer.commit({place: 7})
         coordinators[group_coordinator(group)] = NOWHERE
@@ -83,7 +83,7 @@ def test_commit_finds_a_coordinator_that_moved(cluster: Cluster, place: TopicPar
         consumer.seek_to_committed()
         assert consumer.position(place) == 7
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
-        admin._cluster._coordinators[group_coordinator(group)] = NOWHERE
+        admin._cluster.calls.coordinators[group_coordinator(group)] = NOWHERE
         assert admin.group_offsets(group)[place].offset == 7
 
 

@@ -20,26 +20,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from semel.client.closing import Closing
-from semel.client.cluster_calls import GROUP as GROUP
-from semel.client.cluster_calls import TRANSACTION as TRANSACTION
-from semel.client.cluster_calls import AnyNode as AnyNode
-from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff
-from semel.client.cluster_calls import Controller as Controller
-from semel.client.cluster_calls import CoordinatorTarget as CoordinatorTarget
-from semel.client.cluster_calls import Leader as Leader
-from semel.client.cluster_calls import NodeTarget as NodeTarget
-from semel.client.cluster_calls import Request as Request
-from semel.client.cluster_calls import Response as Response
-from semel.client.cluster_calls import Result as Result
-from semel.client.cluster_calls import Target as Target
-from semel.client.cluster_calls import describe as describe
-from semel.client.cluster_calls import group_coordinator as group_coordinator
-from semel.client.cluster_calls import top_error as top_error
-from semel.client.cluster_calls import transaction_coordinator as transaction_coordinator
+from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
 from semel.client.connection import BrokerConnection
 from semel.client.errors import ClosedError, ConnectionFailedError
 from semel.client.immediate import blocking, run
-from semel.client.metadata import BrokerAddress, Metadata
+from semel.client.metadata import Metadata
 from semel.client.settings import ClientSettings
 from semel.client.timing import Backoff, Clock, Deadline
 from semel.protocol.api import Api
@@ -126,18 +111,6 @@ class Cluster(Closing):
     @property
     def was_reached(self) -> bool:
         return self.calls.was_reached
-
-    @property
-    def _lock(self) -> threading.RLock:
-        return self.calls.lock
-
-    @property
-    def _coordinators(self) -> dict[CoordinatorTarget, BrokerAddress]:
-        return self.calls.coordinators
-
-    @property
-    def _connections(self) -> dict[tuple[str, str, int], BrokerConnection]:
-        return self.calls.connections
 
 
 class BlockingCalls(ClusterCalls[BrokerConnection]):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from semel.client import log_calls
-from semel.client.cluster import Cluster, Leader
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import Leader
 from semel.client.errors import FatalError, TimedOutError, error_of
 from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place

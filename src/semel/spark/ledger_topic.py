@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from semel.client.cluster import AnyNode, Cluster, Controller
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import AnyNode, Controller
 from semel.client.errors import KafkaError, error_of
 from semel.client.group.offsets import fetch_committed, retried
 from semel.client.metadata import TopicMetadata

@@ -16,7 +16,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from semel.client.cluster import Cluster, Leader
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import Leader
 from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError, error_of, is_network
 from semel.client.timing import Backoff, Deadline

@@ -143,6 +143,6 @@ def test_an_admin_opens_connections_of_its_own_in_the_child(shared_semel_broker:
         assert topic in admin.list_topics()
         assert in_a_child(lambda: topic in admin.list_topics()) == "True"
         assert in_a_child(admin.close) == "None"
-        with admin._cluster._lock:  # as another thread may have it at the fork
+        with admin._cluster.calls.lock:  # as another thread may have it at the fork
             assert in_a_child(admin.close) == "None"
         assert topic in admin.list_topics(), "the parent's connection still works"

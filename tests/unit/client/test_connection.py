@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from semel.client.cluster import AnyNode, Cluster, NodeTarget
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import AnyNode, NodeTarget
 from semel.client.errors import (
     ClosedError,
     ConnectionFailedError,

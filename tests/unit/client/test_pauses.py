@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import AnyNode, Cluster, Reconnects
+from semel.client.cluster import Cluster, Reconnects
+from semel.client.cluster_calls import AnyNode
 from semel.client.connection import BrokerConnection, poll
 from semel.client.errors import ConnectionFailedError, RequestTimedOutError, TimedOutError
 from semel.client.producer import Producer

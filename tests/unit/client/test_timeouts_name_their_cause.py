@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from semel.client.cluster import AnyNode, Cluster
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import AnyNode
 from semel.client.errors import TimedOutError
 from semel.client.settings import ClientSettings
 from semel.protocol.messages.cluster import METADATA, MetadataRequest

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from semel.client.aside import Aside, TaskOutcome, Waker
-from semel.client.cluster import Cluster, group_coordinator
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import group_coordinator
 from semel.client.connection import BrokerConnection
 from semel.client.consumer.commits import WHAT, Callback, CommitsCore, Offsets, PendingCommit
 from semel.client.consumer.fetch_driver import wait_ready

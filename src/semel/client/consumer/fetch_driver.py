@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from semel.client.aside import Aside, TaskOutcome
-from semel.client.cluster import Cluster, Leader, NodeTarget
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.connection import BrokerConnection
 from semel.client.consumer.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, FetchPlan
 from semel.client.consumer.fetching import CommittedLookUp, FetchingCore, LeadersLookUp, OffsetsLookUp

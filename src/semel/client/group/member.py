@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from semel.client.aside import Aside, TaskOutcome, in_thread
-from semel.client.cluster import Cluster, group_coordinator
+from semel.client.cluster import Cluster
+from semel.client.cluster_calls import group_coordinator
 from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError
 from semel.client.group.core import NEVER_S, Departure, MemberCore, MembershipChange, Sharing, subscribed_topics

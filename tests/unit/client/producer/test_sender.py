@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.cluster import Leader
+from semel.client.cluster_calls import Leader
 from semel.client.errors import ConnectionFailedError
 from semel.client.immediate import run
 from semel.client.metadata import PartitionMetadata
