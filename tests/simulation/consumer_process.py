@@ -220,16 +220,17 @@ class ConsumerProcess:
                 self._call(lane, HEARTBEAT, request, lambda response: self._beaten(request, response))
         elif now_s >= until_s:
             self._unsent = None
-            self.member.not_beaten(now_s)
+            if not isinstance(request, Departure):
+                self.member.not_beaten(request, now_s)
             self._forget_if_in_doubt()
 
     def _beaten(self, request: HeartbeatRequest, response: HeartbeatResponse | KafkaError) -> None:
         if not isinstance(response, KafkaError):
-            self.member.beaten(request, ErrorCode.of(response.error_code), self.world.now_s)
+            self.member.beaten(request, response, self.world.now_s)
         elif response.code is ErrorCode.NOT_COORDINATOR:
-            self.member.beaten(request, response.code, self.world.now_s)
+            self.member.beaten(request, HeartbeatResponse(error_code=response.code), self.world.now_s)
         else:
-            self.member.not_beaten(self.world.now_s)
+            self.member.not_beaten(request, self.world.now_s)
         self._forget_if_in_doubt()
 
     # --- a turn of the program ---

@@ -31,7 +31,6 @@ from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ConfigError, IllegalStateError, KafkaError, TimedOutError
 from semel.client.group.offset_requests import EARLIEST, LATEST
 from semel.client.group.offsets import fetch_committed, list_offsets_retried, retried
-from semel.client.group.states import MembershipState
 from semel.client.metrics import ConsumerMetrics
 from semel.client.settings import ConsumerSettings, check_callable
 from semel.client.timestamps import timestamp_ms
@@ -594,7 +593,7 @@ class Consumer:
             return
         if time.monotonic() >= self._next_auto_commit_s and not len(self._engine.commits):
             self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
-            if self._engine.member is None or self._engine.member.state is MembershipState.STABLE:
+            if self._engine.member is None or self._engine.member.may_commit:
                 self.commit_async()
 
     def _commit_before_revoke(self) -> PendingCommit | None:

@@ -18,8 +18,7 @@ from semel.client.consumer.commits import CommitsCore, PendingCommit
 from semel.client.consumer.fetching import FetchingCore, RetryBudget
 from semel.client.consumer.rebalance import RebalanceListener, Rebalancer
 from semel.client.errors import error_of
-from semel.client.group.core import Membership
-from semel.client.group.states import MembershipState
+from semel.client.group.membership import Membership
 from semel.client.metadata import Metadata, TopicMetadata
 from semel.client.pauses import Pauses
 from semel.client.settings import ConsumerSettings
@@ -95,7 +94,7 @@ class ConsumerCore:
         rebalancer.apply_change(change.lost, change.assignment)
         if change.error is not None:
             raise change.error
-        if member.state is MembershipState.FENCED:
+        if member.is_fenced:
             raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
         return rebalancer.adopt()
 
@@ -108,8 +107,7 @@ class ConsumerCore:
     def _wants_to_join(self) -> bool:
         """A member whose last topic is gone joins once more, to give its partitions back."""
         assert self.member is not None
-        is_out = self.member.state is MembershipState.UNJOINED
-        return is_out and bool(self.subscription.topics or len(self.assigned))
+        return self.member.wants_to_join and bool(self.subscription.topics or len(self.assigned))
 
     def group_due_s(self, looking_up: bool, connecting: bool, now_s: float) -> float:
         """When the group has something to do without an event, given what the driver waits for already."""
@@ -127,7 +125,7 @@ class ConsumerCore:
         member, rebalancer = self.member, self._rebalancer
         self.subscription = TopicSubscription()
         try:
-            if member is not None and rebalancer is not None and member.state is not MembershipState.FENCED:
+            if member is not None and rebalancer is not None and not member.is_fenced:
                 rebalancer.give_back()  # a commit of the listener still carries the member's identity
         finally:
             self.member = self._rebalancer = None
@@ -139,6 +137,7 @@ class ConsumerCore:
         """When to look up the topics of the subscription."""
         subscription = self.subscription
         missing = any(name not in self._metadata.topics for name in subscription.topics)
+        missing = missing or (self.member is not None and self.member.has_unknown_topics)
         quick = missing or (subscription.pattern is not None and not subscription.topics)
         age_s = MISSING_TOPIC_REFRESH_S if quick else self._settings.metadata_max_age_ms / 1000
         return subscription.refreshed_at_s + age_s if subscription.refreshed_at_s else 0.0
@@ -150,11 +149,10 @@ class ConsumerCore:
             return
         if subscription.match(name for name, topic in topics.items() if not topic.is_internal):
             member.rejoin("the topics that match the pattern changed")
-        elif member.is_leader and member.state is MembershipState.STABLE:
-            known = member.shared_counts
-            counts = {name: len(topics[name].partitions) if name in topics else 0 for name in subscription.topics}
-            if any(count != known.get(name, 0) for name, count in counts.items()):
-                member.rejoin("the number of partitions changed")
+            return
+        counts = {name: len(topics[name].partitions) if name in topics else 0 for name in subscription.topics}
+        if member.needs_other_counts(counts):
+            member.rejoin("the number of partitions changed")
 
     # --- reading ---
 
@@ -165,4 +163,4 @@ class ConsumerCore:
             return True
         if self._rebalancer.is_revoking:
             return False
-        return self.member.state is not MembershipState.UNJOINED or self.member.is_cooperative
+        return not self.member.wants_to_join or self.member.is_cooperative

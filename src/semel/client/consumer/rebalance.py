@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
 from semel.client.consumer.commits import PendingCommit
-from semel.client.group.core import Membership
+from semel.client.group.membership import Membership
 from semel.client.types import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ class Rebalancer:
             self._revoke(revoked, target)
         finally:
             log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
-            if self._member.is_cooperative and revoked:
-                self._member.rejoin("gave partitions back that others are to have")
+            self._member.adopted(target, bool(revoked))
             self._listener.on_partitions_assigned(sorted(added if self._member.is_cooperative else target))
         return True
 

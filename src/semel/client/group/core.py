@@ -6,10 +6,10 @@ Events and the time are arguments of its methods; requests and the time of the n
 
     core.polled(now_s)                          # the program is alive
     if core.is_due_to_join(now_s): core.join(topics, owned)    # JoinGroup; then `joined`, or `unanswered`
-    core.joined(response, now_s)                # SyncGroup, or a `Sharing` first (leader); then `synced`
+    core.responded(response, now_s)             # SyncGroup, or a `Sharing` first (leader); then `responded` again
     core.sync(sharing, counts, shares)          # the leader's SyncGroup
     core.beat(now_s)                            # a heartbeat, or the departure of a member that does not poll
-    core.beaten(identity, code, now_s)          # what the coordinator says to a heartbeat
+    core.beaten(request, response, now_s)       # what the coordinator says to a heartbeat
     core.reported(code, identity, now_s)        # what it says to a commit
     core.take_change()                          # for the consumer: an assignment, lost partitions, an error
     core.take_doubt()                           # whether the coordinator must be looked up again
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from semel.client.errors import KafkaError, error_of
+from semel.client.errors import KafkaError, UnsupportedByBrokerError, error_of
 from semel.client.group.assignors import (
     ASSIGNORS,
     NO_GENERATION,
@@ -32,13 +32,18 @@ from semel.client.group.assignors import (
     encode_assignment,
     encode_subscription,
 )
+from semel.client.group.membership import NEVER_S, MemberBase, MembershipChange
 from semel.client.group.states import MembershipEffect, MembershipEvent, MembershipState, event_of, step
-from semel.client.pauses import Pauses
 from semel.client.settings import ConsumerSettings
-from semel.client.types import GroupMetadata, RebalanceError, TopicPartition
+from semel.client.types import GroupMetadata, TopicPartition
+from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
     HeartbeatRequest,
+    HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
@@ -51,7 +56,6 @@ from semel.protocol.messages.groups import (
 
 log = logging.getLogger(__name__)
 
-NEVER_S = float("inf")
 PROTOCOL_TYPE = "consumer"
 FIRST_LEAVE_WITH_REASON = 3
 # What the response to a commit can tell about the membership.
@@ -66,42 +70,16 @@ _IN_A_REBALANCE = (MembershipState.JOINING, MembershipState.SYNCING)
 _KEPT_BY_HEARTBEATS = (MembershipState.STABLE, MembershipState.UNJOINED)
 
 
-class MembershipChange(NamedTuple):
-    """What changed in the membership since the last call of `take_change`."""
-
-    lost: bool = False  # the partitions are gone, without a chance to commit
-    assignment: list[TopicPartition] | None = None
-    error: KafkaError | None = None
-
-
-class Membership(Protocol):
-    """A member as its consumer sees it: the core, or a driver that guards it with a lock."""
-
-    @property
-    def group_id(self) -> str: ...
-    @property
-    def state(self) -> MembershipState: ...
-    @property
-    def is_cooperative(self) -> bool: ...
-    @property
-    def is_rebalancing(self) -> bool: ...
-    @property
-    def is_leader(self) -> bool: ...
-    @property
-    def shared_counts(self) -> Mapping[str, int]: ...
-    @property
-    def retry_at_s(self) -> float: ...
-    def identity(self) -> GroupMetadata: ...
-    def take_change(self) -> MembershipChange: ...
-    def rejoin(self, reason: str) -> None: ...
-
-
 class Departure(NamedTuple):
     """A member that leaves, so that others need not wait for its session to end."""
 
     group_id: str
     member_id: str
     reason: str
+
+    @property
+    def api(self) -> Api[Any, Any]:
+        return LEAVE_GROUP
 
     def request(self, version: int) -> LeaveGroupRequest:
         if version >= FIRST_LEAVE_WITH_REASON:
@@ -129,31 +107,26 @@ def subscribed_topics(members: Iterable[SubscribedMember]) -> frozenset[str]:
     return frozenset[str]().union(*(member.topics for member in members))
 
 
-class MemberCore:
+class MemberCore(MemberBase):
     """One member. `random` returns numbers from 0 to 1, for the length of pauses."""
 
+    join_api, beat_api = JOIN_GROUP, HEARTBEAT
+    has_unknown_topics = False  # an assignment names topics
+
     def __init__(self, settings: ConsumerSettings, random: Callable[[], float], now_s: float) -> None:
-        if settings.group_id is None:
-            raise ValueError("a group member needs a group.id")
-        self.group_id = settings.group_id
+        super().__init__(settings, random, now_s)
         self.state = MembershipState.UNJOINED
         self.member_id = ""
         self.generation = NO_GENERATION
         self.is_leader = False
-        self.retry_at_s = 0.0
         self.shared_counts: Mapping[str, int] = {}  # the leader's: partitions of each topic when it shared them out
-        self._settings = settings
+        self.beat_limit_s = min(settings.session_timeout_ms, settings.request_timeout_ms) / 1000
         self._assignors = [ASSIGNORS[name] for name in settings.partition_assignment_strategy]
-        self._change = MembershipChange()
-        self._pauses = Pauses(settings.retry_backoff_ms, settings.retry_backoff_max_ms, random)
-        self._last_poll_s = now_s
         self._next_beat_s = NEVER_S
         self._is_beating = False  # a heartbeat has no response yet
-        self._identity: GroupMetadata | None = None
         self._protocol_name: str | None = None  # which the coordinator chose for this generation
         self._sharing: Sharing | None = None
         self._joins_again = False
-        self._is_in_doubt = False  # where the coordinator is
 
     # --- for the consumer ---
 
@@ -166,28 +139,41 @@ class MemberCore:
     def is_rebalancing(self) -> bool:
         return self.state in _IN_A_REBALANCE
 
-    def identity(self) -> GroupMetadata:
-        """The identity that commits: the member in its last generation. It stays the same when the generation is
-        lost, so that the coordinator refuses it: one without member and generation would let a zombie commit."""
-        if self._identity is None:
-            raise RebalanceError(
-                f"this consumer is not in a generation of group {self.group_id!r} yet; call poll() until it has "
-                "partitions"
-            )
-        return self._identity
+    @property
+    def wants_to_join(self) -> bool:
+        return self.state is MembershipState.UNJOINED
 
-    def polled(self, now_s: float) -> None:
-        """The program is alive; called at every poll."""
-        self._last_poll_s = now_s
+    @property
+    def may_commit(self) -> bool:
+        return self.state is MembershipState.STABLE
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.state is MembershipState.FENCED
+
+    def reader(self) -> GroupMetadata | None:
+        """The identity that fetches committed offsets; None: the coordinator does not ask for it."""
+        return None
+
+    def renewed(self, identity: GroupMetadata) -> GroupMetadata | None:
+        """The identity for another attempt of a commit that was refused as stale; None: a generation does not go on."""
+        return None
+
+    def needs_other_counts(self, counts: Mapping[str, int]) -> bool:
+        """Whether this member shared partitions out, and topics have other numbers of them now."""
+        if not self.is_leader or self.state is not MembershipState.STABLE:
+            return False
+        return any(count != self.shared_counts.get(name, 0) for name, count in counts.items())
+
+    def adopted(self, partitions: Iterable[TopicPartition], gave_back: bool) -> None:
+        """The consumer has taken an assignment on. What a cooperative member gave back is shared out in another
+        round."""
+        if self.is_cooperative and gave_back:
+            self.rejoin("gave partitions back that others are to have")
 
     def take_change(self) -> MembershipChange:
         change, self._change = self._change, MembershipChange()
         return change
-
-    def take_doubt(self) -> bool:
-        """Whether the coordinator must be looked up again before the next request to it."""
-        in_doubt, self._is_in_doubt = self._is_in_doubt, False
-        return in_doubt
 
     def rejoin(self, reason: str) -> None:
         """Starts a new generation: topics or partitions changed, or partitions were given back."""
@@ -198,6 +184,9 @@ class MemberCore:
             self._apply(MembershipEvent.REBALANCE, 0.0)
 
     # --- a new generation ---
+
+    def unsupported(self, address: str) -> KafkaError:
+        return UnsupportedByBrokerError(f"{address} does not serve consumer groups", ErrorCode.UNSUPPORTED_VERSION)
 
     def is_due_to_join(self, now_s: float) -> bool:
         return self.state is MembershipState.UNJOINED and now_s >= self.retry_at_s
@@ -221,15 +210,19 @@ class MemberCore:
         self._apply(MembershipEvent.JOIN_SENT, 0.0)
         return request
 
-    def unreachable(self, now_s: float) -> None:
-        """There is no connection to the coordinator to join with."""
-        self._is_in_doubt = True
-        self.retry_at_s = now_s + self._pauses.next_s()
-
     def unanswered(self, now_s: float) -> None:
         """JoinGroup or SyncGroup got no response, or one that makes no sense, or could not be sent."""
         if self.is_rebalancing:
             self._apply(MembershipEvent.COORDINATOR_LOST, now_s)
+
+    def responded(
+        self, response: JoinGroupResponse | SyncGroupResponse, now_s: float
+    ) -> SyncGroupRequest | Sharing | None:
+        """The response to what `join`, or this, returned; what follows."""
+        if isinstance(response, JoinGroupResponse):
+            return self.joined(response, now_s)
+        self.synced(response, now_s)
+        return None
 
     def joined(self, response: JoinGroupResponse, now_s: float) -> SyncGroupRequest | Sharing | None:
         """SyncGroup, to be sent now; a leader has to share partitions out first. None: another join will follow."""
@@ -299,15 +292,11 @@ class MemberCore:
         """When `beat` has something to do."""
         if not self._has_a_session:
             return NEVER_S
-        return min(NEVER_S if self._is_beating else self._next_beat_s, self._last_poll_s + self._poll_interval_s)
+        return min(NEVER_S if self._is_beating else self._next_beat_s, self._poll_limit_s)
 
     @property
     def _has_a_session(self) -> bool:
         return self.generation != NO_GENERATION and self.state in _KEPT_BY_HEARTBEATS
-
-    @property
-    def _poll_interval_s(self) -> float:
-        return self._settings.max_poll_interval_ms / 1000
 
     def beat(self, now_s: float) -> HeartbeatRequest | Departure | None:
         """A heartbeat if it is due (then `beaten`, or `not_beaten`). A member whose program does not poll leaves, so
@@ -315,12 +304,7 @@ class MemberCore:
         if not self._has_a_session:
             return None
         if self._is_too_slow(now_s):
-            log.warning(
-                "group %s: poll() was not called for max.poll.interval.ms=%s; leaving the group so that others can "
-                "go on. Lower max.poll.records, or raise the setting",
-                self.group_id,
-                self._settings.max_poll_interval_ms,
-            )
+            self._warn_too_slow()
             departure = self._departure("max.poll.interval.ms passed without a poll")
             self._apply(MembershipEvent.EXPELLED, now_s)
             return departure
@@ -330,16 +314,14 @@ class MemberCore:
         identity = self.identity()
         return HeartbeatRequest(self.group_id, identity.generation_id, identity.member_id, identity.group_instance_id)
 
-    def _is_too_slow(self, now_s: float) -> bool:
-        return now_s - self._last_poll_s >= self._poll_interval_s
-
-    def beaten(self, request: HeartbeatRequest, code: ErrorCode, now_s: float) -> None:
+    def beaten(self, request: HeartbeatRequest, response: HeartbeatResponse, now_s: float) -> None:
         """What the coordinator said to a heartbeat; nothing counts that it said to an older generation."""
+        code = ErrorCode.of(response.error_code)
         self._plan_beat(now_s)
         if code is not ErrorCode.NONE and self._is_current(request.generation_id, request.member_id):
             self._apply(event_of(code), now_s, code, "heartbeat to")
 
-    def not_beaten(self, now_s: float) -> None:
+    def not_beaten(self, request: HeartbeatRequest, now_s: float) -> None:
         """No response. The next heartbeat tries again; the coordinator returns an error if the session has ended."""
         self._is_in_doubt = True
         self._plan_beat(now_s)

@@ -15,29 +15,22 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from semel.client.aside import Aside, TaskOutcome, in_thread
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import group_coordinator
 from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError
-from semel.client.group.core import NEVER_S, Departure, MemberCore, MembershipChange, Sharing, subscribed_topics
-from semel.client.group.states import MembershipState
+from semel.client.group.core import MemberCore, Sharing, subscribed_topics
+from semel.client.group.membership import NEVER_S, GroupCore, Leaving, MembershipChange
 from semel.client.metadata import TopicMetadata
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.client.wire import Pending
 from semel.protocol.errors import DecodeError, ErrorCode
-from semel.protocol.messages.groups import (
-    HEARTBEAT,
-    JOIN_GROUP,
-    LEAVE_GROUP,
-    SYNC_GROUP,
-    HeartbeatRequest,
-    SyncGroupRequest,
-    SyncGroupRequestAssignment,
-)
+from semel.protocol.messages.groups import SYNC_GROUP, SyncGroupRequest, SyncGroupRequestAssignment
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +46,7 @@ class GroupMember:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core = MemberCore(settings, random.random, clock())
+        self._core: GroupCore = MemberCore(settings, random.random, clock())
         self._lock = threading.RLock()  # guards the core, the connection and the request on it
         self._cluster = cluster
         self._settings = settings
@@ -65,7 +58,7 @@ class GroupMember:
         self._heartbeat: HeartbeatThread | None = None
 
     @contextmanager
-    def _locked(self) -> Iterator[MemberCore]:
+    def _locked(self) -> Iterator[GroupCore]:
         """The core; afterwards the coordinator is forgotten if the core doubts it."""
         with self._lock:
             try:
@@ -80,10 +73,6 @@ class GroupMember:
         return self._core.group_id
 
     @property
-    def state(self) -> MembershipState:
-        return self._core.state
-
-    @property
     def is_cooperative(self) -> bool:
         return self._core.is_cooperative
 
@@ -92,12 +81,26 @@ class GroupMember:
         return self._core.is_rebalancing
 
     @property
-    def is_leader(self) -> bool:
-        return self._core.is_leader
+    def wants_to_join(self) -> bool:
+        return self._core.wants_to_join
 
     @property
-    def shared_counts(self) -> Mapping[str, int]:
-        return self._core.shared_counts
+    def may_commit(self) -> bool:
+        return self._core.may_commit
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._core.is_fenced
+
+    @property
+    def has_unknown_topics(self) -> bool:
+        with self._lock:
+            return self._core.has_unknown_topics
+
+    @property
+    def awaits_response(self) -> bool:
+        """Whether `service` has a response to take, or will have."""
+        return self._pending is not None or self._core.is_rebalancing
 
     @property
     def retry_at_s(self) -> float:
@@ -107,6 +110,14 @@ class GroupMember:
         with self._locked() as core:
             return core.identity()
 
+    def reader(self) -> GroupMetadata | None:
+        with self._locked() as core:
+            return core.reader()
+
+    def renewed(self, identity: GroupMetadata) -> GroupMetadata | None:
+        with self._locked() as core:
+            return core.renewed(identity)
+
     def polled(self) -> None:
         with self._locked() as core:
             core.polled(self._clock())
@@ -114,6 +125,14 @@ class GroupMember:
     def take_change(self) -> MembershipChange:
         with self._locked() as core:
             return core.take_change()
+
+    def needs_other_counts(self, counts: Mapping[str, int]) -> bool:
+        with self._locked() as core:
+            return core.needs_other_counts(counts)
+
+    def adopted(self, partitions: Iterable[TopicPartition], gave_back: bool) -> None:
+        with self._locked() as core:
+            core.adopted(partitions, gave_back)
 
     def rejoin(self, reason: str) -> None:
         with self._locked() as core:
@@ -145,9 +164,11 @@ class GroupMember:
                     GROUP_LANE, lambda: self._cluster.connect(self._coordinator, limit, GROUP_LANE), self._connected
                 )
                 return
+            if not connection.capabilities.has(core.join_api):
+                raise core.unsupported(connection.address)
             # A response may take as long as a rebalance, or be lost. Which of them is not known, and sending it again
             # does no harm: the coordinator has the member, which goes on waiting on the new connection.
-            self._pending = connection.send(JOIN_GROUP, core.join(topics, owned))
+            self._pending = connection.send(core.join_api, core.join(topics, owned))
 
     def _connected(self, outcome: TaskOutcome[BrokerConnection]) -> None:
         with self._locked() as core:
@@ -159,7 +180,7 @@ class GroupMember:
 
     # -- responses -----------------------------------------------------------------------------------------------------
     def service(self) -> None:
-        """Takes the response to JoinGroup or SyncGroup if it has come."""
+        """Takes the response to what `join`, or the response before, led to, if it has come."""
         with self._locked() as core:
             pending = self._pending
             if pending is None:
@@ -176,11 +197,8 @@ class GroupMember:
                 log.info("group %s: %s failed: %s", self.group_id, pending.api.name, error)
                 core.unanswered(self._clock())
             else:
-                if pending.api is JOIN_GROUP:
-                    self._follow(core.joined(response, self._clock()))
-                else:
-                    core.synced(response, self._clock())
-                    self._start_heartbeats()
+                self._follow(core.responded(response, self._clock()))
+                self._start_heartbeats()
             self._wake()
 
     def _follow(self, next_step: SyncGroupRequest | Sharing | None) -> None:
@@ -211,6 +229,7 @@ class GroupMember:
                 level, "group %s: cannot share partitions out now: %s", self.group_id, error, exc_info=not is_expected
             )
         with self._locked() as core:
+            assert isinstance(core, MemberCore)
             if shares is None:
                 core.not_shared(sharing, self._clock())
             else:
@@ -240,29 +259,27 @@ class GroupMember:
         """One heartbeat if it is due; its wait holds no lock."""
         with self._locked() as core:
             request = core.beat(self._clock())
-        if isinstance(request, Departure):
+        if isinstance(request, Leaving):
             self._send_leave(request, HEARTBEAT_LANE, Deadline(LEAVE_TIMEOUT_S))
         elif request is not None:
             self._send_heartbeat(request)
 
-    def _send_heartbeat(self, request: HeartbeatRequest) -> None:
-        limit_s = min(self._settings.session_timeout_ms, self._settings.request_timeout_ms) / 1000
-        code: ErrorCode | None = None
+    def _send_heartbeat(self, request: Any) -> None:
+        api, limit_s = self._core.beat_api, self._core.beat_limit_s
+        response: Any = None
         try:
             response = self._cluster.call(
-                self._coordinator, HEARTBEAT, request, timeout_s=limit_s, errors=None, lane=HEARTBEAT_LANE
+                self._coordinator, api, request, timeout_s=limit_s, errors=None, lane=HEARTBEAT_LANE
             )
-            code = ErrorCode.of(response.error_code)
         except KafkaError as error:
             log.warning("group %s: no heartbeat: %s", self.group_id, error)
         finally:
             with self._locked() as core:
-                if code is None:
-                    core.not_beaten(self._clock())
+                if response is None:
+                    core.not_beaten(request, self._clock())
                 else:
-                    core.beaten(request, code, self._clock())
-        if code is not ErrorCode.NONE:
-            self._wake()
+                    core.beaten(request, response, self._clock())
+        self._wake()
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def leave(self, reason: str, deadline: Deadline) -> None:
@@ -277,13 +294,13 @@ class GroupMember:
         if departure is not None:
             self._send_leave(departure, LEAVE_LANE, limit)
 
-    def _send_leave(self, departure: Departure, lane: str, deadline: Deadline) -> None:
+    def _send_leave(self, departure: Leaving, lane: str, deadline: Deadline) -> None:
         try:
             connection = self._cluster.connect(self._coordinator, deadline, lane)
-            version = connection.capabilities.version_of(LEAVE_GROUP)
-            connection.call(LEAVE_GROUP, departure.request(version), max(0.001, deadline.remaining_s()), version)
+            version = connection.capabilities.version_of(departure.api)
+            connection.call(departure.api, departure.request(version), max(0.001, deadline.remaining_s()), version)
         except KafkaError as error:
-            log.info("group %s: LeaveGroup failed (the session will end by itself): %s", self.group_id, error)
+            log.info("group %s: leaving failed (the session will end by itself): %s", self.group_id, error)
 
 
 SERVICE_EVERY_S = 0.05  # while a rebalance is under way and the program is not in poll()
@@ -316,9 +333,9 @@ class HeartbeatThread:
             member = self._member()
             if member is None or self._stopped.is_set():
                 return
-            rebalancing = member.is_rebalancing
-            self._attempt(member.service if rebalancing else member.beat)
-            wait_s = SERVICE_EVERY_S if rebalancing else min(member.next_event_s() - self._clock(), LOOK_EVERY_S)
+            is_serving = member.awaits_response
+            self._attempt(member.service if is_serving else member.beat)
+            wait_s = SERVICE_EVERY_S if is_serving else min(member.next_event_s() - self._clock(), LOOK_EVERY_S)
             del member
             if self._stopped.wait(max(wait_s, 0.001)):
                 return

@@ -25,8 +25,8 @@ class Member:
         self.is_cooperative = is_cooperative
         self.rejoined = 0
 
-    def rejoin(self, reason: str) -> None:
-        self.rejoined += 1
+    def adopted(self, partitions: object, gave_back: bool) -> None:
+        self.rejoined += self.is_cooperative and gave_back
 
 
 class Raising(RebalanceListener):

@@ -15,7 +15,7 @@ class Member:
     """Notes what the thread does."""
 
     group_id = "g"
-    is_rebalancing = False
+    awaits_response = False
 
     def __init__(self, fail_first: bool = False) -> None:
         self.beats = 0
@@ -66,7 +66,7 @@ def test_a_surprise_does_not_end_the_heartbeats() -> None:
 
 def test_it_takes_answers_while_a_rebalance_is_under_way() -> None:
     member = Member()
-    member.is_rebalancing = True
+    member.awaits_response = True
     thread = started(member)
     assert member.served.wait(PATIENCE_S)
     assert member.beats == 0

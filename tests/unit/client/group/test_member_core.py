@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from semel.client.group.assignors import NO_GENERATION, RANGE, encode_assignment, encode_subscription
-from semel.client.group.core import NEVER_S, Departure, MemberCore, Sharing, subscribed_topics
+from semel.client.group.core import Departure, MemberCore, Sharing, subscribed_topics
+from semel.client.group.membership import NEVER_S
 from semel.client.group.states import MembershipState
 from semel.client.settings import ConsumerSettings
 from semel.client.types import RebalanceError, TopicPartition
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
     HeartbeatRequest,
+    HeartbeatResponse,
     JoinGroupResponse,
     JoinGroupResponseMember,
     SyncGroupRequest,
@@ -102,10 +104,9 @@ def test_heartbeats_follow_the_interval_and_one_is_on_its_way_at_a_time() -> Non
     assert core.beat(4.0) is None
     core.polled(4.0)
     assert core.next_event_s() == 64.0, "only the time since the last poll is left to watch"
-    core.beaten(request, ErrorCode.NONE, 4.0)
+    core.beaten(request, HeartbeatResponse(), 4.0)
     assert core.next_event_s() == 7.0
-    beat(core, 7.0)
-    core.not_beaten(8.0)
+    core.not_beaten(beat(core, 7.0), 8.0)
     assert core.next_event_s() == 11.0
 
 
@@ -148,7 +149,7 @@ def test_what_a_heartbeat_s_error_means(code: ErrorCode, state: MembershipState,
     core = member()
     join(core)
     core.take_change()
-    core.beaten(beat(core, 3.0), code, 3.0)
+    core.beaten(beat(core, 3.0), HeartbeatResponse(error_code=code), 3.0)
     assert core.state is state
     change = core.take_change()
     assert change.lost == lost
@@ -164,7 +165,7 @@ def test_heartbeat_s_error_from_an_earlier_generation_is_ignored() -> None:
     late = beat(core, 3.0)
     core.rejoin("the subscription changed")
     join(core, generation=2, now_s=4.0)
-    core.beaten(late, ErrorCode.ILLEGAL_GENERATION, 5.0)
+    core.beaten(late, HeartbeatResponse(error_code=ErrorCode.ILLEGAL_GENERATION), 5.0)
     assert core.state is MembershipState.STABLE
     assert not core.take_change().lost
 
