@@ -192,8 +192,14 @@ class Fetcher:
         self._chunks.append(Chunk(requested, data, records, end))
 
     def _truncate(self, state: PartitionState, data: PartitionData) -> None:
-        """The log was cut after an unclean election: go on where the histories part (KIP-320)."""
-        state.seek(min(data.diverging_epoch.end_offset, state.fetch_offset), data.diverging_epoch.epoch)
+        """The log was cut after an unclean election: go on where the histories part (KIP-320). What was fetched before
+        that place and not handed out yet is fetched again."""
+        end_offset, epoch = data.diverging_epoch.end_offset, data.diverging_epoch.epoch
+        position = state.fetch_offset if state.position is None else state.position
+        if position < end_offset:
+            state.seek(position)  # without an epoch: that of the batch before it is not known any more
+        else:
+            state.seek(end_offset, epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------------
     @property

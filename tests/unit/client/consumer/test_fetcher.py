@@ -175,6 +175,17 @@ def test_cut_log_sends_the_reader_back_to_where_the_histories_part() -> None:
     assert world.assigned.of(A0).position == 6
 
 
+def test_cut_log_does_not_skip_what_was_read_ahead() -> None:
+    world = World()
+    (plan,) = world.plan(busy=(2,))
+    world.answer(plan, {A0: batch(10, 5, leader_epoch=2) + batch(15, 5, leader_epoch=3)})
+    (plan,) = world.plan(busy=(2,))
+    world.answer(plan, {A0: b""}, diverging_epoch=EpochEndOffset(epoch=2, end_offset=15))
+    state = world.assigned.of(A0)
+    assert (state.position, state.fetch_offset) == (10, 10), "records 10 to 14 were fetched, not handed out, and stand"
+    assert not world.fetcher.has_chunks, "records 15 to 19 are gone"
+
+
 def test_answer_without_a_whole_batch_says_which_limit_to_raise() -> None:
     world = World()
     (plan,) = world.plan(busy=(2,))
