@@ -486,6 +486,9 @@ def test_wrong_order_and_wrong_arguments_are_refused_with_a_remedy(cluster: Clus
             consumer.seek((single, 0), -1)
         with pytest.raises(ConfigError, match="max_records"):
             consumer.poll(10, max_records=0)
+        for limit in ({"max_records": 0}, {"max_bytes": 0}, {"max_bytes": -1}):
+            with pytest.raises(ConfigError, match=next(iter(limit))):
+                consumer.poll_table(10, **limit)
     with pytest.raises(ClosedError):
         consumer.poll(10)
     with pytest.raises(ClosedError):

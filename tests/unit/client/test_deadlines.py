@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from semel.client.admin import Admin
+from semel.client.consumer import Consumer
+from semel.client.consumer.reader import ChunkReader
 from semel.client.errors import (
     AbortableError,
     BufferFullError,
@@ -299,3 +301,21 @@ def test_full_memory_ends_at_max_block_ms(frozen: SemelBroker) -> None:
         in_time(lambda: producer.close(timeout_ms=SHORT_S * 1000))
     finally:
         frozen.resume()
+
+
+# --- a consumer ---
+
+
+def test_a_poll_ends_although_more_and_more_aborted_records_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_visible(self: ChunkReader, *_: object) -> list[Any]:
+        return []
+
+    with SemelBroker() as broker:
+        topic = create_topic(broker.bootstrap, "all-aborted")
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            producer.send(topic, b"1")
+        with Consumer(bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, 0)])
+            monkeypatch.setattr(ChunkReader, "take", nothing_visible)
+            assert in_time(lambda: consumer.poll(SHORT_S * 1000)) == []
+            assert consumer._reader.has_records, "there was something at hand all the time"

@@ -226,8 +226,7 @@ class Consumer:
         from semel.client.consumer.decode import ROWS
 
         limit = self.settings.max_poll_records if max_records is None else max_records
-        if limit < 1:
-            raise ConfigError(f"max_records is {limit}; it must be at least 1")
+        _check_limits(max_records=limit)
         found: list[ConsumerRecord] = []
         with contextlib.suppress(_Woken), self._nothing_lost():
             for run in self._runs(self._poll(timeout_ms, ROWS, max_records=limit)):
@@ -281,6 +280,7 @@ class Consumer:
         """
         from semel.client.consumer.decode import Form, joined
 
+        _check_limits(max_records=max_records, max_bytes=max_bytes)
         form = Form(headers, views)
         with contextlib.suppress(_Woken), self._nothing_lost():
             return joined(self._poll(timeout_ms, form, max_records, max_bytes), form)
@@ -350,6 +350,8 @@ class Consumer:
             if parts:
                 self._fetch_ahead()
                 return parts
+            if deadline.expired:
+                break  # what is at hand, however much, may all belong to aborted transactions
         return []
 
     def _end_iteration(self) -> None:
@@ -656,6 +658,13 @@ class Consumer:
         if self.settings.group_id is None:
             raise ConfigError(f"{what} needs group.id")
         return self.settings.group_id
+
+
+def _check_limits(**limits: int | None) -> None:
+    """What a poll may return at most: with nothing to return it would never end."""
+    for name, limit in limits.items():
+        if limit is not None and limit < 1:
+            raise ConfigError(f"{name} is {limit}; it must be at least 1")
 
 
 def _commit_error(error: KafkaError) -> KafkaError:
