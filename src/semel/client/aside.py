@@ -84,8 +84,8 @@ class Aside:
         if lane in self._under_way:
             return False
         outcome: TaskOutcome[Value] = TaskOutcome()
-        self._under_way[lane] = (outcome, then)
         in_thread(_run, outcome, work, self._wake)
+        self._under_way[lane] = (outcome, then)  # last: if Ctrl-C kept the work from starting, the lane stays free
         return True
 
     def collect(self, lane: str | None = None) -> None:

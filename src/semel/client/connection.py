@@ -165,6 +165,9 @@ class BrokerConnection:
                 pending = self._wire.send(api, request, version, deadline_s, context, response)
             except EncodeError as error:
                 raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+            except BaseException:
+                self._interrupted()
+                raise
             pending.on_throttle = self._throttle
             self._write()
         return pending
@@ -242,9 +245,13 @@ class BrokerConnection:
         return done
 
     def _advance(self) -> list[Pending]:
-        if not self.closed:
-            self._write()
-        return [] if self.closed else self._read()
+        try:
+            if not self.closed:
+                self._write()
+            return [] if self.closed else self._read()
+        except BaseException:
+            self._interrupted()
+            raise
 
     def check_deadlines(self) -> list[Pending]:
         """Fails the requests that waited too long; what is done and was not reported."""
@@ -309,6 +316,9 @@ class BrokerConnection:
             self._fail_all(self._failed(self._closed_by_broker()))
         except OSError as error:
             self._fail_all(self._failed(f"cannot write: {error}"))
+        except BaseException:
+            self._interrupted()
+            raise
 
     def _read(self) -> list[Pending]:
         done: list[Pending] = []
@@ -339,6 +349,10 @@ class BrokerConnection:
         except ConnectionFailedError as error:
             self._fail_all(self._failed(str(error)))
         return done
+
+    def _interrupted(self) -> None:
+        """Ctrl-C came while bytes were on their way to or from the socket: how many is not known any more."""
+        self._fail_all(self._failed("a call was interrupted while it wrote or read"))
 
     def _closed_by_broker(self) -> str:
         if self._closing:

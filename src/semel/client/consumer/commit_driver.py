@@ -90,6 +90,7 @@ class CommitDriver:
     def turn(self) -> None:
         """Takes responses and sends what may be sent now; never waits, but calls back."""
         if len(self._core):
+            self._core.not_sent_but(self._requests)
             self._aside.collect(COMMIT_LANE)
             for connection in self.connections():
                 connection.progress()

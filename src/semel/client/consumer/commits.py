@@ -15,7 +15,7 @@ through in order; a commit that is tried again is alone on its way. A driver (`c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from semel.client.errors import KafkaError, TimedOutError
 from semel.client.pauses import Pauses
@@ -144,6 +144,11 @@ class CommitsCore:
 
     def sent(self, commit: PendingCommit) -> None:
         commit.is_sent = True
+
+    def not_sent_but(self, requests: Container[PendingCommit]) -> None:
+        """Those without a request are not on their way, whatever a call that was interrupted (Ctrl-C) has left."""
+        for commit in self._queue:
+            commit.is_sent = commit in requests
 
     def responded(self, commit: PendingCommit, error: KafkaError | None, now_s: float) -> None:
         """An attempt has ended, with or without a response."""

@@ -377,7 +377,8 @@ class Consumer:
         """The offset of the next record that poll() would return."""
         state = self._state(partition)
         deadline = self._deadline(timeout_ms)
-        self._engine.run_until(lambda: state.is_ready, deadline)
+        with self._nothing_lost():
+            self._engine.run_until(lambda: state.is_ready, deadline)
         if state.position is None:
             raise TimedOutError(
                 f"the position of {state.topic_partition} was not known within {deadline.total_s:.3g} s"

@@ -91,12 +91,18 @@ class ConsumerCore:
         change = member.take_change()
         if change.assignment is not None:
             self.retry_budget.succeeded()
-        rebalancer.apply_change(change.lost, change.assignment)
-        if change.error is not None:
-            raise change.error
-        if member.is_fenced:
-            raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
-        return rebalancer.adopt()
+        try:
+            rebalancer.apply_change(change.lost, change.assignment)
+            if change.error is not None:
+                raise change.error
+            if member.is_fenced:
+                raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
+            return rebalancer.adopt()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: whether the partitions are where they belong is not known
+            member.rejoin("a call was interrupted")
+            raise
 
     def is_ready_to_join(self) -> bool:
         """Whether the member should join, and what it must give back first has been given back."""

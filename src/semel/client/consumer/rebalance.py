@@ -74,8 +74,8 @@ class Rebalancer:
         keep = {part for part in owned if part.topic in topics} if self._member.is_cooperative else set()
         if not self._is_committed(owned - keep):
             return False
-        self._prepared = True
         self._revoke(owned - keep, keep)
+        self._prepared = True
         return True
 
     def adopt(self) -> bool:

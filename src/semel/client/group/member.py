@@ -59,10 +59,18 @@ class GroupMember:
 
     @contextmanager
     def _locked(self) -> Iterator[GroupCore]:
-        """The core; afterwards the coordinator is forgotten if the core doubts it."""
+        """The core; afterwards the coordinator is forgotten if the core doubts it. Ctrl-C may come between steps that
+        belong together: then the member joins again."""
         with self._lock:
             try:
                 yield self._core
+            except KafkaError:
+                raise
+            except BaseException:
+                self._pending = self._connection = None
+                self._core.unanswered(self._clock())
+                self._core.rejoin("a call was interrupted")
+                raise
             finally:
                 if self._core.take_doubt():
                     self._cluster.forget(self._coordinator)
@@ -182,6 +190,7 @@ class GroupMember:
     def service(self) -> None:
         """Takes the response to what `join`, or the response before, led to, if it has come."""
         with self._locked() as core:
+            self._start_heartbeats()
             pending = self._pending
             if pending is None:
                 return
@@ -248,8 +257,9 @@ class GroupMember:
     # -- the heartbeat thread's part -----------------------------------------------------------------------------------
     def _start_heartbeats(self) -> None:
         if self._heartbeat is None and self._core.next_event_s() < NEVER_S:
-            self._heartbeat = HeartbeatThread(self, self._clock)
-            self._heartbeat.start()
+            heartbeat = HeartbeatThread(self, self._clock)
+            heartbeat.start()
+            self._heartbeat = heartbeat
 
     def next_event_s(self) -> float:
         with self._lock:
