@@ -215,6 +215,7 @@ class PartitionLog:
                 index_interval_bytes=self._config.index_interval_bytes,
                 now_ms=self._shared.now_ms(),
                 end_limit=limit,
+                waits_for_disk=self._shared.waits_for_disk,
             )
         )
         has_changed = contents.cut_bytes or contents.end_offset > self.recovery_point or limit is not None

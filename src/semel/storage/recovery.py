@@ -74,6 +74,7 @@ class LogFolder:
     index_interval_bytes: int
     now_ms: int
     end_limit: int | None = None  # nothing from this offset on is kept: its sync failed
+    waits_for_disk: bool = False  # what is found counts as acknowledged
 
 
 @dataclass(slots=True)
@@ -260,6 +261,7 @@ def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -
     segment.txn_index.reset()
     segment.suspect = False
     opened.end_offset = max(opened.end_offset, segment.base_offset)
+    unsure_from: int | None = None
     for position, header in segment.batches(0, found, verify=True):
         if not _continues(header, opened.end_offset, segment.base_offset, folder.end_limit):
             break
@@ -270,18 +272,30 @@ def _recover_segment(folder: LogFolder, opened: LogContents, segment: Segment) -
         if not opened.epochs or header.leader_epoch > opened.epochs[-1][0]:
             opened.epochs.append((header.leader_epoch, header.base_offset))
         opened.end_offset = header.next_offset
+        if unsure_from is None and header.next_offset > folder.recovery_point:
+            unsure_from = position
     cut = found - segment.size
     if cut:
         if folder.end_limit != opened.end_offset and _is_damage(segment, found):
             _copy_aside(folder, segment, found)
         _log.warning("cut %d bytes off %s: not a whole batch at %d", cut, segment.log.path, segment.size)
         segment.truncate(segment.size)
+    if unsure_from is not None and folder.waits_for_disk and folder.end_limit is None:
+        _write_again(segment, unsure_from)
     if segment is not opened.segments[-1]:
         segment.seal()
         opened.unsynced += segment.handles()
     else:
         opened.unsynced.append(segment.log)
     return cut
+
+
+def _write_again(segment: Segment, start: int) -> None:
+    """A run that was killed may have had a failed fsync, after which the kernel takes what it could not write for
+    written: the next fsync would leave it out."""
+    for position in range(start, segment.size, _COPY_BYTES):
+        data = segment.files.read_at(segment.fd, min(_COPY_BYTES, segment.size - position), position)
+        write_fully(segment.files, segment.fd, data, position)
 
 
 def _continues(header: BatchHeader, expected: int, base_offset: int, end_limit: int | None) -> bool:

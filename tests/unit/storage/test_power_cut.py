@@ -11,11 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from semel import faults
 from semel.prove.injection import Injection, ProcessInjector
 from semel.prove.powercut import JournaledFiles, cut_power, side_folder
-from semel.storage import LogConfig, PartitionLog
+from semel.storage import LogConfig, PartitionLog, StorageError
 from semel.storage.files import Files, files_for
+from tests.simulation.disk import SimulatedDisk
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, committed_values
 
 
@@ -97,6 +100,29 @@ def test_acknowledged_records_survive_power_cuts(tmp_path: Path) -> None:
 def test_a_broker_that_answers_before_the_fsync_is_caught(tmp_path: Path) -> None:
     lost, _ = campaign(tmp_path / "data", HastyFiles, rounds=10, seed=1)
     assert lost > 0
+
+
+def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again(tmp_path: Path) -> None:
+    """The run that saw the failure is killed; the next one finds the records, shows them, and must have them stored."""
+    path = tmp_path / "data"
+    disk = SimulatedDisk(path, lambda _: None)
+    folder = Folder(path, fsync="commit", files=lambda: disk.files(path))
+    log = folder.log()
+    folder.data_dir.sync_namespace()
+    append(log, values=[b"stored"])
+    log.flush()
+    append(log, values=[b"in doubt"])
+    disk.failing_syncs = 1
+    with pytest.raises(StorageError):
+        log.flush()
+    assert disk.failures == 1
+    folder.data_dir.crash()
+    folder.data_dir = folder._open()
+    assert [record.value for record in all_records(folder.log())] == [b"stored", b"in doubt"]
+    folder.data_dir.crash()
+    disk.cut_power(None)
+    folder.data_dir = folder._open()
+    assert [record.value for record in all_records(folder.log())] == [b"stored", b"in doubt"]
 
 
 def test_fsync_os_loses_what_was_not_synced(tmp_path: Path) -> None:
