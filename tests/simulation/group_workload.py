@@ -150,7 +150,7 @@ def consumers(seed: int, data: Path, on_start: Callable[[World], None] = lambda 
             world.run_for(1.0 + rng.random() * 4)
             if rng.random() < 0.35 and world.may_strike():
                 _delete_records(world, history, rng.randrange(PARTITIONS))
-        disturbances.on = False
+        disturbances.end()
         group.calm()
         world.stall_rate = 0.0
         gone = rng.choice(NODES)

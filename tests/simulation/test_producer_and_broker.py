@@ -16,7 +16,8 @@ from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import ProducerCore
 from semel.client.producer.identities import IdempotentIdentity
 from semel.client.producer.partition_queue import PartitionQueue
-from semel.storage.sync import SyncGroup
+from semel.protocol.errors import ErrorCode
+from semel.storage import PartitionLog, StorageError, SyncGroup
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
@@ -66,6 +67,22 @@ def test_a_seed_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path)
 
 def acknowledge_before_the_disk_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SyncGroup, "notify", lambda self, log, offset, on_outcome: on_outcome(None))
+
+
+def acknowledge_what_a_failed_fsync_lost(patch: pytest.MonkeyPatch) -> None:
+    end_sync = PartitionLog.end_sync
+    patch.setattr(PartitionLog, "end_sync", lambda log, job, _: end_sync(log, job, None))
+
+
+def sync_again_after_a_failed_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The kernel has dropped the pages: the next fsync of the same bytes succeeds and writes nothing."""
+
+    def fail(log: PartitionLog, error: Exception) -> StorageError:
+        log.opened.mark_all_unsynced()
+        log._mark_unsynced()
+        return StorageError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+
+    patch.setattr(PartitionLog, "_fail", fail)
 
 
 def stamp_a_batch_in_doubt_anew(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +141,8 @@ def commit_without_a_batch_that_failed(patch: pytest.MonkeyPatch) -> None:
 TRANSACTION_BUGS = [end_before_everything_is_delivered, commit_without_a_batch_that_failed]
 BUGS = [
     acknowledge_before_the_disk_has_it,
+    acknowledge_what_a_failed_fsync_lost,
+    sync_again_after_a_failed_fsync,
     stamp_a_batch_in_doubt_anew,
     write_without_sequences,
     take_a_lost_response_for_a_stored_batch,

@@ -25,7 +25,8 @@ FETCH_VERSION = 11
 
 
 class Disturbances:
-    """Freezes the broker, kills it and cuts its power now and then; it is started again after a while."""
+    """What happens to the broker now and then: it is frozen, killed (and started again after a while), loses its power,
+    its disk fails or is full, its clocks are set or drift. Until `end`."""
 
     def __init__(self, world: World, every_s: float = 1.0) -> None:
         self._world = world
@@ -33,24 +34,65 @@ class Disturbances:
         self.on = True
         self._next()
 
+    def end(self) -> None:
+        self.on = False
+        self._world.disk.repair()
+
     def _next(self) -> None:
         self._world.after(self._world.rng.expovariate(1 / self._every_s), self._strike)
 
     def _strike(self) -> None:
+        if not self.on:
+            return
         world = self._world
         rng = random.Random(world.rng.random())  # a fault that is left out changes no other
-        if self.on and world.broker.is_up and world.may_strike():
-            fault = rng.random()
-            if fault < 0.3:
-                world.broker.freeze(rng.expovariate(1 / 1.5))
-            elif fault < 0.6:
-                world.broker.cut_power()
-            else:
-                world.broker.kill(rng.randrange(20))
+        if world.broker.is_up and world.may_strike():
+            (fault,) = rng.choices(list(FAULTS), list(FAULTS.values()))
+            fault(world, rng)
             if not world.broker.is_up:
                 world.after(rng.random() * 0.5, world.broker.start)
-        if self.on:
-            self._next()
+        self._next()
+
+
+def _freeze(world: World, rng: random.Random) -> None:
+    world.broker.freeze(rng.expovariate(1 / 1.5))
+
+
+def _cut_power(world: World, _: random.Random) -> None:
+    world.broker.cut_power()
+
+
+def _kill(world: World, rng: random.Random) -> None:
+    world.broker.kill(rng.randrange(20))
+
+
+def _fail_syncs(world: World, rng: random.Random) -> None:
+    world.disk.failing_syncs = rng.choice([1, 1, 2, 5])
+
+
+def _fill_the_disk(world: World, rng: random.Random) -> None:
+    world.disk.free_bytes = rng.choice([0, rng.randrange(500)])
+    world.note(f"the disk has {world.disk.free_bytes} free bytes")
+    world.after(rng.random() * 2, lambda: setattr(world.disk, "free_bytes", None))
+
+
+def _set_the_clock(world: World, rng: random.Random) -> None:
+    world.clock.step_wall(rng.choice([-1, 1]) * rng.choice([rng.random(), 10.0, 3_600.0]))
+
+
+def _let_the_clocks_drift(world: World, rng: random.Random) -> None:
+    world.clock.drift(rng.uniform(0.9, 1.1))
+
+
+FAULTS = {
+    _freeze: 4,
+    _cut_power: 4,
+    _kill: 4,
+    _fail_syncs: 3,
+    _fill_the_disk: 2,
+    _set_the_clock: 1,
+    _let_the_clocks_drift: 1,
+}
 
 
 def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
@@ -77,7 +119,7 @@ def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None]
                 world.run_for(0.01)
             if rng.random() < 0.3:
                 world.run_for(rng.random() * 0.1)
-        disturbances.on = False
+        disturbances.end()
         producer.cut_rate = world.stall_rate = 0.0
         assert world.run(lambda: producer.core.accumulator.is_empty, DRAIN_S), "not everything drained"
         world.run_for(10.0)  # late requests arrive
@@ -106,7 +148,7 @@ def transactions(seed: int, data: Path, on_start: Callable[[World], None] = lamb
             world.processes.append(owner)
             if number + 1 < OWNERS:
                 world.run(lambda owner=owner: owner.is_over, rng.random() * 5.0)  # type: ignore[misc]
-        disturbances.on = False
+        disturbances.end()
         for owner in owners:
             owner.cut_rate = 0.0
         world.stall_rate = 0.0

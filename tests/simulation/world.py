@@ -23,8 +23,8 @@ from semel.broker.clock import Clock
 from semel.broker.connection import Connection
 from semel.broker.server import Server
 from semel.broker.settings import Settings
-from semel.prove.powercut import JournaledFiles, cut_power
-from semel.storage import sync
+from semel.storage import StorageError, sync
+from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import NEVER_S, SimulatedLoop
 
 TOPIC, PARTITIONS = "t", 3
@@ -54,6 +54,8 @@ class World:
         self.delay_s = 0.005  # of bytes on their way, most often at most
         self.stall_rate = 0.0  # of those that take a hundred times as long
         self.sync_s = 0.005
+        self.clock = SimulatedClock(self)
+        self.disk = SimulatedDisk(data, self.fault)
         self.broker = SimulatedBroker(self, data)
         self.processes: list[SimulatedProcess] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -109,22 +111,32 @@ class World:
         self.run(lambda: self.now_s >= end_s)
 
 
-class _WorldClock(Clock):
+class SimulatedClock(Clock):
+    """The broker's clocks. Its wall clock can be set; both run faster or slower than the time of the world."""
+
     def __init__(self, world: World) -> None:
         self._world = world
+        self._wall_offset_s = WALL_S
+        self._rate = 1.0
+        self._since_s = self._at_s = START_S  # the monotonic clock was at `_at_s` when the world's time was `_since_s`
 
     def now_ms(self) -> int:
-        return int((WALL_S + self._world.now_s) * 1000)
+        return int((self._wall_offset_s + self.monotonic_s()) * 1000)
 
     def monotonic_s(self) -> float:
-        return self._world.now_s
+        return self._at_s + (self._world.now_s - self._since_s) * self._rate
 
+    def world_s(self, at_s: float) -> float:
+        """The world's time when the monotonic clock is there; a nanosecond later, for it is rounded."""
+        return self._since_s + (at_s - self._at_s) / self._rate + 1e-9
 
-class _Disk(faults.Injector):
-    """Files whose journal stands for the disk."""
+    def step_wall(self, seconds: float) -> None:
+        self._world.fault(f"the broker's wall clock is set {seconds:+.1f} s")
+        self._wall_offset_s += seconds
 
-    def files(self, data_dir: str | Path) -> JournaledFiles:
-        return JournaledFiles(data_dir, real_sync=False)
+    def drift(self, rate: float) -> None:
+        self._world.fault(f"the broker's clocks run at {rate:.3f} of the time")
+        self._at_s, self._since_s, self._rate = self.monotonic_s(), self._world.now_s, rate
 
 
 class _SimulatedSyncs:
@@ -165,13 +177,30 @@ class SimulatedBroker:
         return self._server is not None
 
     def start(self) -> None:
-        loop = self._loop = SimulatedLoop(self._world.now_s)
+        loop = self._loop = SimulatedLoop(self._world.clock.monotonic_s())
         loop.sync_delay_s = lambda: self._world.rng.random() * self._world.sync_s  # type: ignore[attr-defined]
         loop.set_exception_handler(self._on_bug)
         loop.create_task(self._serve())
         self._world.note("broker starts")
 
     async def _serve(self) -> None:
+        """A broker that cannot start ends; as under a supervisor, another one is started a while later."""
+        disk = self._world.disk
+        failures = disk.failures
+        try:
+            await self._start()
+        except (OSError, StorageError) as error:
+            if disk.failures == failures:
+                raise
+            self._world.note(f"broker did not start: {error}")
+            self._world.after(0.1, self._start_again)
+
+    def _start_again(self) -> None:
+        if self._loop is not None and not self.is_up:
+            self.kill()
+            self.start()
+
+    async def _start(self) -> None:
         settings = Settings(
             {
                 "offsets.topic.num.partitions": "2",
@@ -179,7 +208,8 @@ class SimulatedBroker:
                 "group.initial.rebalance.delay.ms": "100",
             }
         )
-        node = self.node = BrokerNode(settings, self._data, _WorldClock(self._world))
+        node = self.node = BrokerNode.__new__(BrokerNode)  # known although it may fail: it has the lock of its folder
+        BrokerNode.__init__(node, settings, self._data, self._world.clock)
         node.advertised = ("broker", 9092)
         await node.start()
         if node.topics.get(TOPIC) is None:
@@ -201,10 +231,12 @@ class SimulatedBroker:
 
     def advance(self, at_most: int = 1_000_000) -> None:
         if self._loop is not None and not self.is_frozen:
-            self._loop.advance(self._world.now_s, at_most)
+            self._loop.advance(self._world.clock.monotonic_s(), at_most)
 
     def next_event_s(self) -> float:
-        return NEVER_S if self._loop is None else max(self._loop.next_event_s(), self.frozen_until_s)
+        if self._loop is None:
+            return NEVER_S
+        return max(self._world.clock.world_s(self._loop.next_event_s()), self.frozen_until_s)
 
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a while: then it reads what came meanwhile, connections in any order."""
@@ -231,9 +263,10 @@ class SimulatedBroker:
         self._dead.append((self._loop, self.node, self._server))
         node, self.node, self._loop, self._server = self.node, None, None, None
         if node is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, AttributeError):
                 os.close(node.store._fd)
-            node.data_dir.crash()
+            with contextlib.suppress(AttributeError):
+                node.data_dir.crash()
         transports, self._transports = self._transports, []
         for transport in transports:
             transport.lose()
@@ -244,7 +277,7 @@ class SimulatedBroker:
         if self._loop is None:
             return
         self.kill(self._world.rng.randrange(20))
-        lost = cut_power(self._data, random.Random(self._world.rng.random()))
+        lost = self._world.disk.cut_power(random.Random(self._world.rng.random()))
         self._world.note(f"power cut: {lost} bytes")
 
     def connect(self, on_bytes: Callable[[bytes], None], on_lost: Callable[[], None]) -> SimulatedConnection | None:
@@ -396,8 +429,8 @@ class _BrokerTransport(asyncio.Transport):
 def simulated(seed: int, data: Path) -> Iterator[World]:
     """A world with a broker that is down. Puts the storage's threads and the handlers' turns under virtual time."""
     workers, counter, new_uuid, ids = sync._Workers, turns.perf_counter, uuid.uuid4, random.Random(seed)
-    faults.install(_Disk())
     world = World(seed, data)
+    faults.install(world.disk)
     sync._Workers = _SimulatedSyncs  # type: ignore[assignment,misc]
     turns.perf_counter = lambda: world.now_s
     uuid.uuid4 = lambda: uuid.UUID(int=ids.getrandbits(128))  # the ids of group members
