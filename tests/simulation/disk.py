@@ -136,4 +136,3 @@ class _SimulatedFiles(JournaledFiles):
             self._disk.lost[path] = (start, end)
         else:
             self._disk.lost.pop(path, None)
-
