@@ -46,8 +46,8 @@ def check(broker: SemelBroker, load: Load, rounds: int) -> None:
 @pytest.mark.parametrize("fsync", ["commit", "os"])
 def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, fsync: str) -> None:
     with SemelBroker(tmp_path / "data", "--fsync", fsync) as broker:
-        load = crash_again_and_again(broker, rounds=10, seed=1, power=False)
-        check(broker, load, 10)
+        load = crash_again_and_again(broker, rounds=6, seed=1, power=False)
+        check(broker, load, 6)
 
 
 @pytest.mark.full
@@ -59,7 +59,7 @@ def test_kill_9_two_hundred_times_loses_and_doubles_nothing(tmp_path: Path, fsyn
         check(broker, load, 100)
 
 
-@pytest.mark.parametrize("rounds", [15, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
 def test_power_cut_under_load_loses_and_doubles_nothing(tmp_path: Path, rounds: int) -> None:
     with SemelBroker(tmp_path / "data", "--fsync", "commit", semel=faulty_semel(power_cut=True)) as broker:
         load = crash_again_and_again(broker, rounds, seed=2, power=True)

@@ -131,11 +131,16 @@ def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, po
         owner = owner_commits_old(broker.bootstrap, "g", "t")
         producer = open_transaction(broker.bootstrap, "g", "t", owner)
         end = producer.commit_transaction if commit else producer.abort_transaction
-        with contextlib.suppress(KafkaException):  # the answer may be lost, or may have been given before the end
-            end(1)
-        assert broker.process is not None
-        broker.process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
-        broker.process.wait(PATIENCE_S)
+        process = broker.process
+        assert process is not None
+
+        def ends_the_broker() -> bool:
+            with contextlib.suppress(KafkaException):  # the answer may be lost, or may have been given before the end
+                end(1)
+            return not process.running
+
+        until(ends_the_broker, "the broker did not die")
+        process.wait_for_line(f"fault fired: {point}$", PATIENCE_S)
         broker.semel = SEMEL
         broker.start()
         if point == BEFORE_THE_DECISION:

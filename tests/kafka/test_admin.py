@@ -94,11 +94,16 @@ def test_configurations_are_set_and_taken_back(admin: Admin, topic: str) -> None
     default = admin.describe_configs(topic=topic)["retention.ms"]
     assert default.is_default
     admin.alter_configs({"retention.ms": "5000", "cleanup.policy": "compact"}, topic=topic)
-    changed = admin.describe_configs(topic=topic)
-    assert (changed["retention.ms"].value, changed["cleanup.policy"].value) == ("5000", "compact")
-    assert not changed["retention.ms"].is_default
+
+    def retention(expected: str | None) -> bool:
+        """Kafka's brokers learn a moment later what its controller has acknowledged."""
+        found = admin.describe_configs(topic=topic)
+        return (found["retention.ms"].value, found["cleanup.policy"].value) == (expected, "compact")
+
+    until(lambda: retention("5000"), "the settings were not changed")
+    assert not admin.describe_configs(topic=topic)["retention.ms"].is_default
     admin.alter_configs({"retention.ms": None}, topic=topic)
-    assert admin.describe_configs(topic=topic)["retention.ms"].value == default.value
+    until(lambda: retention(default.value), "the setting was not taken back")
     with pytest.raises(ConfigError, match="either"):
         admin.describe_configs()
     broker = admin.describe_cluster().brokers[0].node_id

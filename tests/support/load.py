@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Producer
 from tests.support.reading import read_values
 from tests.support.waiting import PATIENCE_S
 
-AT_ONCE, PAUSE_S = 20, 0.01  # as fast as it can would take a core from the broker
+AT_ONCE, PAUSE_S = 60, 0.02  # as fast as it can would take a core from the broker
 WAITING_MAX = 2_000  # records that are not acknowledged
 
 
@@ -70,7 +70,8 @@ class Load:
                 self._producer.produce(
                     self.topic, value, partition=number % self.partitions, on_delivery=self._delivered
                 )
-            self._producer.poll(PAUSE_S)
+            self._stop.wait(PAUSE_S)
+            self._producer.poll(0)
             while len(self._producer) > WAITING_MAX and not self._stop.is_set():
                 self._producer.poll(PAUSE_S)
 
