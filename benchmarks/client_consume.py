@@ -273,17 +273,18 @@ def limit(case: Case) -> float:
         offsets = {"read": 0}
 
         def read(_: int) -> int:
+            from semel.client.immediate import run
             from semel.client.timing import Deadline
 
             deadline, before = Deadline(WAIT_MS / 1000), offsets["read"]
             while not deadline.expired:
-                consumer._engine.turn()
+                run(consumer._engine.turn())
                 while (chunk := fetching.fetcher.take()) is not None:
                     offsets["read"] += chunk.next_offset - chunk.start
                 if offsets["read"] > before:
                     fetching.send(draining=True)
                     break
-                consumer._engine.wait(deadline)
+                run(consumer._engine.wait(deadline))
             return offsets["read"] - before
 
         return _timed(case, started_s, read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.client.admin import Admin
+from semel.client.cluster import BlockingCalls
 from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.errors import KafkaError, TimedOutError
@@ -70,11 +71,13 @@ def test_commit_finds_a_coordinator_that_moved(cluster: Cluster, place: TopicPar
     """What the consumer knows of its coordinator leads to nobody: an assign() consumer looks for it again."""
     group = cluster.unique("g")
     with consumer_of(cluster.bootstrap, group, place, auto_offset_reset="earliest") as consumer:
-        coordinators = consumer._engine.cluster.calls.coordinators
+        calls = consumer._engine.calls
+        assert isinstance(calls, BlockingCalls)
+        coordinators = calls.coordinators
         coordinators[group_coordinator(group)] = NOWHERE
         consumer.commit({place: 5})
         coordinators[group_coordinator(group)] = NOWHERE
-        for connection in list(consumer._engine.cluster.calls.connections.values()):
+        for connection in list(calls.connections.values()):
             connection.close()
         consumer.commit({place: 7})
         coordinators[group_coordinator(group)] = NOWHERE

@@ -413,10 +413,10 @@ def test_idle_connection_that_the_broker_closed_keeps_no_core_busy(
         engine, turns = consumer._engine, 0
         real_turn = engine.turn
 
-        def turn() -> None:
+        async def turn() -> None:
             nonlocal turns
             turns += 1
-            real_turn()
+            await real_turn()
 
         assert proxy.cut_all()
         consumer.poll(1000)

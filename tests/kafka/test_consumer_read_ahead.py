@@ -179,11 +179,13 @@ def test_records_are_handed_out_before_an_error_that_came_after_them(
     with reading(proxy, topic) as consumer:
         assert consumer.poll_table(10_000, max_records=1)["offset"].to_pylist() == [0]
 
+        async def no_turn() -> None: ...
+
         def refuse(*_: object, **__: object) -> None:
             raise AuthenticationError("the password was changed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(consumer._engine, "turn", lambda: None)
+            patch.setattr(consumer._engine, "turn", no_turn)
             patch.setattr(consumer._engine.fetching, "send", refuse)
             assert consumer.poll_table(10_000, max_records=1)["offset"].to_pylist() == [1]
             with pytest.raises(AuthenticationError, match="password was changed"):

@@ -27,6 +27,7 @@ from semel.client.group.offset_requests import (
     offset_fetch_request,
     offsets_listed,
 )
+from semel.client.immediate import run
 from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
 from semel.client.types import OffsetAndMetadata, TopicPartition
@@ -252,10 +253,10 @@ class ConsumerProcess:
 
     def _poll(self, now_s: float) -> None:
         self.member.polled(now_s)
-        if self.core.follow_group():
+        if run(self.core.follow_group()):
             if now_s >= self.core.topics_due_s() and self._look_up_topics():
                 self.core.subscription.refreshed_at_s = now_s
-            if self.core.is_ready_to_join() and self.member.is_due_to_join(now_s):
+            if run(self.core.is_ready_to_join()) and self.member.is_due_to_join(now_s):
                 self._join(now_s)
         self._turn_fetching(now_s)
         if self.core.is_delivering and self._reader.has_records:
@@ -421,7 +422,7 @@ class ConsumerProcess:
             self._last_commit = self._waits_for = self._commit(wanted)
             self._turn_commits(self.world.now_s)
             return
-        self.core.leave()
+        run(self.core.leave())
         departure = self.member.leave("closed")
         lane = self._coordinator_lane("heartbeat")
         if departure is not None and lane is not None:

@@ -117,6 +117,7 @@ class AsyncCluster(ClusterCalls[AsyncConnection]):
             raise
         self._reconnects.opened(host, port)
         self.outages.over(address)
+        self.was_reached = True
         return connection
 
     @contextlib.asynccontextmanager

@@ -1,8 +1,9 @@
-"""Work that may wait for a broker, done in a thread, so that the caller keeps its own deadline.
+"""Work that may wait for a broker, done aside, so that the caller keeps its own deadline.
 
 A consumer's poll() with a timeout of 100 ms must return after 100 ms, also when a broker accepts connections and
-responds to nothing. What has no non-blocking form (opening a connection, finding a coordinator, looking offsets up) is
-done aside: poll() waits for its end as for any other event, and a later poll() takes the outcome.
+responds to nothing. What takes a row of requests (opening a connection, finding a coordinator, looking offsets up) is
+a coroutine that a thread or a task runs: poll() waits for its end as for any other event, and a later poll() takes the
+outcome.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -61,30 +62,40 @@ class TaskOutcome(Generic[Value]):
             raise self._error
         return self._value  # type: ignore[return-value]
 
-    def fill(self, work: Callable[[], Value]) -> None:
+    async def fill(self, work: Callable[[], Coroutine[Any, Any, Value]], wake: Callable[[], None]) -> None:
         try:
-            self._value = work()
+            self._value = await work()
         except BaseException as error:
             self._error = error
         self.is_done = True
+        wake()
 
 
 class Aside:
-    """At most one piece of work at a time in each lane. All methods are for the owner's thread."""
+    """At most one piece of work at a time in each lane. `spawn` runs a coroutine, `wake` is called at its end. All
+    methods are for the owner's thread."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None], wake: Callable[[], None]
+    ) -> None:
+        self._spawn = spawn
         self._wake = wake
         self._under_way: dict[str, tuple[TaskOutcome[Any], Callable[[TaskOutcome[Any]], None]]] = {}
 
     def is_busy(self, lane: str) -> bool:
         return lane in self._under_way
 
-    def start(self, lane: str, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
+    def start(
+        self,
+        lane: str,
+        work: Callable[[], Coroutine[Any, Any, Value]],
+        then: Callable[[TaskOutcome[Value]], None],
+    ) -> bool:
         """Starts the work if the lane is free. `then` gets the outcome from a later `collect`."""
         if lane in self._under_way:
             return False
         outcome: TaskOutcome[Value] = TaskOutcome()
-        in_thread(_run, outcome, work, self._wake)
+        self._spawn(lambda: outcome.fill(work, self._wake))
         self._under_way[lane] = (outcome, then)  # last: if Ctrl-C kept the work from starting, the lane stays free
         return True
 
@@ -96,14 +107,9 @@ class Aside:
                 then(outcome)
 
 
-def _run(outcome: TaskOutcome[Value], work: Callable[[], Value], wake: Callable[[], None]) -> None:
-    outcome.fill(work)
-    wake()
-
-
-def in_thread(work: Callable[..., None], *args: Any) -> None:
+def in_thread(work: Callable[[], None]) -> None:
     """Runs it in a thread; here if the system has none to give."""
     try:
-        threading.Thread(target=work, args=args, name="semel-aside", daemon=True).start()
+        threading.Thread(target=work, name="semel-aside", daemon=True).start()
     except RuntimeError:
-        work(*args)
+        work()

@@ -125,7 +125,6 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
         self._reconnects = Reconnects(settings)
         self._owner_pid = os.getpid()
         self.outages: Outages = Outages()
-        self.was_reached = False  # by a connection that was opened, whatever became of it
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -98,6 +98,7 @@ class ClusterCalls(Generic[Connection]):
         self.settings = settings
         self.metadata = Metadata()
         self.closed = False
+        self.was_reached = False  # by a connection that was opened, whatever became of it
         self.coordinators: dict[CoordinatorTarget, BrokerAddress] = {}
 
     # --- the one call ---

@@ -37,3 +37,15 @@ def blocking(
         return run(call(owner.calls, *args, **keywords))
 
     return blocked
+
+
+def blocked(
+    call: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Value]],
+) -> Callable[Concatenate[Any, Parameters], Value]:
+    """The blocking form of a method, for a class whose driver never waits."""
+
+    @functools.wraps(call)
+    def method(self: Any, /, *args: Parameters.args, **keywords: Parameters.kwargs) -> Value:
+        return run(call(self, *args, **keywords))
+
+    return method

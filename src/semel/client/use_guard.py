@@ -1,4 +1,4 @@
-"""One thread at a time in an object that belongs to one, and none of a forked child."""
+"""One thread or task at a time in an object that belongs to one, and none of a forked child."""
 
 from __future__ import annotations
 
@@ -50,27 +50,40 @@ def _in_thread(call: str) -> str:
     return f"{call}() in thread {threading.current_thread().name!r}"
 
 
-def one_thread_at_a_time(*also: str, but: tuple[str, ...] = ()) -> Callable[[Kind], Kind]:
-    """A class whose public methods, and some others, go through its `_guard`."""
+def one_user_at_a_time(*also: str, but: tuple[str, ...] = ()) -> Callable[[Kind], Kind]:
+    """A class whose public methods, inherited ones too, and some others go through its `_guard`."""
 
     def guarded_class(kind: Kind) -> Kind:
-        for name, function in list(vars(kind).items()):
-            is_meant = name in also or not (name.startswith("_") or name in but)
-            if is_meant and inspect.isfunction(function):
-                setattr(kind, name, _guarded(name.lstrip("_"), function))
+        for name, function in inspect.getmembers(kind, inspect.isfunction):
+            if name in also or not (name.startswith("_") or name in but):
+                setattr(kind, name, guarded(name, function))
         return kind
 
     return guarded_class
 
 
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method, or one that is a coroutine, that enters the `_guard` of its object under this name."""
+    call = name.lstrip("_")
+
     @functools.wraps(function)
-    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+    def method(self: Any, *args: Any, **keywords: Any) -> Any:
         guard = self._guard
-        guard.enter(name)
+        guard.enter(call)
         try:
             return function(self, *args, **keywords)
         finally:
             guard.leave()
 
-    return call
+    @functools.wraps(function)
+    async def coroutine(self: Any, *args: Any, **keywords: Any) -> Any:
+        guard = self._guard
+        guard.enter(call)
+        try:
+            return await function(self, *args, **keywords)
+        finally:
+            guard.leave()
+
+    made = coroutine if inspect.iscoroutinefunction(function) else method
+    made.__name__ = name
+    return made

@@ -27,7 +27,16 @@ CORES = [
     *(f"group.{name}" for name in ("assignors", "core", "offset_requests", "states")),
     *(
         f"consumer.{name}"
-        for name in ("assigned_partitions", "commits", "core", "fetcher", "fetching", "reader", "rebalance")
+        for name in (
+            "assigned_partitions",
+            "commits",
+            "core",
+            "fetcher",
+            "fetching",
+            "iteration",
+            "reader",
+            "rebalance",
+        )
     ),
     "metadata",
     "pauses",
@@ -43,6 +52,7 @@ DRIVERS = {
     "consumer.fetch_driver",
     "group.member",
     "group.offsets",
+    "network",
     "producer.coordinator",
     "producer.deliveries",
     "producer.sender",

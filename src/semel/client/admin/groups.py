@@ -8,7 +8,7 @@ import msgspec
 
 from semel.client.admin.base import AdminBase, listed
 from semel.client.cluster_calls import group_coordinator
-from semel.client.consumer.consumer import OffsetsToCommit
+from semel.client.consumer.base import OffsetsToCommit
 from semel.client.consumer.engine import checked_partitions
 from semel.client.errors import FatalError, KafkaError, error_of
 from semel.client.group.assignors import decode_assignment

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Generic
 
-from semel.client.aside import Aside, TaskOutcome, Waker
-from semel.client.cluster import Cluster
+from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import group_coordinator
-from semel.client.connection import BrokerConnection
 from semel.client.consumer.commits import WHAT, Callback, CommitsCore, Offsets, PendingCommit
-from semel.client.consumer.fetch_driver import wait_ready
 from semel.client.errors import KafkaError, error_of
 from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES, offset_commit_error, offset_commit_request
+from semel.client.network import Connection, Network
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata
 from semel.client.wire import Pending
@@ -25,30 +24,28 @@ log = logging.getLogger(__name__)
 COMMIT_LANE = "commit"
 
 
-class CommitDriver:
+class CommitDriver(Generic[Connection]):
     """`on_error` gets the error code of a response to a commit, and who committed."""
 
     def __init__(
         self,
         core: CommitsCore,
-        cluster: Cluster,
-        aside: Aside,
-        waker: Waker,
+        network: Network[Connection],
         on_error: Callable[[ErrorCode, GroupMetadata], None],
     ) -> None:
         self._core = core
-        self._cluster = cluster
-        self._aside = aside
-        self._waker = waker
+        self._network = network
+        self._calls = network.calls
+        self._aside = network.aside
         self._on_error = on_error
-        self._connection: BrokerConnection | None = None
+        self._connection: Connection | None = None
         self._is_in_doubt = False  # whether the connection leads to the coordinator
         self._requests: dict[PendingCommit, Pending] = {}
 
     def __len__(self) -> int:
         return len(self._core)
 
-    def connections(self) -> list[BrokerConnection]:
+    def connections(self) -> list[Connection]:
         """The one in use, while there is a commit for it."""
         connection = self._connection
         return [connection] if len(self._core) and connection is not None and not connection.closed else []
@@ -67,24 +64,23 @@ class CommitDriver:
         self.turn()
         return commit
 
-    def commit(self, member: GroupMetadata, offsets: Offsets, deadline: Deadline) -> None:
+    async def commit(self, member: GroupMetadata, offsets: Offsets, deadline: Deadline) -> None:
         """Waits for the commits before it and for its own; raises if the group does not have the offsets."""
         commit = self.send(member, offsets, _ignored, deadline.remaining_s(), retried=True)
-        self.wait(lambda: commit.is_done, deadline)
+        await self.wait(lambda: commit.is_done, deadline)
         if not commit.is_done:
             self._core.withdraw(commit)
         if commit.error is not None:
             raise commit.error
 
-    def wait(self, done: Callable[[], bool], deadline: Deadline) -> None:
+    async def wait(self, done: Callable[[], bool], deadline: Deadline) -> None:
         """Until `done` or the deadline."""
         while True:
             self.turn()
             if done() or deadline.expired:
                 return
-            timeout_s = min(deadline.remaining_s(), self.due_at_s() - time.monotonic())
-            if self._waker.fd in wait_ready(self.connections(), timeout_s, self._waker.fd):
-                self._waker.drain()
+            until_s = min(time.monotonic() + deadline.remaining_s(), self.due_at_s())
+            await self._network.wait(self.connections(), until_s)
 
     # -- a turn --------------------------------------------------------------------------------------------------------
     def turn(self) -> None:
@@ -92,9 +88,7 @@ class CommitDriver:
         if len(self._core):
             self._core.not_sent_but(self._requests)
             self._aside.collect(COMMIT_LANE)
-            for connection in self.connections():
-                connection.progress()
-                connection.check_deadlines()
+            self._network.receive(self.connections())
             self._receive()
             self._core.expire(time.monotonic())
             self._send_next()
@@ -104,9 +98,9 @@ class CommitDriver:
         """On time.monotonic(): when `turn` has something to do without an event."""
         if not len(self._core):
             return float("inf")
-        times_s = [connection.next_deadline_s() for connection in self.connections()]
         is_connecting = self._aside.is_busy(COMMIT_LANE)
-        return min([*times_s, self._core.next_event_s(connecting=is_connecting)])
+        due_s = self._core.next_event_s(connecting=is_connecting)
+        return min(due_s, self._network.next_deadline_s(self.connections()))
 
     def _receive(self) -> None:
         for commit, pending in [(c, p) for c, p in self._requests.items() if p.done]:
@@ -127,7 +121,7 @@ class CommitDriver:
 
     def _forget_if_in_doubt(self, group_id: str) -> None:
         if self._core.take_doubt():
-            self._cluster.forget(group_coordinator(group_id))
+            self._calls.forget(group_coordinator(group_id))
             self._is_in_doubt = True
 
     def _call_back(self) -> None:
@@ -148,15 +142,16 @@ class CommitDriver:
             except KafkaError as error:  # the broker is too old for it
                 self._ended(commit, error)
 
-    def _send(self, commit: PendingCommit, connection: BrokerConnection) -> None:
+    def _send(self, commit: PendingCommit, connection: Connection) -> None:
         version = connection.capabilities.version_of(OFFSET_COMMIT, LAST_VERSION_WITH_NAMES)
         request = offset_commit_request(commit.member, commit.offsets)
-        limit_s = min(commit.deadline_s - time.monotonic(), self._cluster.settings.request_timeout_ms / 1000)
-        pending = connection.send(OFFSET_COMMIT, request, version=version, timeout_s=max(0.0, limit_s))
-        self._requests[commit] = pending
+        limit_s = min(commit.deadline_s - time.monotonic(), self._calls.settings.request_timeout_ms / 1000)
+        self._requests[commit] = self._network.send(
+            connection, OFFSET_COMMIT, request, version=version, timeout_s=max(0.0, limit_s)
+        )
         self._core.sent(commit)
 
-    def _connection_for(self, commit: PendingCommit) -> BrokerConnection | None:
+    def _connection_for(self, commit: PendingCommit) -> Connection | None:
         """The one that the commits before it are on; a new one only when none is on its way."""
         if self._core.in_flight:
             return next(iter(self.connections()), None)
@@ -164,16 +159,16 @@ class CommitDriver:
             self._connection, self._is_in_doubt = None, False
         if not self.connections():
             group_id = commit.member.group_id
-            limit_s = self._cluster.settings.request_timeout_ms / 1000
+            limit_s = self._calls.settings.request_timeout_ms / 1000
             self._connection = None
             self._aside.start(
                 COMMIT_LANE,
-                lambda: self._cluster.connect(group_coordinator(group_id), Deadline(limit_s), COMMIT_LANE),
+                lambda: self._calls.connect(group_coordinator(group_id), Deadline(limit_s), COMMIT_LANE),
                 lambda outcome: self._connected(group_id, outcome),
             )
         return self._connection
 
-    def _connected(self, group_id: str, outcome: TaskOutcome[BrokerConnection]) -> None:
+    def _connected(self, group_id: str, outcome: TaskOutcome[Connection]) -> None:
         try:
             self._connection = outcome.result()
         except KafkaError as error:

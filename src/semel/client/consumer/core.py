@@ -2,10 +2,12 @@
 
 It holds the cores of fetching and commits and the subscription; a driver (`engine.py`) runs them in turns:
 
-    core.follow_group(now_s)         # takes on what happened to the membership; False while a commit must end first
+    await core.follow_group()        # takes on what happened to the membership; False while a commit must end first
     core.topics_due_s()              # when to look whether topics came, went or grew; then `topics_found`
-    core.is_ready_to_join()          # partitions were given back as far as needed: the member may join
+    await core.is_ready_to_join()    # partitions were given back as far as needed: the member may join
     core.is_delivering               # whether records may be handed out
+
+The two that are awaited call the program's listener, which may wait; they wait for nothing else.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class ConsumerCore:
         self.subscription = subscription
         self._rebalancer = Rebalancer(member, self.assigned, listener, self._start_commit)
 
-    def follow_group(self) -> bool:
+    async def follow_group(self) -> bool:
         """Takes on what happened to the membership since the last call, and raises what the program must know. False
         while partitions that are given back wait for a commit."""
         member, rebalancer = self.member, self._rebalancer
@@ -92,22 +94,22 @@ class ConsumerCore:
         if change.assignment is not None:
             self.retry_budget.succeeded()
         try:
-            rebalancer.apply_change(change.lost, change.assignment)
+            await rebalancer.apply_change(change.lost, change.assignment)
             if change.error is not None:
                 raise change.error
             if member.is_fenced:
                 raise error_of(ErrorCode.FENCED_INSTANCE_ID, f"group {member.group_id!r}")
-            return rebalancer.adopt()
+            return await rebalancer.adopt()
         except Exception:
             raise
         except BaseException:  # Ctrl-C: whether the partitions are where they belong is not known
             member.rejoin("a call was interrupted")
             raise
 
-    def is_ready_to_join(self) -> bool:
+    async def is_ready_to_join(self) -> bool:
         """Whether the member should join, and what it must give back first has been given back."""
         assert self._rebalancer is not None
-        return self._wants_to_join and self._rebalancer.prepare(self.subscription.topics)
+        return self._wants_to_join and await self._rebalancer.prepare(self.subscription.topics)
 
     @property
     def _wants_to_join(self) -> bool:
@@ -126,13 +128,13 @@ class ConsumerCore:
             due_s = min(due_s, max(self.member.retry_at_s, now_s))
         return due_s
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Gives everything back, with the listener. The caller has committed; the member leaves afterwards."""
         member, rebalancer = self.member, self._rebalancer
         self.subscription = TopicSubscription()
         try:
             if member is not None and rebalancer is not None and not member.is_fenced:
-                rebalancer.give_back()  # a commit of the listener still carries the member's identity
+                await rebalancer.give_back()  # a commit of the listener still carries the member's identity
         finally:
             self.member = self._rebalancer = None
             self.assigned.assign([])

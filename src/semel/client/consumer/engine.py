@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
-import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic
 
-from semel.client.aside import Aside, TaskOutcome, Waker
-from semel.client.cluster import Cluster
+from semel.client.aside import TaskOutcome
 from semel.client.consumer.commit_driver import CommitDriver
 from semel.client.consumer.commits import PendingCommit
 from semel.client.consumer.core import ConsumerCore, TopicSubscription
-from semel.client.consumer.fetch_driver import LOOKUP_LANE, FetchDriver, wait_ready
+from semel.client.consumer.fetch_driver import LOOKUP_LANE, FetchDriver
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import ClosedError, IllegalStateError, KafkaError
 from semel.client.group.member import GROUP_LANE, GroupMember
 from semel.client.metadata import Metadata
+from semel.client.network import Connection, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
@@ -28,34 +26,34 @@ from semel.protocol.errors import Recovery
 log = logging.getLogger("semel.client.consumer")
 
 
-class ConsumerEngine:
+class ConsumerEngine(Generic[Connection]):
     def __init__(
         self,
         settings: ConsumerSettings,
+        network: Network[Connection],
         commit_before_revoke: Callable[[], PendingCommit | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.cluster = Cluster(settings)
-        self.core = ConsumerCore(settings, self.cluster.metadata, random.random, commit_before_revoke)
+        self.network = network
+        self.calls = network.calls
+        self.core = ConsumerCore(settings, self.calls.metadata, random.random, commit_before_revoke)
         self.assigned = self.core.assigned
         self.fetcher = self.core.fetching.fetcher
-        self.waker = Waker()
-        self.aside = Aside(self.waker.wake)
-        self.fetching = FetchDriver(self.core.fetching, self.cluster, settings, self.aside, clock)
-        self.commits = CommitDriver(self.core.commits, self.cluster, self.aside, self.waker, self._on_commit_error)
-        self.member: GroupMember | None = None
+        self.aside = network.aside
+        self.fetching = FetchDriver(self.core.fetching, network, settings, clock)
+        self.commits = CommitDriver(self.core.commits, network, self._on_commit_error)
+        self.member: GroupMember[Connection] | None = None
         self.closed = False
         self._clock = clock
-        self._close_waker = weakref.finalize(self, self.waker.close)
-        self._owner_pid = os.getpid()
 
     # -- a turn --------------------------------------------------------------------------------------------------------
-    def turn(self) -> None:
-        """Does everything that can be done now; never waits. Group, commits, responses, offsets, requests."""
+    async def turn(self) -> None:
+        """Does everything that can be done now; waits for nothing but the program's listener. Group, commits,
+        responses, offsets, requests."""
         self._collect()
         if self.member is not None:
-            self._turn_group(self.member)
+            await self._turn_group(self.member)
         self.commits.turn()
         self.fetching.receive()
         self.fetching.resolve()
@@ -72,8 +70,8 @@ class ConsumerEngine:
                     raise
                 self.core.retry_budget.failed(error, self._clock())
 
-    def wait(self, deadline: Deadline) -> None:
-        """Waits for the network, for what is done aside, for the heartbeat thread, or for a retry."""
+    async def wait(self, deadline: Deadline) -> None:
+        """Waits for the network, for what is done aside, for the heartbeats, or for a retry."""
         until_s = min(
             self._clock() + deadline.remaining_s(), self.core.fetching.next_retry_s(), self.commits.due_at_s()
         )
@@ -81,43 +79,39 @@ class ConsumerEngine:
         if self.member is not None:
             until_s = min(until_s, self._group_due_s())
             connections += self.member.connections()
-        until_s = min([until_s, *(connection.next_deadline_s() for connection in connections)])
-        ready = wait_ready(connections, until_s - self._clock(), self.waker.fd)
-        while self.fetching.read_on(ready):
-            ready = wait_ready(connections, until_s - self._clock(), self.waker.fd)
-        if self.waker.fd in ready:
-            self.waker.drain()
+        until_s = min(until_s, self.network.next_deadline_s(connections))
+        await self.network.wait(connections, until_s, self.fetching)
 
     def wake(self) -> None:
         """Ends a wait; any thread may call it."""
-        self.waker.wake()
+        self.network.wake()
 
-    def run_until(self, done: Callable[[], bool], deadline: Deadline) -> bool:
+    async def run_until(self, done: Callable[[], bool], deadline: Deadline) -> bool:
         """Turns until `done` or the deadline; whether it is done."""
         while True:
-            self.turn()
+            await self.turn()
             if done():
                 return True
-            self.core.retry_budget.check(self._clock(), deadline.expired, self.cluster.was_reached)
+            self.core.retry_budget.check(self._clock(), deadline.expired, self.calls.was_reached)
             if deadline.expired:
                 return False
-            self.wait(deadline)
+            await self.wait(deadline)
 
     # -- the group -----------------------------------------------------------------------------------------------------
-    def _turn_group(self, member: GroupMember) -> None:
+    async def _turn_group(self, member: GroupMember[Connection]) -> None:
         member.polled()
         member.service()
-        if not self.core.follow_group():
+        if not await self.core.follow_group():
             return
         if self._clock() >= self.core.topics_due_s():
             self._look_up_topics()
-        if self.core.is_ready_to_join():
-            member.join(self.core.subscription.topics, self.assigned.partitions, self.aside)
+        if await self.core.is_ready_to_join():
+            member.join(self.core.subscription.topics, self.assigned.partitions)
 
     def _look_up_topics(self) -> None:
         subscription, wanted = self.core.subscription, self.core.subscription.wanted
         if self.fetching.look_up(
-            lambda: self.cluster.refresh(wanted, self.fetching.look_up_deadline(), LOOKUP_LANE),
+            lambda: self.calls.refresh(wanted, self.fetching.look_up_deadline(), LOOKUP_LANE),
             lambda outcome: self._on_topics(subscription, outcome),
         ):
             subscription.refreshed_at_s = self._clock()
@@ -139,21 +133,21 @@ class ConsumerEngine:
 
     def subscribe(self, subscription: TopicSubscription, listener: RebalanceListener) -> None:
         if self.member is None:
-            self.member = GroupMember(self.cluster, self.settings, self.waker.wake, self._clock)
+            self.member = GroupMember(self.network, self.settings, self._clock)
         # A pattern names no topic: looking up one that was deleted must not create it again.
         by_name = self.settings.allow_auto_create_topics and subscription.pattern is None
-        self.cluster.settings = self.settings.replace(allow_auto_create_topics=by_name)
+        self.calls.settings = self.settings.replace(allow_auto_create_topics=by_name)
         self.core.subscribe(self.member, subscription, listener)
 
-    def leave_group(self, reason: str, deadline: Deadline) -> None:
+    async def leave_group(self, reason: str, deadline: Deadline) -> None:
         """Gives partitions back, calls the listener and leaves. The caller has committed."""
-        self.cluster.settings = self.settings
+        self.calls.settings = self.settings
         try:
-            self.core.leave()
+            await self.core.leave()
         finally:
             member, self.member = self.member, None
             if member is not None:
-                member.leave(reason, deadline)
+                await member.leave(reason, deadline)
 
     def _on_commit_error(self, code: Any, identity: Any) -> None:
         if self.member is not None:
@@ -163,20 +157,14 @@ class ConsumerEngine:
     def check_usable(self) -> None:
         if self.closed:
             raise ClosedError("this consumer is closed; make a new one")
-        if os.getpid() != self._owner_pid:
-            raise IllegalStateError(
-                "this consumer was made before a fork; its connections and its place in the group belong to the parent "
-                "process: make a consumer in each process"
-            )
+        self.network.check_owner()
 
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         self.assigned.assign([])  # an iteration that is under way ends
-        if os.getpid() == self._owner_pid:
-            self.cluster.close()
-        self._close_waker()
+        self.network.close()
 
 
 def checked_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:

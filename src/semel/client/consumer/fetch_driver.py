@@ -5,22 +5,20 @@ What they mean is decided by `fetching.py`.
 
 from __future__ import annotations
 
-import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from semel.client.aside import Aside, TaskOutcome
-from semel.client.cluster import Cluster
+from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import Leader, NodeTarget
-from semel.client.connection import BrokerConnection
 from semel.client.consumer.fetcher import FIRST_VERSION_WITH_TOPIC_IDS, FetchPlan
 from semel.client.consumer.fetching import CommittedLookUp, FetchingCore, LeadersLookUp, OffsetsLookUp
 from semel.client.errors import KafkaError, error_of
+from semel.client.group.offset_calls import fetch_committed, list_offsets
 from semel.client.group.offset_requests import OffsetLookup
-from semel.client.group.offsets import fetch_committed, list_offsets
 from semel.client.metadata import Metadata
+from semel.client.network import Connection, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, TopicPartition
@@ -33,21 +31,21 @@ LOOKUP_LANE = "lookup"
 Value = TypeVar("Value")
 
 
-class FetchDriver:
+class FetchDriver(Generic[Connection]):
     def __init__(
         self,
         core: FetchingCore,
-        cluster: Cluster,
+        network: Network[Connection],
         settings: ConsumerSettings,
-        aside: Aside,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
-        self._cluster = cluster
+        self._network = network
+        self._calls = network.calls
+        self._aside = network.aside
         self._settings = settings
-        self._aside = aside
         self._clock = clock
-        self._connections: dict[int, BrokerConnection] = {}
+        self._connections: dict[int, Connection] = {}
         self._in_flight: dict[int, tuple[FetchPlan, Pending]] = {}
         self.requests_total = self.failed_total = 0
 
@@ -58,7 +56,7 @@ class FetchDriver:
             yield self._core
         finally:
             for partition in self._core.take_doubted():
-                self._cluster.forget(Leader(*partition))
+                self._calls.forget(Leader(*partition))
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def send(self, draining: bool = False) -> None:
@@ -67,7 +65,7 @@ class FetchDriver:
         stale = self._core.stale_leaders(now_s)
         if stale is not None:
             self._look_up_leaders(stale)
-        connecting = (node for node in self._cluster.metadata.brokers if self._aside.is_busy(_lane(node)))
+        connecting = (node for node in self._calls.metadata.brokers if self._aside.is_busy(_lane(node)))
         for plan in self._core.plan([*self._in_flight, *connecting], now_s, draining):
             try:
                 connection = self._connection_to(plan)
@@ -76,17 +74,18 @@ class FetchDriver:
             except KafkaError as error:
                 self._failed(plan, error, now_s)
 
-    def _send(self, connection: BrokerConnection, plan: FetchPlan) -> Pending:
+    def _send(self, connection: Connection, plan: FetchPlan) -> Pending:
         by_name = NO_UUID in plan.names
         at_most = FIRST_VERSION_WITH_TOPIC_IDS - 1 if by_name else 0x7FFF
         version = connection.capabilities.version_of(FETCH, at_most)
         timeout_s = (self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms) / 1000
-        pending = connection.send(FETCH, plan.request, version=version, timeout_s=timeout_s)
-        connection.read_ahead()
+        pending = self._network.send(
+            connection, FETCH, plan.request, version=version, timeout_s=timeout_s, may_be_large=True
+        )
         self.requests_total += 1
         return pending
 
-    def _connection_to(self, plan: FetchPlan) -> BrokerConnection | None:
+    def _connection_to(self, plan: FetchPlan) -> Connection | None:
         """To the plan's broker; if there is none, one is opened aside."""
         node_id = plan.node_id
         connection = self._connections.get(node_id)
@@ -95,12 +94,12 @@ class FetchDriver:
         self._connections.pop(node_id, None)
         self._aside.start(
             _lane(node_id),
-            lambda: self._cluster.connect(NodeTarget(node_id), self.look_up_deadline(), _lane(node_id)),
+            lambda: self._calls.connect(NodeTarget(node_id), self.look_up_deadline(), _lane(node_id)),
             lambda outcome: self._on_connected(plan, outcome),
         )
         return None
 
-    def _on_connected(self, plan: FetchPlan, outcome: TaskOutcome[BrokerConnection]) -> None:
+    def _on_connected(self, plan: FetchPlan, outcome: TaskOutcome[Connection]) -> None:
         try:
             self._connections[plan.node_id] = outcome.result()
         except KafkaError as error:
@@ -116,23 +115,16 @@ class FetchDriver:
             core.failed(plan, error, self._clock(), since_s)
 
     # -- waiting and receiving -----------------------------------------------------------------------------------------
-    def connections(self) -> list[BrokerConnection]:
+    def connections(self) -> list[Connection]:
         return [connection for connection in self._connections.values() if not connection.closed]
 
-    def read_on(self, ready: set[int]) -> bool:
-        """Reads what has come; whether that was only a part of a response, so that all there is to do is wait on."""
-        mine = {fd: connection for connection in self.connections() for fd in connection.waits_for()}
-        if not ready or not ready <= mine.keys():
-            return False
-        for fd in ready:
-            mine[fd].progress()
-        return not any(pending.done for _, pending in self._in_flight.values())
+    def has_response(self) -> bool:
+        """Whether `receive` would find one."""
+        return any(pending.done for _, pending in self._in_flight.values())
 
     def receive(self) -> None:
         """Takes the responses that have come. Raises what the program must decide about."""
-        for connection in self.connections():
-            connection.progress()
-            connection.check_deadlines()
+        self._network.receive(self.connections())
         for node_id, (plan, pending) in list(self._in_flight.items()):
             if pending.done:
                 del self._in_flight[node_id]
@@ -151,7 +143,9 @@ class FetchDriver:
                 core.responded(plan, response, now_s)
 
     # -- look-ups ------------------------------------------------------------------------------------------------------
-    def look_up(self, work: Callable[[], Value], then: Callable[[TaskOutcome[Value]], None]) -> bool:
+    def look_up(
+        self, work: Callable[[], Coroutine[Any, Any, Value]], then: Callable[[TaskOutcome[Value]], None]
+    ) -> bool:
         """Starts a look-up unless another one is under way."""
         return self._aside.start(LOOKUP_LANE, work, then)
 
@@ -177,10 +171,10 @@ class FetchDriver:
             with self._deciding() as core:
                 core.leaders_found(stale, self._clock(), outcome.started_s, failure)
 
-        self.look_up(lambda: self._cluster.refresh(stale.topics, self.look_up_deadline(), LOOKUP_LANE), then)
+        self.look_up(lambda: self._calls.refresh(stale.topics, self.look_up_deadline(), LOOKUP_LANE), then)
 
     def _look_up_committed(self, wanted: CommittedLookUp) -> None:
-        cluster, group_id, partitions = self._cluster, wanted.group_id, wanted.partitions
+        calls, group_id, partitions = self._calls, wanted.group_id, wanted.partitions
         stable = self._settings.reads_committed
 
         def then(outcome: TaskOutcome[dict[TopicPartition, OffsetAndMetadata]]) -> None:
@@ -193,7 +187,7 @@ class FetchDriver:
                     core.committed_found(wanted, committed)
 
         self.look_up(
-            lambda: fetch_committed(cluster, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE), then
+            lambda: fetch_committed(calls, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE), then
         )
 
     def _look_up_offsets(self, wanted: OffsetsLookUp) -> None:
@@ -204,19 +198,9 @@ class FetchDriver:
 
         isolation = self._settings.isolation
         self.look_up(
-            lambda: list_offsets(self._cluster, wanted.wanted, isolation, self.look_up_deadline(), LOOKUP_LANE), then
+            lambda: list_offsets(self._calls, wanted.wanted, isolation, self.look_up_deadline(), LOOKUP_LANE), then
         )
 
 
 def _lane(node_id: int) -> str:
     return f"fetch-{node_id}"
-
-
-def wait_ready(connections: Iterable[BrokerConnection], timeout_s: float, wakeup: int) -> set[int]:
-    """Waits until a connection can go on or `wakeup` is readable; the file descriptors that are ready."""
-    poller = select.poll()
-    for connection in connections:
-        for fd, events in connection.waits_for().items():
-            poller.register(fd, events)
-    poller.register(wakeup, select.POLLIN)
-    return {fd for fd, _ in poller.poll(max(0.0, min(timeout_s, 3600.0)) * 1000)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
 from semel.client.consumer.commits import PendingCommit
@@ -14,18 +15,29 @@ log = logging.getLogger(__name__)
 
 
 class RebalanceListener:
-    """Override what you need. Called inside poll() and close(), in the thread that calls them."""
+    """Override what you need. Called inside poll() and close(), in the thread that calls them; an `AsyncConsumer`
+    awaits methods that are coroutines."""
 
-    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+    def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """These are new. Called before the first record of them is read: seek here if offsets are kept elsewhere."""
+        return None
 
-    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+    def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """These will be given back when this returns: the last chance to finish and commit work on them."""
+        return None
 
-    def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
+    def on_partitions_lost(self, partitions: list[TopicPartition]) -> Awaitable[None] | None:
         """These are gone already, others may work on them: drop unfinished work. Calls on_partitions_revoked unless
         overridden."""
-        self.on_partitions_revoked(partitions)
+        return self.on_partitions_revoked(partitions)
+
+
+async def _call(
+    method: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
+) -> None:
+    waiting = method(partitions)
+    if inspect.isawaitable(waiting):
+        await waiting
 
 
 class Rebalancer:
@@ -53,7 +65,7 @@ class Rebalancer:
         """Whether partitions wait for a commit before they are given back: no record of theirs may be handed out."""
         return self._commit is not None
 
-    def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
+    async def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
         """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
         gone = sorted(self._assigned.partitions) if lost else []
         if lost:
@@ -63,9 +75,9 @@ class Rebalancer:
             self._assignment = set(assignment)
         if gone:
             log.warning("group %s: lost %s", self._member.group_id, ", ".join(map(str, gone)))
-            self._listener.on_partitions_lost(gone)
+            await _call(self._listener.on_partitions_lost, gone)
 
-    def prepare(self, topics: frozenset[str]) -> bool:
+    async def prepare(self, topics: frozenset[str]) -> bool:
         """Before joining, once per rebalance: eager members give everything back, cooperative ones what is unwanted.
         False while a commit must be waited for."""
         if self._prepared:
@@ -74,11 +86,11 @@ class Rebalancer:
         keep = {part for part in owned if part.topic in topics} if self._member.is_cooperative else set()
         if not self._is_committed(owned - keep):
             return False
-        self._revoke(owned - keep, keep)
+        await self._revoke(owned - keep, keep)
         self._prepared = True
         return True
 
-    def adopt(self) -> bool:
+    async def adopt(self) -> bool:
         """The new assignment. What a cooperative member lost is given back now, and shared out in another round.
         False while a commit must be waited for."""
         if self._assignment is None:
@@ -89,17 +101,18 @@ class Rebalancer:
             return False
         self._assignment, self._prepared = None, False
         try:
-            self._revoke(revoked, target)
+            await self._revoke(revoked, target)
         finally:
             log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
             self._member.adopted(target, bool(revoked))
-            self._listener.on_partitions_assigned(sorted(added if self._member.is_cooperative else target))
+            new = sorted(added if self._member.is_cooperative else target)
+            await _call(self._listener.on_partitions_assigned, new)
         return True
 
-    def give_back(self) -> None:
+    async def give_back(self) -> None:
         """Everything, before leaving; the caller has committed."""
         self._commit = None
-        self._revoke(self._assigned.partitions, set())
+        await self._revoke(self._assigned.partitions, set())
 
     def _is_committed(self, revoked: set[TopicPartition]) -> bool:
         """Starts the commit; whether it has ended, with or without success."""
@@ -112,9 +125,9 @@ class Rebalancer:
         self._commit = None
         return True
 
-    def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
+    async def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
         try:
             if revoked:
-                self._listener.on_partitions_revoked(sorted(revoked))
+                await _call(self._listener.on_partitions_revoked, sorted(revoked))
         finally:
             self._assigned.assign(kept)

@@ -1,9 +1,9 @@
-"""The driver of a group member: the lock of its core, connections, the heartbeat thread. What a response means is
-decided by `core.py`.
+"""The driver of a group member: the lock of its core, connections, heartbeats. What a response means is decided by
+the core, of the classic protocol or another.
 
-Nothing that the consumer calls waits: `join` sends, `service` takes the response if there is one; connections are
-opened and metadata is read aside. The consumer's thread and the heartbeat thread share a member; the lock is held for
-every call of the core, and never while something waits for the network.
+Nothing that a poll calls waits: `join` sends, `service` takes the response if there is one; connections are opened and
+metadata is read aside. The consumer and its heartbeats, a thread or a task, share a member; the lock is held for every
+call of the core, and never while something waits for the network.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic
 
-from semel.client.aside import Aside, TaskOutcome, in_thread
-from semel.client.cluster import Cluster
+from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import group_coordinator
-from semel.client.connection import BrokerConnection
 from semel.client.errors import KafkaError
 from semel.client.group.core import MemberCore, Sharing, subscribed_topics
 from semel.client.group.membership import NEVER_S, GroupCore, Leaving, MembershipChange
 from semel.client.metadata import TopicMetadata
+from semel.client.network import Background, Connection, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, TopicPartition
@@ -38,24 +37,23 @@ GROUP_LANE, SHARE_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "share", "heartbea
 LEAVE_TIMEOUT_S = 3.0
 
 
-class GroupMember:
+class GroupMember(Generic[Connection]):
     def __init__(
         self,
-        cluster: Cluster,
+        network: Network[Connection],
         settings: ConsumerSettings,
-        wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core: GroupCore = MemberCore(settings, random.random, clock())
         self._lock = threading.RLock()  # guards the core, the connection and the request on it
-        self._cluster = cluster
+        self._network = network
+        self._calls = network.calls
         self._settings = settings
         self._coordinator = group_coordinator(self.group_id)
-        self._wake = wake
         self._clock = clock
-        self._connection: BrokerConnection | None = None  # for JoinGroup and SyncGroup
+        self._connection: Connection | None = None  # for JoinGroup and SyncGroup
         self._pending: Pending | None = None
-        self._heartbeat: HeartbeatThread | None = None
+        self._heartbeat: Background | None = None
 
     @contextmanager
     def _locked(self) -> Iterator[GroupCore]:
@@ -73,7 +71,7 @@ class GroupMember:
                 raise
             finally:
                 if self._core.take_doubt():
-                    self._cluster.forget(self._coordinator)
+                    self._calls.forget(self._coordinator)
 
     # -- for the consumer ----------------------------------------------------------------------------------------------
     @property
@@ -150,35 +148,36 @@ class GroupMember:
         with self._locked() as core:
             core.reported(code, identity, self._clock())
 
-    def connections(self) -> list[BrokerConnection]:
+    def connections(self) -> list[Connection]:
         """The one that a response is waited for on. An idle one that the broker closed would be readable for good."""
         with self._lock:
             connection = self._connection if self._pending is not None else None
             return [connection] if connection is not None and not connection.closed else []
 
-    def join(self, topics: frozenset[str], owned: Iterable[TopicPartition], aside: Aside) -> None:
+    def join(self, topics: frozenset[str], owned: Iterable[TopicPartition]) -> None:
         """Sends JoinGroup if that is due and there is a connection; else opens one aside. The search's errors are
         raised by `aside.collect`."""
+        aside = self._network.aside
         with self._locked() as core:
             if not core.is_due_to_join(self._clock()) or aside.is_busy(GROUP_LANE):
                 return
             connection = self._connection
             if connection is not None:
-                connection.notice_closing()
+                self._network.notice_closing(connection)
             if connection is None or connection.closed or connection.retiring:
                 self._connection = None
                 limit = Deadline(self._settings.request_timeout_ms / 1000)
                 aside.start(
-                    GROUP_LANE, lambda: self._cluster.connect(self._coordinator, limit, GROUP_LANE), self._connected
+                    GROUP_LANE, lambda: self._calls.connect(self._coordinator, limit, GROUP_LANE), self._connected
                 )
                 return
             if not connection.capabilities.has(core.join_api):
                 raise core.unsupported(connection.address)
             # A response may take as long as a rebalance, or be lost. Which of them is not known, and sending it again
             # does no harm: the coordinator has the member, which goes on waiting on the new connection.
-            self._pending = connection.send(core.join_api, core.join(topics, owned))
+            self._pending = self._network.send(connection, core.join_api, core.join(topics, owned))
 
-    def _connected(self, outcome: TaskOutcome[BrokerConnection]) -> None:
+    def _connected(self, outcome: TaskOutcome[Connection]) -> None:
         with self._locked() as core:
             try:
                 self._connection = outcome.result()
@@ -194,9 +193,7 @@ class GroupMember:
             pending = self._pending
             if pending is None:
                 return
-            for connection in self.connections():
-                connection.progress()
-                connection.check_deadlines()
+            self._network.receive(self.connections())
             if not pending.done:
                 return
             self._pending = None
@@ -208,11 +205,11 @@ class GroupMember:
             else:
                 self._follow(core.responded(response, self._clock()))
                 self._start_heartbeats()
-            self._wake()
+            self._network.wake()
 
     def _follow(self, next_step: SyncGroupRequest | Sharing | None) -> None:
         if isinstance(next_step, Sharing):
-            in_thread(self._share_out, next_step)
+            self._network.spawn(lambda: self._share_out(next_step))
         elif next_step is not None:
             self._send_sync(next_step)
 
@@ -221,15 +218,15 @@ class GroupMember:
         if connection is None or connection.closed:
             self._core.unanswered(self._clock())
         else:
-            self._pending = connection.send(SYNC_GROUP, request)
+            self._pending = self._network.send(connection, SYNC_GROUP, request)
 
-    def _share_out(self, sharing: Sharing) -> None:
-        """The leader's work, in a thread of its own: an assignment for every member, sent with SyncGroup."""
+    async def _share_out(self, sharing: Sharing) -> None:
+        """The leader's work, aside: an assignment for every member, sent with SyncGroup."""
         counts: dict[str, int] = {}
         shares: list[SyncGroupRequestAssignment] | None = None
         try:
             members = sharing.members()
-            counts = self._partition_counts(subscribed_topics(members))
+            counts = await self._partition_counts(subscribed_topics(members))
             shares = sharing.shares(members, counts)
         except Exception as error:  # whatever it is, the member must not wait for an assignment that is not sent
             is_expected = isinstance(error, (KafkaError, DecodeError))
@@ -245,40 +242,39 @@ class GroupMember:
                 request = core.sync(sharing, counts, shares)
                 if request is not None:
                     self._send_sync(request)
-        self._wake()
+        self._network.wake()
 
-    def _partition_counts(self, topics: frozenset[str]) -> dict[str, int]:
+    async def _partition_counts(self, topics: frozenset[str]) -> dict[str, int]:
         known: dict[str, TopicMetadata] = {}
         if topics:
             deadline = Deadline(self._settings.request_timeout_ms / 1000)
-            known = dict(self._cluster.refresh(sorted(topics), deadline, SHARE_LANE).topics)
+            known = dict((await self._calls.refresh(sorted(topics), deadline, SHARE_LANE)).topics)
         return {name: len(known[name].partitions) for name in topics if name in known}
 
-    # -- the heartbeat thread's part -----------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
     def _start_heartbeats(self) -> None:
         if self._heartbeat is None and self._core.next_event_s() < NEVER_S:
-            heartbeat = HeartbeatThread(self, self._clock)
-            heartbeat.start()
-            self._heartbeat = heartbeat
+            beating = Heartbeats(self, self._clock)
+            self._heartbeat = self._network.background(f"semel-heartbeat-{self.group_id}", beating.run)
 
     def next_event_s(self) -> float:
         with self._lock:
             return self._core.next_event_s()
 
-    def beat(self) -> None:
+    async def beat(self) -> None:
         """One heartbeat if it is due; its wait holds no lock."""
         with self._locked() as core:
             request = core.beat(self._clock())
         if isinstance(request, Leaving):
-            self._send_leave(request, HEARTBEAT_LANE, Deadline(LEAVE_TIMEOUT_S))
+            await self._send_leave(request, HEARTBEAT_LANE, Deadline(LEAVE_TIMEOUT_S))
         elif request is not None:
-            self._send_heartbeat(request)
+            await self._send_heartbeat(request)
 
-    def _send_heartbeat(self, request: Any) -> None:
+    async def _send_heartbeat(self, request: Any) -> None:
         api, limit_s = self._core.beat_api, self._core.beat_limit_s
         response: Any = None
         try:
-            response = self._cluster.call(
+            response = await self._calls.call(
                 self._coordinator, api, request, timeout_s=limit_s, errors=None, lane=HEARTBEAT_LANE
             )
         except KafkaError as error:
@@ -289,10 +285,10 @@ class GroupMember:
                     core.not_beaten(request, self._clock())
                 else:
                     core.beaten(request, response, self._clock())
-        self._wake()
+        self._network.wake()
 
     # -- leaving -------------------------------------------------------------------------------------------------------
-    def leave(self, reason: str, deadline: Deadline) -> None:
+    async def leave(self, reason: str, deadline: Deadline) -> None:
         """Gives the place up, so that others need not wait for the session to end. Static members keep theirs."""
         limit = Deadline(min(deadline.remaining_s(), LEAVE_TIMEOUT_S))
         with self._locked() as core:
@@ -300,15 +296,16 @@ class GroupMember:
             self._pending = None
             heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is not None:
-            heartbeat.stop(timeout_s=min(1.0, limit.remaining_s()))
+            await heartbeat.stop(timeout_s=min(1.0, limit.remaining_s()))
         if departure is not None:
-            self._send_leave(departure, LEAVE_LANE, limit)
+            await self._send_leave(departure, LEAVE_LANE, limit)
 
-    def _send_leave(self, departure: Leaving, lane: str, deadline: Deadline) -> None:
+    async def _send_leave(self, departure: Leaving, lane: str, deadline: Deadline) -> None:
         try:
-            connection = self._cluster.connect(self._coordinator, deadline, lane)
+            connection = await self._calls.connect(self._coordinator, deadline, lane)
             version = connection.capabilities.version_of(departure.api)
-            connection.call(departure.api, departure.request(version), max(0.001, deadline.remaining_s()), version)
+            request = departure.request(version)
+            await self._calls.request(connection, departure.api, request, deadline.remaining_s(), version)
         except KafkaError as error:
             log.info("group %s: leaving failed (the session will end by itself): %s", self.group_id, error)
 
@@ -317,43 +314,32 @@ SERVICE_EVERY_S = 0.05  # while a rebalance is under way and the program is not 
 LOOK_EVERY_S = 1.0  # whether the consumer is still there
 
 
-class HeartbeatThread:
-    """Keeps the membership alive while the program works on records; the one thread of a group consumer.
+class Heartbeats:
+    """Keep the membership alive while the program works on records: the one thread of a group consumer, or a task.
 
-    It starts with the first generation, uses connections of its own, and touches nothing of the consumer but the
-    member's locked state. It stops at max.poll.interval.ms: a program that does not come back to poll() loses its
+    They start with the first generation, use connections of their own, and touch nothing of the consumer but the
+    member's locked state. They stop at max.poll.interval.ms: a program that does not come back to poll() loses its
     partitions, so that others can go on. See docs/decisions/0040."""
 
-    def __init__(self, member: GroupMember, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, member: GroupMember[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._member = weakref.ref(member)  # a consumer that was dropped without close() must not live on through us
         self._clock = clock
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"semel-heartbeat-{member.group_id}", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> None:
-        self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
+    async def run(self, background: Background) -> None:
         while True:
             member = self._member()
-            if member is None or self._stopped.is_set():
+            if member is None or background.is_stopped:
                 return
             is_serving = member.awaits_response
-            self._attempt(member.service if is_serving else member.beat)
+            try:
+                if is_serving:
+                    member.service()
+                else:
+                    await member.beat()
+            except Exception:  # a bug must not end the heartbeats silently
+                if not background.is_stopped:  # what fails because the consumer is being closed is no bug
+                    log.exception("a heartbeat failed in a way that was not foreseen; the next one follows")
             wait_s = SERVICE_EVERY_S if is_serving else min(member.next_event_s() - self._clock(), LOOK_EVERY_S)
             del member
-            if self._stopped.wait(max(wait_s, 0.001)):
+            if await background.pause(max(wait_s, 0.001)):
                 return
-
-    def _attempt(self, step: Callable[[], None]) -> None:
-        """A bug must not end the heartbeats silently; what fails because the consumer is being closed is no bug."""
-        try:
-            step()
-        except Exception:
-            if not self._stopped.is_set():
-                log.exception("a heartbeat failed in a way that was not foreseen; the next one follows")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from semel.client import Consumer, Producer
-from semel.client.consumer import consumer as consumer_module
-from semel.client.consumer import decode, engine, fetch_driver, fetcher, reader
+from semel.client.consumer import base, decode, engine, fetch_driver, fetcher, reader
+from semel.client.immediate import run
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 
@@ -27,7 +28,7 @@ POINTS: list[tuple[Any, str]] = [
     (engine.ConsumerEngine, "turn"),
     (fetch_driver.FetchDriver, "receive"),
     (fetch_driver.FetchDriver, "send"),
-    (consumer_module.Consumer, "_fetch_ahead"),
+    (base.ConsumerBase, "_fetch_ahead"),
     (reader.ChunkReader, "take"),
 ]
 
@@ -41,7 +42,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, a
         if calls[0] != at:
             return call(*arguments, **keywords)
         if after_it:
-            call(*arguments, **keywords)
+            result = call(*arguments, **keywords)
+            if inspect.iscoroutine(result):
+                run(result)
         fired.append(name)
         raise KeyboardInterrupt
 

@@ -9,6 +9,7 @@ import pytest
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
 from semel.client.consumer.rebalance import RebalanceListener, Rebalancer
+from semel.client.immediate import run
 from semel.client.types import TopicPartition
 
 MINE = [TopicPartition("t", number) for number in range(4)]
@@ -61,9 +62,9 @@ def test_partitions_are_given_back_although_the_listener_raised_before_a_join() 
     listener = Raising("revoked")
     rebalancer, assigned, _ = rebalancer_of(listener)
     with pytest.raises(Surprise):
-        rebalancer.prepare(frozenset(["t"]))
+        run(rebalancer.prepare(frozenset(["t"])))
     assert assigned.partitions == set()
-    assert rebalancer.prepare(frozenset(["t"]))  # the next poll goes on with the join, and calls it once
+    assert run(rebalancer.prepare(frozenset(["t"])))  # the next poll goes on with the join, and calls it once
     assert listener.calls == [("revoked", MINE)]
 
 
@@ -71,9 +72,9 @@ def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_rev
     listener = Raising("revoked")
     rebalancer, assigned, member = rebalancer_of(listener, is_cooperative=True)
     new = TopicPartition("t", 9)
-    rebalancer.apply_change(False, [MINE[0], new])
+    run(rebalancer.apply_change(False, [MINE[0], new]))
     with pytest.raises(Surprise):
-        rebalancer.adopt()
+        run(rebalancer.adopt())
     assert assigned.partitions == {MINE[0], new}
     assert member.rejoined == 1
     assert listener.calls == [("revoked", MINE[1:]), ("assigned", [new])]
@@ -82,19 +83,19 @@ def test_new_assignment_is_adopted_although_the_listener_raised_for_what_was_rev
 @pytest.mark.parametrize("is_cooperative", [False, True])
 def test_new_assignment_is_adopted_although_the_listener_raised_for_it(is_cooperative: bool) -> None:
     rebalancer, assigned, _ = rebalancer_of(Raising("assigned"), is_cooperative)
-    rebalancer.apply_change(False, MINE[:1])
+    run(rebalancer.apply_change(False, MINE[:1]))
     with pytest.raises(Surprise):
-        rebalancer.adopt()
+        run(rebalancer.adopt())
     assert assigned.partitions == {MINE[0]}
-    assert rebalancer.adopt()  # nothing is left to do
+    assert run(rebalancer.adopt())  # nothing is left to do
 
 
 def test_assignment_that_follows_a_loss_is_not_lost_with_the_listener_s_error() -> None:
     rebalancer, assigned, _ = rebalancer_of(Raising("lost"))
     with pytest.raises(Surprise):
-        rebalancer.apply_change(True, MINE[2:])
+        run(rebalancer.apply_change(True, MINE[2:]))
     assert assigned.partitions == set()
-    rebalancer.adopt()
+    run(rebalancer.adopt())
     assert assigned.partitions == set(MINE[2:])
 
 
@@ -110,13 +111,13 @@ def test_partitions_are_committed_before_they_are_given_back(is_cooperative: boo
 
     rebalancer, assigned, _ = rebalancer_of(listener, is_cooperative, start_commit)
     for _ in range(2):
-        assert not rebalancer.prepare(frozenset(["other"]))
+        assert not run(rebalancer.prepare(frozenset(["other"])))
         assert rebalancer.is_revoking
     assert owned_at_commit == [set(MINE)]
     assert assigned.partitions == set(MINE)
     assert listener.calls == []
     commit.is_done = True
-    assert rebalancer.prepare(frozenset(["other"]))
+    assert run(rebalancer.prepare(frozenset(["other"])))
     assert listener.calls == [("revoked", MINE)]
     assert assigned.partitions == set()
     assert not rebalancer.is_revoking
@@ -125,12 +126,12 @@ def test_partitions_are_committed_before_they_are_given_back(is_cooperative: boo
 def test_partitions_that_another_gets_are_committed_before_they_are_given_up() -> None:
     listener, commit = Raising("nothing"), SimpleNamespace(is_done=False)
     rebalancer, assigned, member = rebalancer_of(listener, True, lambda: commit)
-    rebalancer.apply_change(False, MINE[:1])
-    assert not rebalancer.adopt()
+    run(rebalancer.apply_change(False, MINE[:1]))
+    assert not run(rebalancer.adopt())
     assert assigned.partitions == set(MINE)
     assert (listener.calls, member.rejoined) == ([], 0)
     commit.is_done = True
-    assert rebalancer.adopt()
+    assert run(rebalancer.adopt())
     assert assigned.partitions == {MINE[0]}
     assert listener.calls == [("revoked", MINE[1:]), ("assigned", [])]
 
@@ -139,10 +140,10 @@ def test_commit_before_a_loss_does_not_stand_for_a_later_one() -> None:
     commits = [SimpleNamespace(is_done=False), SimpleNamespace(is_done=False)]
     started = iter(commits)
     rebalancer, assigned, _ = rebalancer_of(Raising("nothing"), False, lambda: next(started))
-    assert not rebalancer.prepare(frozenset(["t"]))
-    rebalancer.apply_change(True, None)
+    assert not run(rebalancer.prepare(frozenset(["t"])))
+    run(rebalancer.apply_change(True, None))
     commits[0].is_done = True
-    rebalancer.apply_change(False, MINE)
-    assert rebalancer.adopt()
-    assert not rebalancer.prepare(frozenset(["t"]))  # the second one is on its way
+    run(rebalancer.apply_change(False, MINE))
+    assert run(rebalancer.adopt())
+    assert not run(rebalancer.prepare(frozenset(["t"])))  # the second one is on its way
     assert assigned.partitions == set(MINE)

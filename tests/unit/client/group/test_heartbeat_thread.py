@@ -7,7 +7,9 @@ import threading
 import time
 from typing import Any
 
-from semel.client.group.member import HeartbeatThread
+from semel.client.group.member import Heartbeats
+from semel.client.immediate import run
+from semel.client.network import BackgroundThread
 from tests.support.waiting import PATIENCE_S
 
 
@@ -25,7 +27,7 @@ class Member:
         self.beaten_twice = threading.Event()
         self._fail_first = fail_first
 
-    def beat(self) -> None:
+    async def beat(self) -> None:
         self.beats += 1
         self.late_beats += self.is_stopped
         if self.beats >= 2:
@@ -40,17 +42,15 @@ class Member:
         self.served.set()
 
 
-def started(member: Any) -> HeartbeatThread:
-    thread = HeartbeatThread(member)
-    thread.start()
-    return thread
+def started(member: Any) -> BackgroundThread:
+    return BackgroundThread("semel-heartbeat", Heartbeats(member).run)
 
 
 def test_it_beats_until_it_is_stopped() -> None:
     member = Member()
     thread = started(member)
     assert member.beaten_twice.wait(PATIENCE_S)
-    thread.stop(PATIENCE_S)
+    run(thread.stop(PATIENCE_S))
     member.is_stopped = True
     thread._thread.join(PATIENCE_S)
     assert not thread._thread.is_alive()
@@ -61,7 +61,7 @@ def test_a_surprise_does_not_end_the_heartbeats() -> None:
     member = Member(fail_first=True)
     thread = started(member)
     assert member.beaten_twice.wait(PATIENCE_S)
-    thread.stop(PATIENCE_S)
+    run(thread.stop(PATIENCE_S))
 
 
 def test_it_takes_answers_while_a_rebalance_is_under_way() -> None:
@@ -70,7 +70,7 @@ def test_it_takes_answers_while_a_rebalance_is_under_way() -> None:
     thread = started(member)
     assert member.served.wait(PATIENCE_S)
     assert member.beats == 0
-    thread.stop(PATIENCE_S)
+    run(thread.stop(PATIENCE_S))
 
 
 def test_it_ends_when_its_consumer_was_dropped_without_close() -> None:

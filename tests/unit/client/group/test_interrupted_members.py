@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from semel.client import Consumer, Producer, aside, connection, frames, wire
+from semel.client import Consumer, Producer, connection, frames, network, wire
 from semel.client.consumer import assigned_partitions, commit_driver, commits, fetcher, rebalance
 from semel.client.group import core, member
+from semel.client.immediate import run
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
 
@@ -22,10 +24,9 @@ TOPIC = "interrupted-members"
 numbers = itertools.count()
 
 POINTS: list[tuple[Any, str]] = [
-    (aside, "in_thread"),
-    (member, "in_thread"),
+    (network, "in_thread"),
     (member.GroupMember, "_start_heartbeats"),
-    (member.HeartbeatThread, "start"),
+    (network.BlockingNetwork, "background"),
     (core.MemberCore, "join"),
     (core.MemberCore, "joined"),
     (core.MemberCore, "sync"),
@@ -74,7 +75,9 @@ class Interrupt:
         if self._at:
             return self._call(*arguments, **keywords)
         if self._after_it:
-            self._call(*arguments, **keywords)
+            result = self._call(*arguments, **keywords)
+            if inspect.iscoroutine(result):
+                run(result)
         self.fired = True
         raise KeyboardInterrupt
 
@@ -110,6 +113,6 @@ def test_a_group_consumer_works_on_wherever_ctrl_c_comes(
         assert sum(at.offset for at in consumer.committed().values()) == COUNT
         beating = consumer._engine.member
         assert beating is not None
-        assert beating._heartbeat is not None
+        assert isinstance(beating._heartbeat, network.BackgroundThread)
         assert beating._heartbeat._thread.is_alive()
     assert sorted(found) == list(range(COUNT))
