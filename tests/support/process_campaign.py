@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 
@@ -32,6 +33,7 @@ SESSION_TIMEOUT_MS = 6_000  # the least that Apache Kafka allows by default
 TRANSACTION_TIMEOUT_MS = 4_000
 FREEZE_S = 7.0  # longer than both
 WINDOW_WAIT_S = 3.0
+CLASSIC = {"session_timeout_ms": SESSION_TIMEOUT_MS, "heartbeat_interval_ms": 1_000}
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -65,6 +67,7 @@ class Pipeline:
     sink: str
     application: str
     tables: bool = False
+    consumer: dict[str, Any] | None = None  # options; None: those of a static member of a classic group
     workers: dict[str, Process] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=lambda: Outcome(0, Counter()))
     ended: list[Process] = field(default_factory=list)
@@ -82,11 +85,7 @@ class Pipeline:
             "commit_interval_ms": 250,
             "max_records": 400,
             "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
-            "consumer": {
-                "session_timeout_ms": SESSION_TIMEOUT_MS,
-                "heartbeat_interval_ms": 1_000,
-                "group_instance_id": name,
-            },
+            "consumer": self.consumer or CLASSIC | {"group_instance_id": name},
         }
         command = [sys.executable, "-m", "tests.support.process_worker", json.dumps(options)]
         self.workers[name] = Process(command, cwd=REPOSITORY)
@@ -148,11 +147,15 @@ class Feeder(threading.Thread):
 
 
 def run_campaign(
-    cluster: Cluster, duration_s: float, seed: int, guarantees: tuple[str, ...] = GUARANTEES
+    cluster: Cluster,
+    duration_s: float,
+    seed: int,
+    guarantees: tuple[str, ...] = GUARANTEES,
+    consumer: dict[str, Any] | None = None,
 ) -> dict[str, Outcome]:
     """Runs the faults for so long, lets everything settle, stops with SIGTERM and reads the sinks."""
     rng = random.Random(seed)
-    pipelines = [_pipeline(cluster, guarantee) for guarantee in guarantees]
+    pipelines = [_pipeline(cluster, guarantee, consumer) for guarantee in guarantees]
     feeder = Feeder(cluster.bootstrap, [pipeline.source for pipeline in pipelines], per_s=300)
     try:
         for pipeline in pipelines:
@@ -177,12 +180,12 @@ def run_campaign(
     return {pipeline.guarantee: pipeline.outcome for pipeline in pipelines}
 
 
-def _pipeline(cluster: Cluster, guarantee: str) -> Pipeline:
+def _pipeline(cluster: Cluster, guarantee: str, consumer: dict[str, Any] | None) -> Pipeline:
     stem = cluster.unique(f"campaign-{guarantee}")
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
         for topic in (stem, f"{stem}.out"):
             admin.create_topic(topic, PARTITIONS)
-    return Pipeline(cluster, guarantee, stem, f"{stem}.out", f"{stem}-app")
+    return Pipeline(cluster, guarantee, stem, f"{stem}.out", f"{stem}-app", consumer=consumer)
 
 
 def _wait_for_any_progress(pipeline: Pipeline) -> None:

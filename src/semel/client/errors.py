@@ -167,6 +167,14 @@ _REMEDY: dict[ErrorCode, str] = {
     ErrorCode.ILLEGAL_GENERATION: "the group was rebalanced; abort the transaction and go on with the new assignment",
     ErrorCode.UNKNOWN_MEMBER_ID: "the group no longer has this member; abort the transaction and join again",
     ErrorCode.FENCED_INSTANCE_ID: "another consumer with the same group.instance.id took over; stop this one",
+    ErrorCode.STALE_MEMBER_EPOCH: "the group was rebalanced; abort the transaction and go on with the new assignment",
+    ErrorCode.FENCED_MEMBER_EPOCH: "the group went on without this member; it joins again",
+    ErrorCode.UNRELEASED_INSTANCE_ID: "another consumer with the same group.instance.id is in the group: close it, or "
+    "wait until its session ends (the broker's group.consumer.session.timeout.ms)",
+    ErrorCode.UNSUPPORTED_ASSIGNOR: "group.remote.assignor must be one of the broker's group.consumer.assignors",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "run fewer members, or raise the broker's group.consumer.max.size "
+    "(group.max.size of classic groups)",
+    ErrorCode.INVALID_REGULAR_EXPRESSION: "the broker reads expressions of RE2; correct it, or subscribe to names",
     ErrorCode.REBALANCE_IN_PROGRESS: "abort the transaction and go on with the new assignment",
     ErrorCode.COORDINATOR_NOT_AVAILABLE: "the coordinator is starting or moving; try again",
     ErrorCode.NOT_COORDINATOR: "the coordinator moved; try again",

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -113,7 +113,12 @@ class ClientSettings:
             values[name] = _converted(name, value, hints[name])
         if "bootstrap_servers" not in values:
             raise ConfigError("bootstrap.servers is missing; give one or more brokers as 'host:port,host:port'")
-        return cls(**values)
+        settings = cls(**values)
+        settings._check_given(values)
+        return settings
+
+    def _check_given(self, given: Iterable[str]) -> None:
+        """Raises if one of the options that were given does not go with the others, even with its default value."""
 
     def replace(self: Settings, **changes: Any) -> Settings:
         return dataclasses.replace(self, **changes)
@@ -330,10 +335,21 @@ _POSITIVE = (
 )
 
 
+# Options that go with one group.protocol only, and what to do about them under the other.
+_OF_ONE_PROTOCOL = {
+    "session_timeout_ms": ("classic", "the broker's group.consumer.session.timeout.ms counts"),
+    "heartbeat_interval_ms": ("classic", "the broker's group.consumer.heartbeat.interval.ms counts"),
+    "partition_assignment_strategy": ("classic", "the broker assigns, by group.remote.assignor"),
+    "group_remote_assignor": ("consumer", "use partition.assignment.strategy"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConsumerSettings(ClientSettings):
     group_id: str | None = None
     group_instance_id: str | None = None
+    group_protocol: str = "classic"  # consumer: KIP-848
+    group_remote_assignor: str | None = None
     auto_offset_reset: str = "latest"
     isolation_level: str = "read_committed"  # Kafka: read_uncommitted, which shows records of aborted transactions
     enable_auto_commit: bool = True
@@ -353,6 +369,7 @@ class ConsumerSettings(ClientSettings):
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         **ClientSettings._choices,
+        "group_protocol": ("classic", "consumer"),
         "auto_offset_reset": ("earliest", "latest", "none"),
         "isolation_level": ("read_committed", "read_uncommitted"),
     }
@@ -371,12 +388,20 @@ class ConsumerSettings(ClientSettings):
                 f"heartbeat.interval.ms is {self.heartbeat_interval_ms}, which must be below session.timeout.ms "
                 f"({self.session_timeout_ms}); a third of it is usual"
             )
+        self._check_given([name for name in _OF_ONE_PROTOCOL if getattr(self, name) != _DEFAULTS[name]])
         unknown = [name for name in self.partition_assignment_strategy if name not in ASSIGNORS]
         if unknown or not self.partition_assignment_strategy:
             raise ConfigError(
                 f"partition.assignment.strategy is {','.join(self.partition_assignment_strategy)!r}; "
                 f"it must be one or more of {', '.join(ASSIGNORS)}"
             )
+
+    def _check_given(self, given: Iterable[str]) -> None:
+        """Raises if an option was given that has no meaning under the group's protocol."""
+        for name in given:
+            needed, instead = _OF_ONE_PROTOCOL.get(name, (self.group_protocol, ""))
+            if needed != self.group_protocol:
+                raise ConfigError(f"{dotted(name)} cannot be set when group.protocol={self.group_protocol}; {instead}")
 
     @property
     def reads_committed(self) -> bool:
@@ -386,3 +411,6 @@ class ConsumerSettings(ClientSettings):
     def isolation(self) -> int:
         """The isolation level as requests carry it."""
         return 1 if self.reads_committed else 0
+
+
+_DEFAULTS = {item.name: item.default for item in dataclasses.fields(ConsumerSettings)}

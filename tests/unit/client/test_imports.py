@@ -24,7 +24,18 @@ CORES = [
             "transaction_states",
         )
     ),
-    *(f"group.{name}" for name in ("assignors", "core", "offset_requests", "states")),
+    *(
+        f"group.{name}"
+        for name in (
+            "assignors",
+            "consumer_protocol_core",
+            "consumer_protocol_states",
+            "core",
+            "membership",
+            "offset_requests",
+            "states",
+        )
+    ),
     *(
         f"consumer.{name}"
         for name in (

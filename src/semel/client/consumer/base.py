@@ -54,7 +54,7 @@ OffsetsToCommit = Mapping[TopicPartition, int | OffsetAndMetadata] | Mapping[tup
 NO_DESERIALIZERS = Deserializers()
 CLOSE_TIMEOUT_S = 5.0
 ITERATION_POLL_MS = 1000.0
-_GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+_GENERATION_OVER = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH)
 
 
 class Woken(Exception):
@@ -592,10 +592,10 @@ def _commit_error(error: KafkaError) -> KafkaError:
     """What a refused commit means to the program."""
     if error.code is ErrorCode.REBALANCE_IN_PROGRESS:
         return RebalanceError(f"{error}; call poll() to take part", error.code)
-    if error.code in _GENERATION_OVER:
+    if error.code in _GENERATION_OVER and not isinstance(error, TimedOutError):
         return CommitFailedError(
             f"{error}. The group went on without this consumer: it did not poll() within max.poll.interval.ms or "
-            "its heartbeats did not arrive within session.timeout.ms. Records since the last commit will be read "
+            "its heartbeats did not arrive within the session timeout. Records since the last commit will be read "
             "again by the new owners of the partitions",
             error.code,
         )

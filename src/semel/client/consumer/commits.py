@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Mapping
 
-from semel.client.errors import KafkaError, TimedOutError
+from semel.client.errors import KafkaError, RetriableError, TimedOutError
 from semel.client.pauses import Pauses
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode, Recovery
@@ -78,11 +78,15 @@ class PendingCommit:
 
 
 class CommitsCore:
-    """The queue. `pauses` makes the waits between the attempts of one commit."""
+    """The queue. `pauses` makes the waits between the attempts of one commit; `renew` returns the newest identity of
+    the member that one belongs to, None if it is over."""
 
-    def __init__(self, pauses: Callable[[], Pauses]) -> None:
+    def __init__(
+        self, pauses: Callable[[], Pauses], renew: Callable[[GroupMetadata], GroupMetadata | None] = lambda _: None
+    ) -> None:
         self.succeeded_total = self.failed_total = 0
         self._pauses = pauses
+        self._renew = renew
         self._queue: deque[PendingCommit] = deque()
         self._finished: deque[PendingCommit] = deque()
         self._is_in_doubt = False
@@ -136,8 +140,10 @@ class CommitsCore:
         overtakes it."""
         for commit in self._queue:
             if not commit.is_sent:
-                is_held = (commit.is_retried and bool(self.in_flight)) or commit.retry_at_s > now_s
-                return None if is_held else commit
+                if (commit.is_retried and bool(self.in_flight)) or commit.retry_at_s > now_s:
+                    return None
+                commit.member = self._renew(commit.member) or commit.member
+                return commit
             if commit.is_retried:
                 return None
         return None
@@ -150,6 +156,15 @@ class CommitsCore:
         for commit in self._queue:
             commit.is_sent = commit in requests
 
+    def _retriable(self, commit: PendingCommit, error: KafkaError) -> KafkaError:
+        """A member whose epoch went on commits under the new one, as long as it never lost its partitions. The new
+        epoch may be on its way: the next attempts find it."""
+        renewed = self._renew(commit.member) if error.code is ErrorCode.STALE_MEMBER_EPOCH else None
+        if renewed is None:
+            return error
+        commit.member = renewed
+        return RetriableError(str(error), error.code)
+
     def responded(self, commit: PendingCommit, error: KafkaError | None, now_s: float) -> None:
         """An attempt has ended, with or without a response."""
         commit.is_sent = False
@@ -157,7 +172,7 @@ class CommitsCore:
             return  # withdrawn meanwhile
         if error is not None and error.recovery is Recovery.RETRY:
             self._is_in_doubt = True
-        if error is None or commit.failed(error, now_s):
+        if error is None or commit.failed(self._retriable(commit, error), now_s):
             self._finish(commit)
 
     def unreachable(self, error: KafkaError, now_s: float) -> None:

@@ -24,6 +24,7 @@ from semel.client.group.membership import Membership
 from semel.client.metadata import Metadata, TopicMetadata
 from semel.client.pauses import Pauses
 from semel.client.settings import ConsumerSettings
+from semel.client.types import GroupMetadata
 from semel.protocol.errors import ErrorCode
 
 MISSING_TOPIC_REFRESH_S = 1.0
@@ -63,8 +64,10 @@ class ConsumerCore:
     ) -> None:
         self.assigned = AssignedPartitions()
         self.retry_budget = RetryBudget(settings.default_api_timeout_ms / 1000)
-        self.fetching = FetchingCore(settings, self.assigned, metadata, self.retry_budget)
-        self.commits = CommitsCore(lambda: Pauses(settings.retry_backoff_ms, settings.retry_backoff_max_ms, random))
+        self.fetching = FetchingCore(settings, self.assigned, metadata, self.retry_budget, self._reader)
+        self.commits = CommitsCore(
+            lambda: Pauses(settings.retry_backoff_ms, settings.retry_backoff_max_ms, random), self._renewed
+        )
         self.subscription = TopicSubscription()
         self.member: Membership | None = None
         self._settings = settings
@@ -73,6 +76,12 @@ class ConsumerCore:
         self._rebalancer: Rebalancer | None = None
 
     # --- the group ---
+
+    def _reader(self) -> GroupMetadata | None:
+        return self.member.reader() if self.member is not None else None
+
+    def _renewed(self, identity: GroupMetadata) -> GroupMetadata | None:
+        return self.member.renewed(identity) if self.member is not None else None
 
     def subscribe(self, member: Membership, subscription: TopicSubscription, listener: RebalanceListener) -> None:
         """Takes part in the group as this member, from now on for these topics."""

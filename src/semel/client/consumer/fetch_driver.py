@@ -174,7 +174,7 @@ class FetchDriver(Generic[Connection]):
         self.look_up(lambda: self._calls.refresh(stale.topics, self.look_up_deadline(), LOOKUP_LANE), then)
 
     def _look_up_committed(self, wanted: CommittedLookUp) -> None:
-        calls, group_id, partitions = self._calls, wanted.group_id, wanted.partitions
+        calls, group_id, partitions, member = self._calls, wanted.group_id, wanted.partitions, wanted.member
         stable = self._settings.reads_committed
 
         def then(outcome: TaskOutcome[dict[TopicPartition, OffsetAndMetadata]]) -> None:
@@ -187,7 +187,8 @@ class FetchDriver(Generic[Connection]):
                     core.committed_found(wanted, committed)
 
         self.look_up(
-            lambda: fetch_committed(calls, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE), then
+            lambda: fetch_committed(calls, group_id, partitions, stable, self.look_up_deadline(), LOOKUP_LANE, member),
+            then,
         )
 
     def _look_up_offsets(self, wanted: OffsetsLookUp) -> None:

@@ -16,7 +16,7 @@ What the program must decide about is raised. `since_s` is the time at which an 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions, PartitionState, ResetTo
@@ -27,6 +27,7 @@ from semel.client.metadata import Metadata
 from semel.client.settings import ConsumerSettings
 from semel.client.types import (
     CorruptRecordError,
+    GroupMetadata,
     NoOffsetError,
     OffsetAndMetadata,
     OffsetOutOfRangeError,
@@ -38,6 +39,8 @@ from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.records import FetchResponse
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+# A transaction is being finished, as it should be; or the next heartbeat brings the member's new epoch, or its end.
+_PASSING = (ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID)
 _RESETS = {"earliest": ResetTo.EARLIEST, "latest": ResetTo.LATEST}
 
 log = logging.getLogger(__name__)
@@ -88,10 +91,11 @@ class _LookedUp(NamedTuple):
 
 
 class CommittedLookUp(NamedTuple):
-    """The group's committed offsets are wanted."""
+    """The group's committed offsets are wanted, by this member if the coordinator is to check it."""
 
     group_id: str
     looked_up: list[_LookedUp]
+    member: GroupMetadata | None = None
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -113,16 +117,23 @@ class LeadersLookUp(NamedTuple):
 
 
 class FetchingCore:
-    """The fetching of one consumer. `metadata` is what its driver keeps up to date."""
+    """The fetching of one consumer. `metadata` is what its driver keeps up to date, `reader` returns the identity that
+    fetches committed offsets, if the coordinator is to check it."""
 
     def __init__(
-        self, settings: ConsumerSettings, assigned: AssignedPartitions, metadata: Metadata, budget: RetryBudget
+        self,
+        settings: ConsumerSettings,
+        assigned: AssignedPartitions,
+        metadata: Metadata,
+        budget: RetryBudget,
+        reader: Callable[[], GroupMetadata | None] = lambda: None,
     ) -> None:
         self.fetcher = Fetcher(assigned, settings)
         self._settings = settings
         self._assigned = assigned
         self._metadata = metadata
         self._budget = budget
+        self._reader = reader
         self._backoff_s = settings.retry_backoff_ms / 1000
         self._looked_at_s = 0.0  # when it was last looked for what to do
         self._doubted: list[TopicPartition] = []
@@ -286,7 +297,7 @@ class FetchingCore:
         new = [state for state in self._assigned if state.is_new and state.retry_at_s <= now_s]
         group_id = self._settings.group_id
         if new and group_id is not None:
-            return CommittedLookUp(group_id, [_LookedUp(state, state.version) for state in new])
+            return CommittedLookUp(group_id, [_LookedUp(state, state.version) for state in new], self._reader())
         for state in new:
             self._start_without_committed(state)
         resetting = [s for s in self._assigned if s.reset_to is not None and s.retry_at_s <= now_s]
@@ -340,9 +351,9 @@ class FetchingCore:
         state.reset(reset_to)
 
     def _postpone(self, states: Iterable[PartitionState], error: KafkaError, now_s: float, since_s: float) -> None:
-        if error.recovery is not Recovery.RETRY:
-            raise error
-        if error.code is not ErrorCode.UNSTABLE_OFFSET_COMMIT:  # a transaction is being finished, as it should be
+        if error.code not in _PASSING:
+            if error.recovery is not Recovery.RETRY:
+                raise error
             self._budget.failed(error, since_s)
         for state in states:
             state.retry_at_s = now_s + self._backoff_s

@@ -12,6 +12,7 @@ import logging
 import random
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ from typing import Any, Generic
 from semel.client.aside import TaskOutcome
 from semel.client.cluster_calls import group_coordinator
 from semel.client.errors import KafkaError
+from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
 from semel.client.group.core import MemberCore, Sharing, subscribed_topics
 from semel.client.group.membership import NEVER_S, GroupCore, Leaving, MembershipChange
-from semel.client.metadata import TopicMetadata
+from semel.client.metadata import Metadata, TopicMetadata
 from semel.client.network import Background, Connection, Network
 from semel.client.settings import ConsumerSettings
 from semel.client.timing import Deadline
@@ -37,6 +39,12 @@ GROUP_LANE, SHARE_LANE, HEARTBEAT_LANE, LEAVE_LANE = "group", "share", "heartbea
 LEAVE_TIMEOUT_S = 3.0
 
 
+def core_of(settings: ConsumerSettings, metadata: Metadata, now_s: float) -> GroupCore:
+    if settings.group_protocol == "consumer":
+        return ConsumerProtocolCore(settings, metadata, random.random, str(uuid.uuid4()), now_s)
+    return MemberCore(settings, random.random, now_s)
+
+
 class GroupMember(Generic[Connection]):
     def __init__(
         self,
@@ -44,7 +52,7 @@ class GroupMember(Generic[Connection]):
         settings: ConsumerSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._core: GroupCore = MemberCore(settings, random.random, clock())
+        self._core = core_of(settings, network.calls.metadata, clock())
         self._lock = threading.RLock()  # guards the core, the connection and the request on it
         self._network = network
         self._calls = network.calls

@@ -107,14 +107,16 @@ async def fetch_committed(
     require_stable: bool,
     deadline: Deadline,
     lane: str = "main",
+    member: GroupMetadata | None = None,
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's committed offsets (None: of all partitions that have one). One try: UNSTABLE_OFFSET_COMMIT, which
-    `require_stable` brings while a transaction with newer offsets is open, is raised like any other error."""
+    `require_stable` brings while a transaction with newer offsets is open, is raised like any other error, and so is
+    what says that `member` is not in its epoch."""
     coordinator = group_coordinator(group_id)
     with _forgetting(calls, coordinator):
         connection = await calls.connect(coordinator, deadline, lane)
         version = connection.capabilities.version_of(OFFSET_FETCH, LAST_VERSION_WITH_NAMES, 7 if require_stable else 2)
-        request = offset_fetch_request(group_id, partitions, require_stable, version)
+        request = offset_fetch_request(group_id, partitions, require_stable, version, member)
         response = await calls.request(connection, OFFSET_FETCH, request, _attempt_s(calls, deadline), version)
         return committed_offsets(response, group_id, version)
 

@@ -71,14 +71,21 @@ def offsets_listed(response: ListOffsetsResponse) -> OffsetLookup:
 
 # -- committed offsets of a group --------------------------------------------------------------------------------------
 def offset_fetch_request(
-    group_id: str, partitions: Iterable[TopicPartition] | None, require_stable: bool, version: int
+    group_id: str,
+    partitions: Iterable[TopicPartition] | None,
+    require_stable: bool,
+    version: int,
+    member: GroupMetadata | None = None,
 ) -> OffsetFetchRequest:
+    """`member`: who must be in its epoch for the response to be of use (9+)."""
     topics = None
     if partitions is not None:
         topics = [OffsetFetchRequestTopics(name=n, partition_indexes=p) for n, p in by_topic(partitions).items()]
     if version >= FIRST_FETCH_OF_GROUPS:
-        groups = [OffsetFetchRequestGroup(group_id, topics=topics)]
-        return OffsetFetchRequest(groups=groups, require_stable=require_stable)
+        group = OffsetFetchRequestGroup(group_id, topics=topics)
+        if member is not None:
+            group.member_id, group.member_epoch = member.member_id, member.generation_id
+        return OffsetFetchRequest(groups=[group], require_stable=require_stable)
     return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
 
 

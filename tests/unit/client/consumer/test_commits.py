@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semel.client.consumer.commits import NEVER_S, CommitsCore, PendingCommit
-from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError, RetriableError, TimedOutError, error_of
 from semel.client.pauses import Pauses
 from semel.client.types import GroupMetadata, OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode
@@ -97,3 +97,49 @@ def test_response_to_a_commit_that_nobody_waits_for_any_more_is_ignored() -> Non
     commits.responded(commit, CUT, 11.0)
     assert isinstance(commit.error, TimedOutError)
     assert commits.take_finished() is None
+
+
+# --- member epochs that go on ---
+
+STALE = error_of(ErrorCode.STALE_MEMBER_EPOCH, "committing")
+ME_LATER = GroupMetadata("g", 2, "m")
+
+
+def test_commit_of_a_stale_epoch_is_sent_again_under_the_new_one() -> None:
+    newest = ME
+    commits = CommitsCore(lambda: Pauses(100, 1000, lambda: 0.5), lambda _: newest)
+    commit = add(commits, 1, retried=True)
+    assert [sent.member for sent in send(commits)] == [ME]
+    commits.responded(commit, STALE, 0.0)
+    assert not commits.take_doubt(), "the coordinator is the right one"
+    assert [sent.member for sent in send(commits, 0.2)] == [ME], "the new epoch is not known yet"
+    commits.responded(commit, STALE, 0.2)
+    newest = ME_LATER
+    assert [sent.member for sent in send(commits, 1.0)] == [ME_LATER]
+    commits.responded(commit, None, 1.0)
+    assert commit.is_done
+    assert commit.error is None
+
+
+def test_commit_of_a_member_that_lost_its_partitions_is_not_sent_again() -> None:
+    commits = CommitsCore(lambda: Pauses(100, 1000, lambda: 0.5), lambda _: None)
+    commit = add(commits, 1, retried=True)
+    send(commits)
+    commits.responded(commit, STALE, 0.0)
+    assert commit.is_done
+    assert commit.error is STALE
+
+
+def test_commit_that_waited_goes_under_the_newest_epoch() -> None:
+    commits = CommitsCore(lambda: Pauses(100, 1000, lambda: 0.5), lambda _: ME_LATER)
+    add(commits, 1)
+    assert [sent.member for sent in send(commits)] == [ME_LATER]
+
+
+def test_stale_commit_that_is_not_retried_may_succeed_later() -> None:
+    commits = CommitsCore(lambda: Pauses(100, 1000, lambda: 0.5), lambda _: ME_LATER)
+    commit = add(commits, 1)
+    send(commits)
+    commits.responded(commit, STALE, 0.0)
+    assert commit.is_done
+    assert isinstance(commit.error, RetriableError)

@@ -46,6 +46,35 @@ def test_impossible_options_are_refused_with_a_remedy(options: dict, message: st
         settings(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"session_timeout_ms": 10_000}, r"session\.timeout\.ms cannot be set when group\.protocol=consumer"),
+        ({"session_timeout_ms": 45_000}, r"session\.timeout\.ms cannot be set"),
+        ({"heartbeat_interval_ms": 1_000}, r"heartbeat\.interval\.ms cannot be set when group\.protocol=consumer"),
+        (
+            {"partition_assignment_strategy": "range"},
+            r"partition\.assignment\.strategy cannot be set.*remote\.assignor",
+        ),
+        (
+            {"group_protocol": "classic", "group_remote_assignor": "range"},
+            r"cannot be set when group\.protocol=classic",
+        ),
+        ({"group_protocol": "new"}, "classic, consumer"),
+    ],
+)
+def test_options_of_the_other_group_protocol_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(**{"group_id": "g", "group_protocol": "consumer", **options})
+
+
+def test_options_of_the_other_group_protocol_are_refused_later_too() -> None:
+    chosen = settings(group_id="g", group_protocol="consumer", group_remote_assignor="uniform")
+    assert chosen.replace(max_poll_records=1).group_protocol == "consumer"
+    with pytest.raises(ConfigError, match="cannot be set"):
+        chosen.replace(session_timeout_ms=10_000)
+
+
 def test_read_committed_is_the_default() -> None:
     assert settings().reads_committed
     assert settings().isolation == 1

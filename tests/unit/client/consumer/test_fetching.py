@@ -152,6 +152,16 @@ def test_pending_offset_of_a_transaction_is_waited_for() -> None:
     world.budget.check(world.now_s + 1_000, poll_ends=True, was_reached=True)  # it does not count as a failure
 
 
+@pytest.mark.parametrize("code", [ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID])
+def test_member_that_is_not_in_its_epoch_waits_for_the_next_heartbeat(code: ErrorCode) -> None:
+    world = World(group_id="g")
+    look_up = world.core.unresolved(world.now_s)
+    assert isinstance(look_up, CommittedLookUp)
+    world.core.committed_not_found(look_up, error_of(code, "reading"), world.now_s, world.now_s)
+    assert world.core.unresolved(world.core.next_retry_s()) is not None
+    world.budget.check(world.now_s + 1_000, poll_ends=True, was_reached=True)
+
+
 def test_what_fails_for_longer_than_the_budget_is_raised() -> None:
     world = World()
     world.state.seek(0)
