@@ -84,8 +84,9 @@ def _check_one_by_one(body: bytes, record_count: int) -> RecordFacts:
     keyless: list[int] = []
     try:
         at, timestamp_bytes = _walk(body, record_count, keyless)
-    except IndexError:
-        raise CorruptBatchError(f"the records of a batch run past its end at byte {len(body)}") from None
+    except IndexError:  # past the end: records that are wrong, or a length in a longer spelling that was taken for one
+        keyless.clear()
+        at, timestamp_bytes = _walk_plainly(body, record_count, keyless)
     if at != len(body):
         raise CorruptBatchError(f"{len(body) - at} bytes are left after the {record_count} records of a batch")
     if timestamp_bytes > 1 or len(keyless) > 1:
@@ -123,6 +124,14 @@ def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]
                 at = end
                 continue
         at, width = _check_record(body, start, number, keyless)
+        timestamp_bytes = max(timestamp_bytes, width)
+    return at, timestamp_bytes
+
+
+def _walk_plainly(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]:
+    at, timestamp_bytes = 0, 1
+    for number in range(record_count):
+        at, width = _check_record(body, at, number, keyless)
         timestamp_bytes = max(timestamp_bytes, width)
     return at, timestamp_bytes
 

@@ -15,6 +15,7 @@ from semel.protocol.record_check import FEW_RECORDS, SOME_RECORDS, WORDS_FROM_RE
 from semel.protocol.record_rows import check_alike
 from semel.protocol.record_words import check_words
 from semel.protocol.rows import Record, decode_batch, encode_batch
+from semel.protocol.varints import write_varint
 from semel.protocol.vector_varints import SHORT_LIMIT
 
 BASE_MS = 1_700_000_000_000
@@ -234,3 +235,21 @@ def test_words_decide_about_thousands_of_records_and_find_the_one_that_is_wrong(
         wrong[position] ^= 2
         seems_right = check_words(memoryview(wrong)[HEADER_SIZE:], count) is not None
         assert seems_right == is_right(sealed(wrong, count)), position - last_record
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_longer_spelling_of_a_keys_length_passes_in_every_record(count: int) -> None:
+    def batch(longer: int) -> bytearray:
+        head = encode_batch([Record(n, BASE_MS, b"k", b"v") for n in range(count)])[:HEADER_SIZE]
+        body = bytearray()
+        for number in range(count):
+            fields = bytearray(b"\0\0")
+            write_varint(fields, number)
+            fields += (b"\xfe\0" if number == longer else b"\x7e") + b"k" * 63 + b"\x02v\0"
+            write_varint(body, len(fields))
+            body += fields
+        return sealed(bytearray(head) + body)
+
+    for longer in {0, count // 2, count - 1}:
+        assert is_right(batch(longer))
+        assert passes(batch(longer))
