@@ -543,6 +543,17 @@ def test_metadata_of_wrong_names_and_ids(client: DirectClient, topic: str) -> No
     assert metadata(client, None, create=True, topic_id=wait_for_topic(client, topic)).name == topic
 
 
+@pytest.mark.parametrize("version", [10, 11])
+def test_metadata_by_id_is_refused_in_versions_whose_response_needs_a_name(
+    client: DirectClient, topic: str, version: int
+) -> None:
+    known = wait_for_topic(client, topic)
+    for topic_id, name in ((known, None), (NO_UUID, None), (known, topic), (b"7" * 16, topic)):
+        asked = MetadataRequestTopic(topic_id, name)
+        (answer,) = client.call(METADATA, MetadataRequest([asked]), version).topics
+        assert (answer.error_code, answer.name) == (E.INVALID_REQUEST, name or "")
+
+
 @pytest.mark.parametrize("version", range(14))
 def test_metadata_in_every_version(client: DirectClient, topic: str, version: int) -> None:
     answer = client.call(METADATA, MetadataRequest([MetadataRequestTopic(name=topic)]), version)

@@ -37,7 +37,9 @@ _FIRST_BY_ID = 12
 async def metadata(
     broker: BrokerNode, context: RequestContext, request: messages.MetadataRequest
 ) -> messages.MetadataResponse:
-    if context.version < _FIRST_BY_ID and any(asked.name is None for asked in request.topics or ()):
+    if context.version < _FIRST_BY_ID and any(
+        asked.name is None or asked.topic_id != NO_UUID for asked in request.topics or ()
+    ):
         refused = [
             messages.MetadataResponseTopic(ErrorCode.INVALID_REQUEST, asked.name or "", asked.topic_id)
             for asked in request.topics or ()
