@@ -30,6 +30,7 @@ from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ABORTED_AT_CLOSE,
     ProducerBase,
+    TransactionBlock,
     not_flushed,
     offsets_with_metadata,
     unknown_partition,
@@ -98,6 +99,7 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         Waits up to max.block.ms while memory is full or the topic is not known yet. If it is cancelled there, the
         record is not sent."""
         self._check_usable()
+        transaction = self._sender.core.transaction_number
         now_s = time.time()
         row, size = self._packer.pack(topic, value, key, timestamp, headers, now_s)
         count = self._known_count(topic, now_s) or await self._count_partitions(topic, now_s)
@@ -105,7 +107,7 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
             partition = self._partition_of(topic, row, size, count)
         elif not 0 <= partition < count:
             partition = await self._checked_partition(topic, partition)
-        return await self._sender.append(topic, partition, row, size)
+        return await self._sender.append(topic, partition, row, size, transaction)
 
     async def send_table(self, topic: str, table: Any) -> AsyncTableDelivery:
         """Puts a whole Arrow table on its way, as `semel.Producer.send_table`. A thread of the loop's executor encodes
@@ -114,24 +116,26 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         from semel.client.producer.tables import checked_table
 
         self._check_usable()
+        transaction = self._sender.core.transaction_number
         checked = checked_table(table)
         encoder = self._table_encoder(topic, checked, await self._count_partitions(topic, time.time()))
-        shares = await (self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
+        add = self._share if encoder.is_small else self._hand_over
+        shares = await add(topic, encoder, transaction)
         return AsyncTableDelivery(shares, checked.num_rows, self._sender.condition())
 
-    async def _hand_over(self, topic: str, encoder: TableEncoder) -> list[TableShare]:
+    async def _hand_over(self, topic: str, encoder: TableEncoder, transaction: int) -> list[TableShare]:
         """Encodes a table to batches of its own."""
         shares, batches, loop = [], encoder.batches(), self._guard.loop
         while (encoded := await loop.run_in_executor(None, next, batches, None)) is not None:
-            batch = await self._sender.add(topic, encoded.partition, encoded.data, encoded.record_count)
+            batch = await self._sender.add(topic, encoded.partition, encoded.data, encoded.record_count, transaction)
             shares.append(TableShare(batch, 0, batch.count, encoded.rows))
         return shares
 
-    async def _share(self, topic: str, encoder: TableEncoder) -> list[TableShare]:
+    async def _share(self, topic: str, encoder: TableEncoder, transaction: int) -> list[TableShare]:
         """Leaves a small table to linger, so that the next ones go into the same batches."""
         shares = []
         for partition, part, rows in encoder.parts():
-            batch, first = await self._sender.append_table(topic, partition, part)
+            batch, first = await self._sender.append_table(topic, partition, part, transaction)
             shares.append(TableShare(batch, first, part.row_count, rows))
         return shares
 
@@ -291,19 +295,21 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         raise unknown_partition(topic, partition, await self._count_partitions(topic, time.time()))
 
 
-class AsyncProducerTransaction:
+class AsyncProducerTransaction(TransactionBlock):
     """One transaction as an `async with` block; what it offers goes to its producer."""
 
     def __init__(self, producer: AsyncProducer) -> None:
+        super().__init__(producer._sender.core)
         self._producer = producer
-        self.send = producer.send
-        self.send_table = producer.send_table
-        self.send_offsets = producer.send_offsets_to_transaction
+        self.send = self._of_block(producer.send)
+        self.send_table = self._of_block(producer.send_table)
+        self.send_offsets = self._of_block(producer.send_offsets_to_transaction)
 
     async def __aenter__(self) -> Self:
         if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
             await self._producer.abort_transaction()
         await self._producer.begin_transaction()
+        self._began()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -146,43 +146,50 @@ class AsyncSender(BatchSender[LoopState]):
         return cast("DeliveryCondition", self.changed)
 
     # --- records ---
-    async def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> AsyncDelivery:
-        """Adds a row to the open batch of its partition. Waits while memory is full, up to max.block.ms."""
+    async def append(self, topic: str, partition: int, row: Row, size_bytes: int, transaction: int) -> AsyncDelivery:
+        """Adds a row of a transaction (by its number) to the open batch of its partition. Waits while memory is full,
+        up to max.block.ms."""
+        self.core.check_transaction(transaction)
         batch = self._accumulator.append(topic, partition, row, size_bytes)
         if batch is None:
-            await self._wait_for_memory(size_bytes + HEADER_SIZE)
+            await self._wait_for_memory(size_bytes + HEADER_SIZE, transaction)
             batch = self._accumulator.append(topic, partition, row, size_bytes)  # another task may have opened it
             if batch is None:
                 batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
             self.wake()
         return AsyncDelivery(batch, batch.count - 1, row[2], self.condition())
 
-    async def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[ProducerBatch, int]:
+    async def append_table(
+        self, topic: str, partition: int, part: TablePart, transaction: int
+    ) -> tuple[ProducerBatch, int]:
         """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
+        self.core.check_transaction(transaction)
         batch = self._accumulator.append_table(topic, partition, part)
         if batch is None:
-            await self._wait_for_memory(part.size_bytes + HEADER_SIZE)
+            await self._wait_for_memory(part.size_bytes + HEADER_SIZE, transaction)
             batch = self._accumulator.append_table(topic, partition, part)
             if batch is None:
                 batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
             self.wake()
         return batch, batch.count - part.row_count
 
-    async def add(self, topic: str, partition: int, data: bytearray | memoryview, record_count: int) -> ProducerBatch:
+    async def add(
+        self, topic: str, partition: int, data: bytearray | memoryview, record_count: int, transaction: int
+    ) -> ProducerBatch:
         """Adds encoded records behind what their partition has. Waits while memory is full, up to max.block.ms."""
-        await self._wait_for_memory(len(data))
+        await self._wait_for_memory(len(data), transaction)
         batch = self.new_batch(topic, partition, data, record_count)
         if self._accumulator.add(batch):
             self.wake()
         return batch
 
-    async def _wait_for_memory(self, size_bytes: int) -> None:
+    async def _wait_for_memory(self, size_bytes: int, transaction: int) -> None:
         """Gives way to the task that sends before another batch is opened: a program that only sends must not keep the
         loop until memory is full. What is cancelled here was not added."""
         if self._is_waiting_for_step:
             await asyncio.sleep(0)
         self._is_waiting_for_step = True
-        await super()._wait_for_memory(size_bytes)
+        await super()._wait_for_memory(size_bytes, transaction)
 
     async def wait_until(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         return await self.changed.wait_until(is_over, timeout_s)

@@ -7,6 +7,7 @@ import contextlib
 from itertools import count
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from semel.aio import AsyncAdmin, AsyncProducer
@@ -74,6 +75,50 @@ def test_a_block_commits_and_one_that_raises_aborts(broker: str, topic: str, gen
 
     in_loop(main())
     committed(broker, topic, *(f"{number}{part}".encode() for number in range(3) for part in "ab"))
+
+
+def test_a_record_that_waited_does_not_get_into_the_next_transaction(broker: str, topic: str, generation: int) -> None:
+    async def main() -> None:
+        waiting: list[asyncio.Task[object]] = []
+
+        async def attempt(producer: AsyncProducer) -> None:
+            async with producer.transaction() as txn:
+                waiting.append(asyncio.create_task(txn.send(topic, b"of the aborted one")))
+                waiting.append(asyncio.create_task(txn.send_table(topic, pa.table({"value": [b"of the aborted one"]}))))
+                await asyncio.sleep(0)  # both look the topic up
+                raise ZeroDivisionError
+
+        async with transactional(broker, topic, generation) as producer:
+            await producer.init_transactions()
+            with pytest.raises(ZeroDivisionError):
+                await attempt(producer)
+            async with producer.transaction() as txn:
+                await txn.send(topic, b"committed")
+                for task in waiting:
+                    with pytest.raises(IllegalStateError, match="has ended"):
+                        await task
+
+    in_loop(main())
+    committed(broker, topic, b"committed")
+
+
+def test_a_transaction_cannot_be_used_after_its_block(broker: str, topic: str) -> None:
+    async def main() -> None:
+        async with transactional(broker, topic) as producer:
+            await producer.init_transactions()
+            async with producer.transaction() as first:
+                await first.send(topic, b"1")
+            async with producer.transaction() as second:
+                with pytest.raises(IllegalStateError, match="has ended"):
+                    await first.send(topic, b"late")
+                with pytest.raises(IllegalStateError, match="has ended"):
+                    await first.send_table(topic, pa.table({"value": [b"late"]}))
+                with pytest.raises(IllegalStateError, match="has ended"):
+                    await first.send_offsets({TopicPartition(topic, 0): 1}, "late")
+                await second.send(topic, b"2")
+
+    in_loop(main())
+    committed(broker, topic, b"1", b"2")
 
 
 def test_offsets_are_committed_with_the_transaction(broker: str, topic: str, generation: int) -> None:

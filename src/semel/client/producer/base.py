@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, TimedOutError
 from semel.client.metrics import ProducerMetrics
@@ -29,6 +29,8 @@ ABORTED_AT_CLOSE = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.
 UNFINISHED_STATES = ABORTED_AT_CLOSE | {ProducerTxnState.COMMITTING}
 
 Calls = TypeVar("Calls", Transactions, TransactionCalls)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class ProducerBase(Generic[Calls]):
@@ -125,6 +127,27 @@ class ProducerBase(Generic[Calls]):
     def _longest(self, timeout_ms: float | None) -> Deadline:
         """Nothing takes longer than its delivery timeout; a little more for the response to get here."""
         return Deadline(self.settings.delivery_timeout_ms / 1000 + 5 if timeout_ms is None else timeout_ms / 1000)
+
+
+class TransactionBlock:
+    """What the blocks of both producers know of their transaction."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+        self._number: int | None = None  # of its transaction, once that has begun
+
+    def _began(self) -> None:
+        self._number = self._core.transaction_number
+
+    def _of_block(self, call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """A call of the producer, for this transaction only: one that comes late must not get into the next one."""
+
+        def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+            if self._number is not None:
+                self._core.check_transaction(self._number)
+            return call(*args, **keywords)
+
+        return checked
 
 
 def unknown_partition(topic: str, partition: int, count: int) -> ConfigError:

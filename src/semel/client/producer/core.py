@@ -100,6 +100,20 @@ class ProducerCore:
             raise type(self.ended)(str(self.ended))
         self.identity.check_accepts()
 
+    @property
+    def transaction_number(self) -> int:
+        """Of the transaction that is open, or was last."""
+        return self.identity.transaction_number
+
+    def check_transaction(self, number: int) -> None:
+        """Raises unless the transaction that a record belongs to is still the last one: the record may have waited for
+        memory, or for its topic to be looked up, and the next transaction must not get it."""
+        if number != self.identity.transaction_number:
+            raise IllegalStateError(
+                "the transaction of this record has ended; the record was not sent: let every send() return before the "
+                "end of its transaction"
+            )
+
     # --- the end of a transaction ---
     def commit(self, transaction: TransactionCore) -> None:
         """From here on no record is accepted; those that were are sent at once. The end follows when `is_drained`."""

@@ -19,6 +19,7 @@ class WriteIdentity:
     """What a producer's core must know of its identity. As it is: none, so a retry may store a record twice."""
 
     transactional_id: str | None = None
+    transaction_number = 0  # changes with every transaction
     _identity: Identity | None = NO_IDENTITY
 
     @property

@@ -36,6 +36,7 @@ from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ABORTED_AT_CLOSE,
     ProducerBase,
+    TransactionBlock,
     not_flushed,
     offsets_with_metadata,
     unknown_partition,
@@ -115,6 +116,7 @@ class Producer(ProducerBase[Transactions], Closing):
         up to max.block.ms while memory is full or the topic is not known yet.
         """
         self._check_usable()
+        transaction = self._sender.core.identity.transaction_number
         now_s = time.time()
         if (  # most records, without the cost of a call
             type(value) is bytes
@@ -136,7 +138,7 @@ class Producer(ProducerBase[Transactions], Closing):
                 partition = self._sticky.partition(topic, count, size)
         elif not 0 <= partition < count:
             partition = self._checked_partition(topic, partition)
-        return self._sender.append(topic, partition, row, size)
+        return self._sender.append(topic, partition, row, size, transaction)
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
         """Puts a whole Arrow table on its way: columns `value`, `key`, `headers`, `timestamp`, `partition`, of which
@@ -149,25 +151,27 @@ class Producer(ProducerBase[Transactions], Closing):
         from semel.client.producer.tables import checked_table
 
         self._check_usable()
+        transaction = self._sender.core.transaction_number
         checked = checked_table(table)
         now_s = time.time()
         encoder = self._table_encoder(
             topic, checked, self._known_count(topic, now_s) or self._count_partitions(topic, now_s)
         )
-        shares = list(self._share(topic, encoder) if encoder.is_small else self._hand_over(topic, encoder))
+        add = self._share if encoder.is_small else self._hand_over
+        shares = list(add(topic, encoder, transaction))
         return TableDelivery(shares, checked.num_rows, self._sender.changed)
 
-    def _hand_over(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+    def _hand_over(self, topic: str, encoder: TableEncoder, transaction: int) -> Iterator[TableShare]:
         """Encodes a table to batches of its own."""
         for encoded in encoder.batches():
             batch = self._sender.new_batch(topic, encoded.partition, encoded.data, encoded.record_count)
-            self._sender.add(batch)
+            self._sender.add(batch, transaction)
             yield TableShare(batch, 0, batch.count, encoded.rows)
 
-    def _share(self, topic: str, encoder: TableEncoder) -> Iterator[TableShare]:
+    def _share(self, topic: str, encoder: TableEncoder, transaction: int) -> Iterator[TableShare]:
         """Leaves a small table to linger, so that the next ones go into the same batches."""
         for partition, part, rows in encoder.parts():
-            batch, first = self._sender.append_table(topic, partition, part)
+            batch, first = self._sender.append_table(topic, partition, part, transaction)
             yield TableShare(batch, first, part.row_count, rows)
 
     @timeout_in_ms
@@ -312,19 +316,21 @@ class Producer(ProducerBase[Transactions], Closing):
         raise unknown_partition(topic, partition, self._partition_counts[topic][0])
 
 
-class ProducerTransaction:
+class ProducerTransaction(TransactionBlock):
     """One transaction as a `with` block; what it offers goes to its producer."""
 
     def __init__(self, producer: Producer) -> None:
+        super().__init__(producer._sender.core)
         self._producer = producer
-        self.send = producer.send
-        self.send_table = producer.send_table
-        self.send_offsets = producer.send_offsets_to_transaction
+        self.send = self._of_block(producer.send)
+        self.send_table = self._of_block(producer.send_table)
+        self.send_offsets = self._of_block(producer.send_offsets_to_transaction)
 
     def __enter__(self) -> ProducerTransaction:
         if self._producer._transactional().state is ProducerTxnState.ABORTING:  # the last block's abort timed out
             self._producer.abort_transaction()
         self._producer.begin_transaction()
+        self._began()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -76,13 +76,15 @@ class Sender(BatchSender[DeliveryCondition]):
         """How much of buffer.memory is taken."""
         return self._accumulator.used_bytes
 
-    def append(self, topic: str, partition: int, row: Row, size_bytes: int) -> Delivery:
-        """Adds a row to the open batch of its partition. Blocks while memory is full, up to max.block.ms."""
+    def append(self, topic: str, partition: int, row: Row, size_bytes: int, transaction: int) -> Delivery:
+        """Adds a row of a transaction (by its number) to the open batch of its partition. Blocks while memory is full,
+        up to max.block.ms."""
         with self.lock:
+            self.core.check_transaction(transaction)
             batch = self._accumulator.append(topic, partition, row, size_bytes)
             is_new = batch is None
             if batch is None:
-                run(self._wait_for_memory(size_bytes + HEADER_SIZE))
+                run(self._wait_for_memory(size_bytes + HEADER_SIZE, transaction))
                 batch = self._accumulator.append(topic, partition, row, size_bytes)  # another thread may have opened it
                 if batch is None:
                     batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
@@ -91,13 +93,14 @@ class Sender(BatchSender[DeliveryCondition]):
             self.wake()
         return delivery
 
-    def append_table(self, topic: str, partition: int, part: TablePart) -> tuple[ProducerBatch, int]:
+    def append_table(self, topic: str, partition: int, part: TablePart, transaction: int) -> tuple[ProducerBatch, int]:
         """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
         with self.lock:
+            self.core.check_transaction(transaction)
             batch = self._accumulator.append_table(topic, partition, part)
             is_new = batch is None
             if batch is None:
-                run(self._wait_for_memory(part.size_bytes + HEADER_SIZE))
+                run(self._wait_for_memory(part.size_bytes + HEADER_SIZE, transaction))
                 batch = self._accumulator.append_table(topic, partition, part)
                 if batch is None:
                     batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
@@ -106,10 +109,10 @@ class Sender(BatchSender[DeliveryCondition]):
             self.wake()
         return batch, first
 
-    def add(self, batch: ProducerBatch) -> None:
+    def add(self, batch: ProducerBatch, transaction: int = 0) -> None:
         """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
         with self.lock:
-            run(self._wait_for_memory(batch.size_bytes))
+            run(self._wait_for_memory(batch.size_bytes, transaction))
             is_news = self._accumulator.add(batch)
         if is_news:
             self.wake()

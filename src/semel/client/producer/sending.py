@@ -87,14 +87,16 @@ class BatchSender(Generic[Changed]):
         batch.size_bytes, batch.compression = len(data), self.settings.compression
         return batch
 
-    async def _wait_for_memory(self, size_bytes: int) -> None:
-        """Returns when there is memory and records are accepted. `changed` is held."""
+    async def _wait_for_memory(self, size_bytes: int, transaction: int) -> None:
+        """Returns when there is memory and records of this transaction are accepted. `changed` is held."""
         core, accumulator = self.core, self._accumulator
+        core.check_transaction(transaction)
         core.check_accepts()
         if accumulator.has_memory(size_bytes):
             return
         self.wake()
         await self.wait_until(lambda: accumulator.has_memory(size_bytes) or core.ended is not None, self._max_block_s)
+        core.check_transaction(transaction)
         core.check_accepts()
         if not accumulator.has_memory(size_bytes):
             raise BufferFullError(

@@ -149,6 +149,7 @@ class TransactionCore(WriteIdentity):
 
     def began(self) -> None:
         self._move(ProducerTxnEvent.BEGIN)
+        self.transaction_number += 1
         self.error = None
         self._added.clear()
         self._written.clear()

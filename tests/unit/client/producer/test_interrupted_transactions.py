@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 import pytest
 
-from semel.client.errors import CommitUncertainError, TimedOutError
+from semel.client.errors import CommitUncertainError, IllegalStateError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.local.brokers import SemelBroker
@@ -139,3 +141,32 @@ def test_the_with_block_leaves_a_commit_in_doubt_to_be_settled(
         proxy.clear()
         producer.commit_transaction(timeout_ms=PATIENCE_S * 1000)
     committed(shared_semel_broker, topic, b"in doubt")
+
+
+def test_a_record_that_waited_in_a_thread_does_not_get_into_the_next_transaction(
+    shared_semel_broker: SemelBroker, make: Make, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = make()
+    producer.init_transactions()
+    looked_up, may_go_on = threading.Event(), threading.Event()
+    count_partitions = producer._count_partitions
+
+    def slowly(*arguments: Any) -> int:
+        looked_up.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return count_partitions(*arguments)
+
+    monkeypatch.setattr(producer, "_count_partitions", slowly)
+    with ThreadPoolExecutor() as threads:
+        with pytest.raises(ZeroDivisionError), producer.transaction() as first:  # noqa: PT012
+            late = threads.submit(first.send, topic, b"of the aborted one")
+            assert looked_up.wait(PATIENCE_S)
+            raise ZeroDivisionError
+        with producer.transaction() as second:
+            may_go_on.set()
+            with pytest.raises(IllegalStateError, match="has ended"):
+                late.result(PATIENCE_S)
+            with pytest.raises(IllegalStateError, match="has ended"):
+                first.send(topic, b"after its block")
+            second.send(topic, b"committed")
+    committed(shared_semel_broker, topic, b"committed")
