@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.aio.admin import AsyncAdmin as AsyncAdmin
+    from semel.aio.consumer import AsyncConsumer as AsyncConsumer
     from semel.aio.producer import AsyncProducer as AsyncProducer
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Admin": "semel.client.admin",
     "AsyncAdmin": "semel.aio.admin",
+    "AsyncConsumer": "semel.aio.consumer",
     "AsyncProducer": "semel.aio.producer",
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",

@@ -1,12 +1,19 @@
-"""The client for asyncio: the same options, errors and guarantees as `semel.Producer` and `semel.Admin`.
+"""The client for asyncio: the same options, errors and guarantees as `semel.Producer`, `semel.Consumer`, `semel.Admin`.
 
     async with AsyncProducer(bootstrap_servers="localhost:9092") as producer:
         delivery = await producer.send("orders", b"an order")
         print((await delivery).offset)
 
+    async with AsyncConsumer(bootstrap_servers="localhost:9092", group_id="billing") as consumer:
+        consumer.subscribe(["orders"])
+        async for record in consumer:
+            print(record.offset, record.value)
+
 admin       `AsyncAdmin`                         producer    `AsyncProducer`, its transactions and deliveries
-cluster     connections by broker and lane       connection  one connection in an event loop
-loop_guard  one event loop per client            sender      drives a producer's core
+consumer    `AsyncConsumer`                      sender      drives a producer's core
+network     what a consumer's drivers need       connection  one connection in an event loop
+cluster     connections by broker and lane       loop_guard  one event loop per client
+task_guard  one task at a time in a poll
 
 What a client decides is shared with `semel.client`: the cores, and the calls that are written as coroutines.
 """
@@ -18,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.aio.admin import AsyncAdmin as AsyncAdmin
+    from semel.aio.consumer import AsyncConsumer as AsyncConsumer
     from semel.aio.producer import AsyncProducer as AsyncProducer
     from semel.aio.producer import AsyncProducerTransaction as AsyncProducerTransaction
     from semel.aio.sender import AsyncDelivery as AsyncDelivery
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncAdmin": "admin",
+    "AsyncConsumer": "consumer",
     "AsyncDelivery": "sender",
     "AsyncProducer": "producer",
     "AsyncProducerTransaction": "producer",

@@ -150,7 +150,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         timeout_s: float | None = None,
         context: Any = None,
         response: bool = True,
-    ) -> None:
+    ) -> Pending:
         """Sends a request behind those in flight. `then` gets it when it is done, never from within this call. Raises
         only for what can never be sent."""
         limit_s = self._settings.request_timeout_ms / 1000 if timeout_s is None else timeout_s
@@ -161,7 +161,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             pending = Pending(api, version, 0, deadline_s, context)
             pending.error = failed(self.address, "the connection is closed")
             self._loop.call_soon(then, pending)
-            return
+            return pending
         try:
             pending = self._wire.send(api, request, version, deadline_s, context, response)
         except EncodeError as error:
@@ -170,6 +170,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._then[pending] = then
         self._write()
         self._set_alarm(deadline_s)
+        return pending
 
     async def call(
         self, api: Api[Request, Response], request: Request, timeout_s: float, version: int | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Callable
 
 from semel.client.errors import IllegalStateError
 
@@ -22,6 +24,12 @@ class LoopGuard:
         self.check()
         assert self._loop is not None
         return self._loop
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Calls it in the loop of this client, if that is still there. Any thread may do that, and a signal handler."""
+        if self._loop is not None and not self.is_forked:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
 
     @property
     def is_forked(self) -> bool:

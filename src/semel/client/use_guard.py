@@ -7,11 +7,13 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from semel.client.errors import ConcurrentUseError, IllegalStateError
 
 Kind = TypeVar("Kind", bound=type)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class UseGuard:
@@ -62,16 +64,18 @@ def one_user_at_a_time(*also: str, but: tuple[str, ...] = ()) -> Callable[[Kind]
     return guarded_class
 
 
-def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A method, or one that is a coroutine, that enters the `_guard` of its object under this name."""
     call = name.lstrip("_")
+
+    unguarded: Callable[..., Any] = function
 
     @functools.wraps(function)
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
         guard = self._guard
         guard.enter(call)
         try:
-            return function(self, *args, **keywords)
+            return unguarded(self, *args, **keywords)
         finally:
             guard.leave()
 
@@ -80,10 +84,10 @@ def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         guard = self._guard
         guard.enter(call)
         try:
-            return await function(self, *args, **keywords)
+            return await unguarded(self, *args, **keywords)
         finally:
             guard.leave()
 
-    made = coroutine if inspect.iscoroutinefunction(function) else method
+    made: Callable[..., Any] = coroutine if inspect.iscoroutinefunction(function) else method
     made.__name__ = name
     return made

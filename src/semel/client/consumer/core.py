@@ -95,10 +95,12 @@ class ConsumerCore:
 
     async def follow_group(self) -> bool:
         """Takes on what happened to the membership since the last call, and raises what the program must know. False
-        while partitions that are given back wait for a commit."""
+        while partitions that are given back wait for a commit, or for the listener."""
         member, rebalancer = self.member, self._rebalancer
         assert member is not None
         assert rebalancer is not None
+        if rebalancer.is_calling:
+            return False
         change = member.take_change()
         if change.assignment is not None:
             self.retry_budget.succeeded()
@@ -130,7 +132,7 @@ class ConsumerCore:
         """When the group has something to do without an event, given what the driver waits for already."""
         assert self.member is not None
         assert self._rebalancer is not None
-        if self._rebalancer.is_revoking:
+        if self._rebalancer.is_revoking or self._rebalancer.is_calling:
             return float("inf")  # the commit's end is an event
         due_s = float("inf") if looking_up else self.topics_due_s()
         if self._wants_to_join and not connecting:
@@ -178,6 +180,6 @@ class ConsumerCore:
         """Whether records may be handed out: those of partitions that are about to be given back may not."""
         if self.member is None or self._rebalancer is None:
             return True
-        if self._rebalancer.is_revoking:
+        if self._rebalancer.is_revoking or self._rebalancer.is_calling:
             return False
         return not self.member.wants_to_join or self.member.is_cooperative

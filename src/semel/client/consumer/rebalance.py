@@ -32,14 +32,6 @@ class RebalanceListener:
         return self.on_partitions_revoked(partitions)
 
 
-async def _call(
-    method: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
-) -> None:
-    waiting = method(partitions)
-    if inspect.isawaitable(waiting):
-        await waiting
-
-
 class Rebalancer:
     """Takes partitions on and off. `start_commit` is called before partitions are given back, and its commit waited
     for; None: there is nothing to commit. A listener that raises changes nothing about the assignment: the error is
@@ -59,11 +51,29 @@ class Rebalancer:
         self._commit: PendingCommit | None = None  # before a revocation, on its way
         self._assignment: set[TopicPartition] | None = None  # not adopted yet
         self._prepared = False
+        self._is_calling = False
 
     @property
     def is_revoking(self) -> bool:
         """Whether partitions wait for a commit before they are given back: no record of theirs may be handed out."""
         return self._commit is not None
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether the listener is called, from which a turn of the consumer may be run (by position(), say): what it is
+        called for ends before anything else happens to the partitions."""
+        return self._is_calling
+
+    async def _call(
+        self, method: Callable[[list[TopicPartition]], Awaitable[None] | None], partitions: list[TopicPartition]
+    ) -> None:
+        try:
+            self._is_calling = True
+            waiting = method(partitions)
+            if inspect.isawaitable(waiting):
+                await waiting
+        finally:
+            self._is_calling = False
 
     async def apply_change(self, lost: bool, assignment: Iterable[TopicPartition] | None) -> None:
         """What happened to the membership. Lost: it ended without us; no commit, it would be refused."""
@@ -75,7 +85,7 @@ class Rebalancer:
             self._assignment = set(assignment)
         if gone:
             log.warning("group %s: lost %s", self._member.group_id, ", ".join(map(str, gone)))
-            await _call(self._listener.on_partitions_lost, gone)
+            await self._call(self._listener.on_partitions_lost, gone)
 
     async def prepare(self, topics: frozenset[str]) -> bool:
         """Before joining, once per rebalance: eager members give everything back, cooperative ones what is unwanted.
@@ -106,7 +116,7 @@ class Rebalancer:
             log.info("group %s: has %s", self._member.group_id, ", ".join(map(str, sorted(target))) or "no partitions")
             self._member.adopted(target, bool(revoked))
             new = sorted(added if self._member.is_cooperative else target)
-            await _call(self._listener.on_partitions_assigned, new)
+            await self._call(self._listener.on_partitions_assigned, new)
         return True
 
     async def give_back(self) -> None:
@@ -128,6 +138,6 @@ class Rebalancer:
     async def _revoke(self, revoked: set[TopicPartition], kept: set[TopicPartition]) -> None:
         try:
             if revoked:
-                await _call(self._listener.on_partitions_revoked, sorted(revoked))
+                await self._call(self._listener.on_partitions_revoked, sorted(revoked))
         finally:
             self._assigned.assign(kept)

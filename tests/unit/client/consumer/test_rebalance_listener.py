@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from semel.client.consumer.assigned_partitions import AssignedPartitions
+from semel.client.consumer.core import ConsumerCore, TopicSubscription
 from semel.client.consumer.rebalance import RebalanceListener, Rebalancer
 from semel.client.immediate import run
+from semel.client.metadata import Metadata
+from semel.client.settings import ConsumerSettings
 from semel.client.types import TopicPartition
 
 MINE = [TopicPartition("t", number) for number in range(4)]
@@ -21,6 +24,7 @@ class Surprise(Exception):
 
 class Member:
     group_id = "g"
+    wants_to_join = True
 
     def __init__(self, is_cooperative: bool) -> None:
         self.is_cooperative = is_cooperative
@@ -147,3 +151,25 @@ def test_commit_before_a_loss_does_not_stand_for_a_later_one() -> None:
     assert run(rebalancer.adopt())
     assert not run(rebalancer.prepare(frozenset(["t"])))  # the second one is on its way
     assert assigned.partitions == set(MINE)
+
+
+def test_what_a_listener_is_called_for_ends_before_a_turn_that_it_runs_does_anything() -> None:
+    """As position() does: the member must not join before what it gives back was given back."""
+
+    class Turning(Raising):
+        def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            super().on_partitions_revoked(partitions)
+            followed.append(run(core.follow_group()))
+            delivering.append(core.is_delivering)
+
+    followed: list[bool] = []
+    delivering: list[bool] = []
+    member, listener = Member(is_cooperative=False), Turning("nothing")
+    settings = ConsumerSettings.of(bootstrap_servers="127.0.0.1:1", group_id="g")
+    core = ConsumerCore(settings, Metadata(), lambda: 0.5, lambda: None)
+    core.subscribe(member, TopicSubscription(["t"]), listener)  # type: ignore[arg-type]
+    core.assigned.assign(MINE)
+    assert run(core.is_ready_to_join())
+    assert (followed, delivering) == ([False], [False])
+    assert listener.calls == [("revoked", MINE)]
+    assert core.assigned.partitions == set()
