@@ -43,7 +43,8 @@ class ClusterFront:
             for index, leader in enumerate(self.leaders)
         ]
         brokers = [MetadataResponseBroker(node, "broker", 9092 + node) for node in NODES]
-        return MetadataResponse(brokers=brokers, topics=[MetadataResponseTopic(name=TOPIC, partitions=parts)])
+        topic = MetadataResponseTopic(name=TOPIC, topic_id=self._world.broker.topic_id, partitions=parts)
+        return MetadataResponse(brokers=brokers, topics=[topic])
 
     def find_coordinator(self) -> int | None:
         """None: nobody responds."""

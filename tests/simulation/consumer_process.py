@@ -16,8 +16,10 @@ from semel.client.consumer.fetcher import FetchPlan
 from semel.client.consumer.fetching import CommittedLookUp, LeadersLookUp, OffsetsLookUp
 from semel.client.consumer.reader import ChunkReader
 from semel.client.consumer.rebalance import RebalanceListener
-from semel.client.errors import ConnectionFailedError, FencedError, KafkaError, error_of
-from semel.client.group.core import Departure, MemberCore, Sharing, subscribed_topics
+from semel.client.errors import ConnectionFailedError, FatalError, FencedError, KafkaError, error_of
+from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
+from semel.client.group.core import MemberCore, Sharing, subscribed_topics
+from semel.client.group.membership import GroupCore, Leaving
 from semel.client.group.offset_requests import (
     FoundOffset,
     committed_offsets,
@@ -35,13 +37,11 @@ from semel.client.wire import Pending
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import (
+    CONSUMER_GROUP_HEARTBEAT,
     HEARTBEAT,
     JOIN_GROUP,
     LEAVE_GROUP,
     SYNC_GROUP,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    JoinGroupResponse,
     SyncGroupRequest,
     SyncGroupResponse,
 )
@@ -61,18 +61,20 @@ from tests.simulation.world import TOPIC, SimulatedConnection, World
 
 GROUP = "g"
 VERSIONS = {
+    CONSUMER_GROUP_HEARTBEAT: 1,
     JOIN_GROUP: 9,
     SYNC_GROUP: 5,
     HEARTBEAT: 4,
     LEAVE_GROUP: 5,
     OFFSET_COMMIT: 9,
     OFFSET_FETCH: 9,
-    FETCH: 12,
+    FETCH: 13,
     LIST_OFFSETS: 7,
 }
 TURN_S = 0.02  # between two attempts at the same thing
 IDLE_S = 1.0
 CLOSE_S = 5.0
+BEAT_TRIED_S = 3.0  # half a session
 DOWN = ConnectionFailedError("the broker is down", ErrorCode.NETWORK_EXCEPTION)
 
 
@@ -132,7 +134,7 @@ class ConsumerProcess:
         )
         self._metadata = Metadata()
         self.core = ConsumerCore(self.settings, self._metadata, world.rng.random, self._commit_before_revoke)
-        self.member = MemberCore(self.settings, world.rng.random, world.now_s)
+        self.member = self._new_member()
         self.core.subscribe(self.member, TopicSubscription([TOPIC]), _Listener(self))
         self._reader = ChunkReader(self.core.fetching.fetcher, self.settings.reads_committed)
         self._coordinator: int | None = None
@@ -143,10 +145,16 @@ class ConsumerProcess:
         self._unnoticed: list[Callable[[], None]] = []
         self._next_turn_s = world.now_s
         self._beat_again_s = 0.0
-        self._unsent: tuple[HeartbeatRequest | Departure, float] | None = None  # and how long it is tried
+        self._unsent: tuple[Any, float] | None = None  # a heartbeat or a departure, and how long it is tried
         self._last_commit: PendingCommit | None = None  # before a revocation or the end
         self._waits_for: PendingCommit | None = None  # the program, in a commit
         self._has_committed = False  # before it closes
+
+    def _new_member(self) -> GroupCore:
+        settings, world = self.settings, self.world
+        if settings.group_protocol == "consumer":
+            return ConsumerProtocolCore(settings, self._metadata, world.rng.random, self.name, world.now_s)
+        return MemberCore(settings, world.rng.random, world.now_s)
 
     # --- the process ---
 
@@ -209,29 +217,29 @@ class ConsumerProcess:
             request = self.member.beat(now_s)
             if request is None:
                 return
-            self._unsent = (request, now_s + self.settings.session_timeout_ms / 2000)
+            self._unsent = (request, now_s + BEAT_TRIED_S)
         request, until_s = self._unsent
         lane = self._coordinator_lane("heartbeat")
         if lane is not None:
             self._unsent = None
-            if isinstance(request, Departure):
+            if isinstance(request, Leaving):
                 self.world.note(f"{self.name} leaves: {request.reason}")
-                self._call(lane, LEAVE_GROUP, request.request(VERSIONS[LEAVE_GROUP]), lambda _: None)
+                self._call(lane, request.api, request.request(VERSIONS[request.api]), lambda _: None)
             else:
-                self._call(lane, HEARTBEAT, request, lambda response: self._beaten(request, response))
+                self._call(lane, self.member.beat_api, request, lambda response: self._beaten(request, response))
         elif now_s >= until_s:
             self._unsent = None
-            if not isinstance(request, Departure):
+            if not isinstance(request, Leaving):
                 self.member.not_beaten(request, now_s)
             self._forget_if_in_doubt()
 
-    def _beaten(self, request: HeartbeatRequest, response: HeartbeatResponse | KafkaError) -> None:
-        if not isinstance(response, KafkaError):
-            self.member.beaten(request, response, self.world.now_s)
-        elif response.code is ErrorCode.NOT_COORDINATOR:
-            self.member.beaten(request, HeartbeatResponse(error_code=response.code), self.world.now_s)
-        else:
+    def _beaten(self, request: Any, response: Any) -> None:
+        if isinstance(response, KafkaError) and response.code is ErrorCode.NOT_COORDINATOR:
+            response = self.member.beat_api.response.struct(error_code=response.code)
+        if isinstance(response, KafkaError):
             self.member.not_beaten(request, self.world.now_s)
+        else:
+            self.member.beaten(request, response, self.world.now_s)
         self._forget_if_in_doubt()
 
     # --- a turn of the program ---
@@ -250,6 +258,10 @@ class ConsumerProcess:
         except FencedError:
             self.world.note(f"{self.name} is fenced")
             self._end()
+        except FatalError as error:
+            if error.code is not ErrorCode.UNRELEASED_INSTANCE_ID:
+                raise
+            self._next_turn_s = now_s + IDLE_S  # the one before it was killed: until its session ends
 
     def _poll(self, now_s: float) -> None:
         self.member.polled(now_s)
@@ -363,18 +375,18 @@ class ConsumerProcess:
         lane = self._coordinator_lane("group")
         if lane is not None:
             request = self.member.join(self.core.subscription.topics, self.core.assigned.partitions)
-            self._call(lane, JOIN_GROUP, request, self._joined)
+            self._call(lane, self.member.join_api, request, self._joined)
         elif not self._is_finding:
             self.member.unreachable(now_s)
             self._forget_if_in_doubt()
 
-    def _joined(self, response: JoinGroupResponse | KafkaError) -> None:
+    def _joined(self, response: Any) -> None:
         if isinstance(response, KafkaError):
             if response.code is not ErrorCode.NOT_COORDINATOR:
                 self._unanswered()
                 return
-            response = JoinGroupResponse(error_code=response.code)
-        following = self.member.joined(response, self.world.now_s)
+            response = self.member.join_api.response.struct(error_code=response.code)
+        following = self.member.responded(response, self.world.now_s)
         self._forget_if_in_doubt()
         if isinstance(following, Sharing):
             self._look_up(lambda found: self._share_out(following, found))
@@ -382,6 +394,7 @@ class ConsumerProcess:
             self._sync(following)
 
     def _share_out(self, sharing: Sharing, is_found: bool) -> None:
+        assert isinstance(self.member, MemberCore)
         if not is_found:
             self.member.not_shared(sharing, self.world.now_s)
             self._forget_if_in_doubt()
@@ -406,6 +419,7 @@ class ConsumerProcess:
                 self._unanswered()
                 return
             response = SyncGroupResponse(error_code=response.code)
+        assert isinstance(self.member, MemberCore)
         self.member.synced(response, self.world.now_s)
         self._forget_if_in_doubt()
         self.world.note(f"{self.name} is {self.member.state.value} in generation {self.member.generation}")
@@ -426,7 +440,7 @@ class ConsumerProcess:
         departure = self.member.leave("closed")
         lane = self._coordinator_lane("heartbeat")
         if departure is not None and lane is not None:
-            self._call(lane, LEAVE_GROUP, departure.request(VERSIONS[LEAVE_GROUP]), lambda _: None)
+            self._call(lane, departure.api, departure.request(VERSIONS[departure.api]), lambda _: None)
         self.world.note(f"{self.name} is closed")
         self._end()
 
@@ -545,7 +559,7 @@ class ConsumerProcess:
             fetching.committed_not_found(wanted, DOWN, began_s, began_s)
             return
         self._is_looking_up = True
-        request = offset_fetch_request(GROUP, wanted.partitions, True, VERSIONS[OFFSET_FETCH])
+        request = offset_fetch_request(GROUP, wanted.partitions, True, VERSIONS[OFFSET_FETCH], wanted.member)
         self._call(lane, OFFSET_FETCH, request, then)
 
     def _look_up_offsets(self, wanted: OffsetsLookUp) -> None:

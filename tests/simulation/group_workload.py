@@ -26,6 +26,7 @@ CONSUMERS, WRITERS, TRANSACTIONS = 3, 2, 20
 DRAIN_S = 200.0  # virtual; less than metadata.max.age.ms
 PREFETCH_BYTES, FETCH_BYTES, PARTITION_BYTES = 1_500, 1_200, 500
 LARGEST_BATCH_BYTES = 2_500  # the first batch of a response may exceed all limits
+CONSUMER_PROTOCOL_RATE = 0.3
 STRATEGIES = ("range", "cooperative-sticky", "sticky", "roundrobin")
 
 
@@ -48,7 +49,7 @@ class SlowWriter(TransactionalProcess):
 class ConsumerGroup:
     """The processes of a group; while it is `disturbed`, one thing after the other happens to them."""
 
-    def __init__(self, world: World, front: ClusterFront, history: GroupHistory) -> None:
+    def __init__(self, world: World, front: ClusterFront, history: GroupHistory, protocol: str) -> None:
         rng = world.rng
         self.all: list[ConsumerProcess] = []
         self.disturbed = True
@@ -56,7 +57,7 @@ class ConsumerGroup:
         self._front = front
         self._history = history
         self._is_static = rng.random() < 0.3
-        self._options = {
+        self._options: dict[str, Any] = {
             "partition_assignment_strategy": rng.choice(STRATEGIES),
             "session_timeout_ms": 6_000,
             "heartbeat_interval_ms": 1_500,
@@ -69,6 +70,10 @@ class ConsumerGroup:
             "fetch_max_bytes": FETCH_BYTES,
             "max_partition_fetch_bytes": PARTITION_BYTES,
         }
+        if protocol == "consumer":
+            for name in ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"):
+                del self._options[name]
+            self._options["group_protocol"] = protocol
         self._cut_rate = rng.random() * 0.05
         for number in range(CONSUMERS):
             self.start(f"static-{number}")
@@ -133,15 +138,20 @@ class ConsumerGroup:
         self._world.after(after_s, lambda: self.start(instance_id) if self.disturbed else None)
 
 
-def consumers(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
-    """Consumers of one group, writers of transactions, every fault. Raises AssertionError if a promise is broken."""
+def consumers(
+    seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None, protocol: str | None = None
+) -> World:
+    """Consumers of one group, writers of transactions, every fault. Raises AssertionError if a promise is broken. The
+    seed draws the group's protocol, beside all that it draws else."""
+    if protocol is None:
+        protocol = "consumer" if random.Random(f"protocol {seed}").random() < CONSUMER_PROTOCOL_RATE else "classic"
     with simulated(seed, data) as world:
         on_start(world)
         rng = world.rng
         world.broker.start()
         assert world.run(lambda: world.broker.is_up)
         front, history = ClusterFront(world), GroupHistory(world)
-        group = ConsumerGroup(world, front, history)
+        group = ConsumerGroup(world, front, history, protocol)
         writers = [SlowWriter(world, f"w{number}", f"w{number}", TRANSACTIONS) for number in range(WRITERS)]
         world.processes += writers
         world.stall_rate = rng.random() * 0.01

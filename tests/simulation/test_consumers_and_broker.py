@@ -18,7 +18,9 @@ from semel.client.consumer.commits import CommitsCore, PendingCommit
 from semel.client.consumer.fetcher import FetchFailure
 from semel.client.consumer.fetching import FetchingCore
 from semel.client.consumer.rebalance import Rebalancer
+from semel.client.group.consumer_protocol_core import ConsumerProtocolCore
 from semel.client.group.core import MemberCore
+from semel.client.group.membership import MembershipChange
 from tests.simulation.group_workload import consumers
 from tests.simulation.shrink import run, shrink
 
@@ -44,9 +46,10 @@ def test_group_reads_everything_in_order_and_never_behind_a_commit(tmp_path: Pat
     assert faults > 100
 
 
-def test_a_seed_of_consumers_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", ["6", "2"], ids=["classic", "consumer"])
+def test_a_seed_of_consumers_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path, seed: str) -> None:
     def trace(hash_seed: str) -> str:
-        words = [sys.executable, "-c", TRACE, "6", str(tmp_path / hash_seed)]
+        words = [sys.executable, "-c", TRACE, seed, str(tmp_path / hash_seed)]
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
 
@@ -114,6 +117,28 @@ def take_an_old_heartbeat_s_error_for_the_generation_s(patch: pytest.MonkeyPatch
     patch.setattr(MemberCore, "_is_current", lambda *_: True)
 
 
+def acknowledge_before_partitions_are_given_back(patch: pytest.MonkeyPatch) -> None:
+    take_change = ConsumerProtocolCore.take_change
+
+    def acknowledging(core: ConsumerProtocolCore) -> MembershipChange:
+        change = take_change(core)
+        if change.assignment is not None:
+            core.adopted(change.assignment, False)
+        return change
+
+    patch.setattr(ConsumerProtocolCore, "take_change", acknowledging)
+
+
+def stay_although_the_program_does_not_poll(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerProtocolCore, "_is_too_slow", lambda *_: False)
+
+
+PROTOCOL_BUGS: list[Callable[[pytest.MonkeyPatch], Any]] = [
+    acknowledge_before_partitions_are_given_back,
+    give_partitions_back_without_a_commit,
+    stay_although_the_program_does_not_poll,
+]
+
 BUGS: list[Callable[[pytest.MonkeyPatch], Any]] = [
     give_partitions_back_without_a_commit,
     ignore_max_poll_interval,
@@ -126,14 +151,19 @@ BUGS: list[Callable[[pytest.MonkeyPatch], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+CASES = [*((bug, None) for bug in BUGS), *((bug, "consumer") for bug in PROTOCOL_BUGS)]
+
+
+@pytest.mark.parametrize(
+    ("bug", "protocol"), CASES, ids=[f"{bug.__name__}-{protocol or 'drawn'}" for bug, protocol in CASES]
+)
 def test_a_deliberate_bug_in_consumers_is_found(
-    bug: Callable[[pytest.MonkeyPatch], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bug: Callable[[pytest.MonkeyPatch], Any], protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
     for seed in range(HUNTED):
         try:
-            consumers(seed, tmp_path / str(seed))
+            consumers(seed, tmp_path / str(seed), protocol=protocol)
         except AssertionError as error:
             print(seed, error)
             return

@@ -23,6 +23,7 @@ from semel.broker.clock import Clock
 from semel.broker.connection import Connection
 from semel.broker.server import Server
 from semel.broker.settings import Settings
+from semel.protocol.schema import NO_UUID
 from semel.storage import StorageError, sync
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import NEVER_S, SimulatedLoop
@@ -176,6 +177,12 @@ class SimulatedBroker:
     def is_up(self) -> bool:
         return self._server is not None
 
+    @property
+    def topic_id(self) -> bytes:
+        """The id of the one topic, once the broker has started."""
+        topic = self.node.topics.get(TOPIC) if self.node is not None else None
+        return topic.id if topic is not None else NO_UUID
+
     def start(self) -> None:
         loop = self._loop = SimulatedLoop(self._world.clock.monotonic_s())
         loop.sync_delay_s = lambda: self._world.rng.random() * self._world.sync_s  # type: ignore[attr-defined]
@@ -206,6 +213,8 @@ class SimulatedBroker:
                 "offsets.topic.num.partitions": "2",
                 "transaction.state.log.num.partitions": "2",
                 "group.initial.rebalance.delay.ms": "100",
+                "group.consumer.session.timeout.ms": "6000",
+                "group.consumer.heartbeat.interval.ms": "1500",
             }
         )
         node = self.node = BrokerNode.__new__(BrokerNode)  # known although it may fail: it has the lock of its folder
