@@ -24,7 +24,9 @@ from semel.broker.connection import Connection
 from semel.broker.server import Server
 from semel.broker.settings import Settings
 from semel.protocol.schema import NO_UUID
+from semel.prove.powercut import JournaledFiles
 from semel.storage import StorageError, sync
+from semel.storage.data_dir import DataDir
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.loop import NEVER_S, SimulatedLoop
 
@@ -155,6 +157,13 @@ class _SimulatedSyncs:
         """There is nothing to stop."""
 
 
+def _close_files(data_dir: DataDir) -> None:
+    """As the system does for a process that was killed."""
+    data_dir._shared.cache.close_all()
+    if isinstance(data_dir.files, JournaledFiles):
+        os.close(data_dir.files._journal._fd)
+
+
 class SimulatedBroker:
     """The broker's real code. `start` it, `connect` to it, `kill` it, `cut_power`; `start` it again."""
 
@@ -276,6 +285,7 @@ class SimulatedBroker:
                 os.close(node.store._fd)
             with contextlib.suppress(AttributeError):
                 node.data_dir.crash()
+                _close_files(node.data_dir)
         transports, self._transports = self._transports, []
         for transport in transports:
             transport.lose()

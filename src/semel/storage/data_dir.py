@@ -79,7 +79,7 @@ class DataDir:
         """
         root = Path(path).absolute()
         root.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(root)
+        lock, cache = _take_lock(root), None
         try:
             files = files or files_for(root)
             cache = FileCache(files, open_files_max or _open_files_max())
@@ -87,6 +87,8 @@ class DataDir:
             data_dir = cls(root, lock, files, shared, sync)
             data_dir._discover(config_of or (lambda _: LogConfig()))
         except BaseException:
+            if cache is not None:
+                cache.close_all()
             _release_lock(lock)
             raise
         return data_dir

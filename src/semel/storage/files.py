@@ -155,6 +155,13 @@ class FileCache:
             os.close(handle.fd)
             handle.fd = -1
 
+    def close_all(self) -> None:
+        """Closes every file, in use or not: whoever uses them has ended."""
+        while self._open:
+            handle, _ = self._open.popitem()
+            os.close(handle.fd)
+            handle.fd = -1
+
     def pin(self, handle: Handle) -> int:
         """Opens a file for another thread: it stays open until `unpin`. Both are called on the owner's thread."""
         fd = self.fd(handle)
