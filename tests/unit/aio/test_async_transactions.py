@@ -10,10 +10,17 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from semel.aio import AsyncAdmin, AsyncProducer
-from semel.client.errors import AbortableError, CommitUncertainError, FencedError, IllegalStateError
+from semel.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
+from semel.client.errors import (
+    AbortableError,
+    CommitUncertainError,
+    FencedError,
+    IllegalStateError,
+    KafkaError,
+    RetriableError,
+)
 from semel.client.producer.transaction_states import ProducerTxnState
-from semel.client.types import TopicPartition
+from semel.client.types import RebalanceError, TopicPartition
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN, TXN_OFFSET_COMMIT
@@ -421,3 +428,74 @@ def test_whatever_a_cancellation_hits_each_transaction_is_there_once_or_not_at_a
 
     assert in_loop(main()), "no task was cancelled"
     committed(broker, topic, *expected)
+
+
+def test_consume_process_produce_is_exactly_once_though_the_broker_is_killed(
+    semel_broker: SemelBroker, generation: int
+) -> None:
+    """`AsyncConsumer` and `AsyncProducer` in one loop; the broker is killed and started again at any moment of it."""
+    bootstrap, count_, random = semel_broker.bootstrap, 1000, Random(generation)
+    source = create_topic(bootstrap, "aio-source", partitions=2)
+    output = create_topic(bootstrap, "aio-output", partitions=2)
+
+    async def fill() -> None:
+        async with AsyncProducer(bootstrap_servers=bootstrap) as producer:
+            for number in range(count_):
+                await producer.send(source, b"%d" % number, partition=number % 2)
+
+    async def kill_now_and_then() -> None:
+        while len(done_at_kills) < 4:
+            await asyncio.sleep(0.1 + random.random() / 5)
+            done_at_kills.append(done)
+            await asyncio.to_thread(semel_broker.kill)
+            await asyncio.to_thread(semel_broker.start)
+
+    async def one_unit(consumer: AsyncConsumer, producer: AsyncProducer) -> None:
+        nonlocal done
+        records = await consumer.poll(PATIENCE_MS)
+        async with producer.transaction() as txn:
+            for record in records:
+                await txn.send(output, record.value, partition=record.partition)
+            await asyncio.sleep(random.random() / 50)
+            await txn.send_offsets(consumer.consumed(), consumer.group_metadata())
+        done += len(records)
+
+    async def work() -> None:
+        """A worker as a program would have it: after an error that it cannot go on from, it starts again."""
+        while True:
+            consumer = AsyncConsumer(
+                bootstrap_servers=bootstrap,
+                group_id="aio-loop",
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                max_poll_records=10,
+                session_timeout_ms=6000,
+            )
+            async with consumer, transactional(bootstrap, "aio-loop", generation) as producer:
+                consumer.subscribe([source])
+                try:
+                    await producer.init_transactions()
+                    while True:
+                        try:
+                            await one_unit(consumer, producer)
+                        except (AbortableError, RetriableError, RebalanceError):
+                            consumer.seek_to_committed()
+                except KafkaError:
+                    continue
+
+    done, done_at_kills = 0, list[int]()
+
+    async def main() -> None:
+        await fill()
+        working = asyncio.create_task(work())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kill_now_and_then())
+        while len(await asyncio.to_thread(read_topic, bootstrap, output)) < count_:
+            assert not working.done()
+            await asyncio.sleep(0.2)
+        working.cancel()  # it waits for more
+        await asyncio.wait([working])
+
+    in_loop(main())
+    assert done_at_kills[0] < count_ // 2, "the broker was to be killed in the middle of the work"
+    assert sorted(int(row.value or b"") for row in read_topic(bootstrap, output)) == list(range(count_))
