@@ -3,6 +3,7 @@ come back, transactions, and groups of mixed clients."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -16,6 +17,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 
 import semel
 from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, start_tool
+from semel.aio import AsyncConsumer, AsyncProducer
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
@@ -461,6 +463,41 @@ def test_group_changes_to_the_consumer_protocol_member_by_member_where_the_broke
         first.commit()
         first.close()
         settle(new, newer)
+
+
+def test_consumer_for_asyncio_shares_with_the_blocking_one(cluster: Cluster, topic: str, group: str) -> None:
+    """And commits what it read in a transaction, under its member epoch."""
+    fill(cluster, topic, 60)
+
+    async def play() -> None:
+        address = {"bootstrap_servers": cluster.bootstrap}
+        options = {"group_id": group, "group_protocol": "consumer", "auto_offset_reset": "earliest"}
+        async with (
+            AsyncConsumer(**address, **options, enable_auto_commit=False) as consumer,
+            AsyncProducer(**address, transactional_id=cluster.unique("async")) as producer,
+        ):
+            consumer.subscribe([topic])
+            found: list[bytes] = []
+            while len(found) < 60:
+                found += [record.value for record in await consumer.poll(1_000)]
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send_offsets_to_transaction(consumer.consumed(), consumer.group_metadata())
+            await producer.commit_transaction()
+            assert sorted(found, key=int) == numbered(60)
+            with member_of(cluster.bootstrap, group) as blocking:
+                blocking.subscribe([topic])
+                while not _is_shared(consumer.assignment(), blocking.assignment()):
+                    await consumer.poll(100)
+                    await asyncio.to_thread(blocking.poll, 100)
+                eventually(lambda: _committed_by(blocking), lambda offset: offset == 60)
+
+    asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
+
+
+def _committed_by(consumer: Consumer) -> int:
+    places = [(topic, number) for topic in consumer.subscription() for number in range(PARTITIONS)]
+    return sum(to.offset for to in consumer.committed(places).values())
 
 
 # --- together with other clients ---

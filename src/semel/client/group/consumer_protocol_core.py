@@ -224,11 +224,13 @@ class ConsumerProtocolCore(MemberBase):
         return self._request()
 
     def _keep_only(self, owned: Iterable[TopicPartition]) -> None:
-        """The consumer gave back what it does not want any more; it is offered again if it is wanted again."""
-        self._owned = {each: self._owned[each] for each in owned if each in self._owned}
+        """The consumer gave back what it does not want any more; it is offered again if it is wanted again. And it may
+        have taken on what it was offered in a call that was interrupted."""
+        known = {**(self._offered or {}), **self._owned}
+        self._owned = {each: known[each] for each in owned if each in known}
         self._offered = dict(self._owned)
-        if self._ids(self._owned) != self._assigned:
-            self._apply(ConsumerProtocolEvent.ASSIGNED, 0.0)
+        is_all = self._ids(self._owned) == self._assigned
+        self._apply(ConsumerProtocolEvent.RECONCILED if is_all else ConsumerProtocolEvent.ASSIGNED, 0.0)
 
     def _request(self) -> ConsumerGroupHeartbeatRequest:
         """With all that the coordinator may not know."""
@@ -246,7 +248,9 @@ class ConsumerProtocolCore(MemberBase):
         return request
 
     def unanswered(self, now_s: float) -> None:
-        """What `join` returned got no response, or one that makes no sense, or could not be sent."""
+        """What `join` returned got no response, or one that makes no sense, or could not be sent; or a call was
+        interrupted (Ctrl-C). The next heartbeat tells everything, and the response to it has the assignment."""
+        self._told = None
         if self._on_its_way is not None or self.is_rebalancing:
             self._failed(ConsumerProtocolEvent.COORDINATOR_LOST, now_s)
 

@@ -303,6 +303,23 @@ def test_topic_that_is_wanted_again_before_the_coordinator_took_it_away_is_read_
     assert member.owned == of_t(0)
 
 
+def test_interrupted_call_is_followed_by_a_heartbeat_that_tells_everything() -> None:
+    """As the driver says it after Ctrl-C: whatever the response was, the next one has it again."""
+    member = Member()
+    member.join()
+    member.core.responded(answer(1, {T: [0]}), 0.0)
+    offered = member.core.take_change().assignment
+    member.core.unanswered(0.0)
+    member.core.rejoin("a call was interrupted")
+    assert member.core.is_due_to_join(0.0)
+    request = member.core.join(TOPICS, offered or [])
+    assert request.topic_partitions == [TopicPartitions(T, [0])], "what the consumer took on, it owns"
+    assert (request.subscribed_topic_names, request.rebalance_timeout_ms) == (["t"], 60_000)
+    member.core.responded(answer(1, {T: [0]}), 0.0)
+    assert not member.core.wants_to_join
+    assert member.core.state is ConsumerProtocolState.STABLE
+
+
 # --- the end of a membership ---
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from semel.client import Consumer, Producer, connection, frames, network, wire
 from semel.client.consumer import assigned_partitions, commit_driver, commits, fetcher, rebalance
-from semel.client.group import core, member
+from semel.client.group import consumer_protocol_core, core, member
 from semel.client.immediate import run
 from semel.local.brokers import SemelBroker
 from tests.support.reading import create_topic
@@ -23,16 +23,30 @@ COUNT = 60
 TOPIC = "interrupted-members"
 numbers = itertools.count()
 
-POINTS: list[tuple[Any, str]] = [
-    (network, "in_thread"),
-    (member.GroupMember, "_start_heartbeats"),
-    (network.BlockingNetwork, "background"),
+CLASSIC: list[tuple[Any, str]] = [
     (core.MemberCore, "join"),
     (core.MemberCore, "joined"),
     (core.MemberCore, "sync"),
     (core.MemberCore, "synced"),
     (core.MemberCore, "take_change"),
     (core, "decode_assignment"),
+]
+CONSUMER: list[tuple[Any, str]] = [
+    (consumer_protocol_core.ConsumerProtocolCore, "join"),
+    (consumer_protocol_core.ConsumerProtocolCore, "_request"),
+    (consumer_protocol_core.ConsumerProtocolCore, "_accepted"),
+    (consumer_protocol_core.ConsumerProtocolCore, "_apply"),
+    (consumer_protocol_core.ConsumerProtocolCore, "_keep_only"),
+    (consumer_protocol_core.ConsumerProtocolCore, "take_change"),
+    (consumer_protocol_core.ConsumerProtocolCore, "adopted"),
+    (rebalance.Rebalancer, "apply_change"),
+    (rebalance.Rebalancer, "adopt"),
+    (assigned_partitions.AssignedPartitions, "assign"),
+]
+POINTS: list[tuple[Any, str]] = [
+    (network, "in_thread"),
+    (member.GroupMember, "_start_heartbeats"),
+    (network.BlockingNetwork, "background"),
     (rebalance.Rebalancer, "apply_change"),
     (rebalance.Rebalancer, "adopt"),
     (assigned_partitions.AssignedPartitions, "assign"),
@@ -48,11 +62,20 @@ POINTS: list[tuple[Any, str]] = [
     (wire.Wire, "match"),
     (frames.Frames, "filled"),
 ]
+CASES = [
+    *(("classic", *point) for point in [*CLASSIC, *POINTS]),
+    *(("consumer", *point) for point in CONSUMER),
+]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "classic": {"session_timeout_ms": SHORT_MS},
+    "consumer": {"group_protocol": "consumer"},
+}
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[SemelBroker]:
-    with SemelBroker() as broker:
+    sessions = f"group.consumer.session.timeout.ms={SHORT_MS}"
+    with SemelBroker(None, "--set", sessions, "--set", "group.consumer.heartbeat.interval.ms=500") as broker:
         create_topic(broker.bootstrap, TOPIC, partitions=3)
         with Producer(bootstrap_servers=broker.bootstrap) as producer:
             for number in range(COUNT):
@@ -87,12 +110,12 @@ class Interrupt:
 
 @pytest.mark.parametrize("after_it", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize(("owner", "name"), POINTS)
+@pytest.mark.parametrize(("protocol", "owner", "name"), CASES)
 def test_a_group_consumer_works_on_wherever_ctrl_c_comes(
-    broker: SemelBroker, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int, after_it: bool
+    broker: SemelBroker, monkeypatch: pytest.MonkeyPatch, protocol: str, owner: Any, name: str, at: int, after_it: bool
 ) -> None:
     group_id = f"interrupted-{next(numbers)}"
-    options = {"auto_offset_reset": "earliest", "max_poll_records": 20, "session_timeout_ms": SHORT_MS}
+    options = {"auto_offset_reset": "earliest", "max_poll_records": 20, **OPTIONS[protocol]}
     found: list[int] = []
     with Consumer(
         bootstrap_servers=broker.bootstrap, group_id=group_id, enable_auto_commit=False, **options
