@@ -601,3 +601,29 @@ def test_wakeup_ends_a_waiting_poll(cluster: Cluster, single: str) -> None:
         started_s = time.monotonic()
         assert consumer.poll(60_000) == []
         assert time.monotonic() - started_s < STALL_S
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+@pytest.mark.parametrize("in_group", [False, True])
+def test_a_topic_that_was_created_again_is_read_from_its_begin(
+    cluster: Cluster, admin: Admin, single: str, in_group: bool, is_noticed: bool
+) -> None:
+    """The new topic has more records than were read of the old one: the old offset would skip the first of them."""
+    fill(cluster, single, 10)
+    options = {"group_id": cluster.unique("g"), "auto_commit_interval_ms": 50, "allow_auto_create_topics": False}
+    with consumer_for(cluster, **options) as consumer:
+        if in_group:
+            consumer.subscribe([single])
+        else:
+            consumer.assign([(single, 0)])
+        assert len(read(consumer, 10)) == 10
+        consumer.commit()
+        state = consumer._engine.assigned.of(TopicPartition(single, 0))
+        admin.delete_topics([single])
+        if is_noticed:
+            until(lambda: consumer.poll(50) == [] and state.is_gone, "the consumer does not see that the topic is gone")
+        eventually(lambda: single in admin.list_topics(), lambda is_there: not is_there)
+        create_topic(cluster.bootstrap, single)
+        fill(cluster, single, 25, start=100)
+        found = [int(record.value[1:]) for record in read(consumer, 25)]
+    assert found == list(range(100, 125))

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from semel.client.errors import IllegalStateError
 from semel.client.types import TopicPartition
+from semel.protocol.schema import NO_UUID
 
 
 class ResetTo(IntEnum):
@@ -32,6 +33,7 @@ class PartitionState:
         "position",
         "reset_to",
         "retry_at_s",
+        "topic_id",
         "topic_partition",
         "unknown_since_s",
         "version",
@@ -49,6 +51,7 @@ class PartitionState:
         self.version = 0
         self.retry_at_s = 0.0
         self.unknown_since_s: float | None = None
+        self.topic_id = NO_UUID  # of the topic that the position is of, once it is fetched
 
     @property
     def is_new(self) -> bool:
@@ -58,20 +61,32 @@ class PartitionState:
     def is_ready(self) -> bool:
         return self.position is not None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its topic was not there when it was last looked at, or is another one of that name."""
+        return self.unknown_since_s is not None
+
     def seek(self, offset: int, leader_epoch: int = -1) -> None:
         self.position = self.fetch_offset = offset
         self.fetch_epoch = leader_epoch
         self.reset_to = None
         self.version += 1
 
+    def seek_by_program(self, offset: int) -> None:
+        """To an offset of the topic that has the name now."""
+        self.topic_id = NO_UUID
+        self.seek(offset)
+
     def reset(self, reset_to: int) -> None:
         self.position = None
         self.reset_to = reset_to
+        self.topic_id = NO_UUID
         self.version += 1
 
     def forget(self) -> None:
         """Back to new: the committed offset is fetched again."""
         self.position = self.reset_to = None
+        self.topic_id = NO_UUID
         self.version += 1
 
     def end_offset(self, read_committed: bool) -> int | None:

@@ -315,7 +315,7 @@ class ConsumerBase(Generic[Connection]):
         """Goes on at this offset."""
         if offset < 0:
             raise ConfigError(f"cannot seek to offset {offset}; use seek_to_beginning() or seek_to_end()")
-        self._state(partition).seek(offset)
+        self._state(partition).seek_by_program(offset)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
         """Goes to the first record of these partitions (none given: all); looked up by the next poll()."""
@@ -497,8 +497,10 @@ class ConsumerBase(Generic[Connection]):
         return self._offsets_before(self._iteration.unread() if self._iteration is not None else {})
 
     def _processed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What an automatic commit may cover."""
-        return self._offsets_before(self._iteration.unprocessed() if self._iteration is not None else {})
+        """What an automatic commit may cover. An offset of a topic that was deleted would be taken for one of the next
+        topic of that name, whose first records nobody would read."""
+        offsets = self._offsets_before(self._iteration.unprocessed() if self._iteration is not None else {})
+        return {place: offset for place, offset in offsets.items() if not self._engine.assigned.of(place).is_gone}
 
     def _offsets_before(self, unread: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
@@ -524,7 +526,7 @@ class ConsumerBase(Generic[Connection]):
         if time.monotonic() >= self._next_auto_commit_s and not len(self._engine.commits):
             self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
             if self._engine.member is None or self._engine.member.may_commit:
-                self.commit_async()
+                self.commit_async(self._processed())
 
     def _commit_before_revoke(self) -> PendingCommit | None:
         """Starts the automatic commit that partitions wait for before they are given back; None: there is none."""

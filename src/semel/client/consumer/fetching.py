@@ -37,6 +37,7 @@ from semel.client.types import (
 )
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.records import FetchResponse
+from semel.protocol.schema import NO_UUID
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 # A transaction is being finished, as it should be; or the next heartbeat brings the member's new epoch, or its end.
@@ -155,7 +156,32 @@ class FetchingCore:
         names = {state.topic_partition.topic for state in self._assigned}
         topics = self._metadata.topics
         ids = {name: topic.topic_id for name in names if (topic := topics.get(name)) is not None}
+        for state in self._assigned:
+            topic_id = ids.get(state.topic_partition.topic, NO_UUID)
+            if topic_id != state.topic_id and topic_id != NO_UUID and state.is_ready:
+                self._on_topic_id(state, topic_id, now_s)
         return self.fetcher.plan(self._leader_of, ids, busy_nodes, now_s, draining)
+
+    def _on_topic_id(self, state: PartitionState, topic_id: bytes, now_s: float) -> None:
+        """The topic was deleted and created again: the position is of the old one. All of the new one is newer than
+        what was read; at the same offset, its first records would be skipped."""
+        if state.topic_id == NO_UUID:
+            state.topic_id = topic_id
+            return
+        state.retry_at_s = now_s + self._backoff_s
+        state.unknown_since_s = state.unknown_since_s or now_s
+        if state.position is not None and state.position < state.fetch_offset:
+            return  # what was read ahead is delivered first
+        if self._settings.auto_offset_reset not in _RESETS:
+            raise OffsetOutOfRangeError(
+                f"{state.topic_partition}: the topic was deleted and created again, and offset {state.fetch_offset} is "
+                "one of the old topic; auto.offset.reset=none leaves it to you: seek(), or seek_to_beginning()",
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                state.topic_partition,
+                state.fetch_offset,
+            )
+        log.warning("%s: the topic was deleted and created again; it is read from its begin", state.topic_partition)
+        state.reset(ResetTo.EARLIEST)
 
     def responded(self, plan: FetchPlan, response: FetchResponse, now_s: float) -> None:
         """Keeps the records; what failed is retried, reset or raised."""

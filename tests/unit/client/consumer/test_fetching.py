@@ -34,9 +34,9 @@ class World:
         self.state = self.assigned.of(PLACE)
         self.learn(leader=1)
 
-    def learn(self, leader: int) -> None:
+    def learn(self, leader: int, topic_id: bytes = b"T" * 16) -> None:
         topic = MetadataResponseTopic(
-            name="t", topic_id=b"T" * 16, partitions=[MetadataResponsePartition(leader_id=leader, leader_epoch=leader)]
+            name="t", topic_id=topic_id, partitions=[MetadataResponsePartition(leader_id=leader, leader_epoch=leader)]
         )
         self.metadata.update(MetadataResponse(topics=[topic]), self.now_s)
 
@@ -71,6 +71,40 @@ def test_out_of_range_offset_does_not_drop_what_was_read_ahead(reset: str) -> No
         world.respond(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
         assert world.state.position is None
         assert world.state.reset_to == {"earliest": ResetTo.EARLIEST, "latest": ResetTo.LATEST}[reset]
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_topic_that_was_created_again_is_read_from_its_begin(reset: str) -> None:
+    """Everything in it is newer than what was read, whatever offset that had."""
+    world = World(reset)
+    world.state.seek(0)
+    world.respond(records=memoryview(encode_batch([Record(number, 0, None, b"v") for number in range(5)])))
+    world.learn(leader=1, topic_id=b"U" * 16)
+    assert world.plans() == [], "no offset of the deleted topic is fetched from the new one"
+    chunk = world.core.fetcher.take()
+    assert chunk is not None, "what was read ahead of the deleted topic is returned"
+    world.state.position = chunk.next_offset
+    world.now_s = world.core.next_retry_s()
+    assert world.plans() == []
+    assert world.state.reset_to == ResetTo.EARLIEST
+    world.now_s = world.core.next_retry_s()
+    assert isinstance(world.core.unresolved(world.now_s), OffsetsLookUp)
+    world.state.seek(0)
+    (plan,) = world.plans()
+    assert plan.requested[PLACE].offset == 0
+
+
+def test_a_topic_that_was_created_again_is_left_to_the_program_where_resets_are() -> None:
+    world = World("none")
+    world.state.seek(7)
+    assert len(world.plans()) == 1
+    world.learn(leader=1, topic_id=b"U" * 16)
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRangeError, match="deleted and created again"):
+            world.plans()
+    world.state.seek_by_program(3)
+    world.now_s += 10
+    assert len(world.plans()) == 1
 
 
 def test_leader_is_in_doubt_after_it_said_that_it_is_none() -> None:
