@@ -14,12 +14,20 @@ import time
 import traceback
 
 from tests.simulation.group_workload import consumers
+from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
+from tests.simulation.sink_workload import sink
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
 LAST_EVENTS = 40
-WORKLOADS: dict[str, Workload] = {"producer": producer_and_broker, "transactions": transactions, "consumers": consumers}
+WORKLOADS: dict[str, Workload] = {
+    "producer": producer_and_broker,
+    "transactions": transactions,
+    "consumers": consumers,
+    "processing": processing,
+    "sink": sink,
+}
 
 
 def main() -> int:

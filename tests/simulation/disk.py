@@ -24,11 +24,15 @@ class SimulatedDisk(faults.Injector):
     def __init__(self, data: Path, note_fault: Callable[[str], None]) -> None:
         self._data = data
         self._note_fault = note_fault
+        self.on_hit: Callable[[], None] = lambda: None  # at points of the code where a process may be killed
         self.failures = 0
         self.failing_syncs = 0  # so many of the next ones fail
         self.free_bytes: int | None = None  # None: enough
         self.synced_bytes: dict[str, int] = {}  # of each file that was opened
         self.lost: dict[str, tuple[int, int]] = {}  # of each file: from, to; not durable, although a sync may say so
+
+    def hit(self, point: str) -> None:
+        self.on_hit()
 
     def files(self, data_dir: str | Path) -> JournaledFiles:
         return _SimulatedFiles(data_dir, self)

@@ -37,11 +37,23 @@ class Disturbances:
     def end(self) -> None:
         self.on = False
         self._world.disk.repair()
+        self._world.clock.set_right()
 
     def _next(self) -> None:
         self._world.after(self._world.rng.expovariate(1 / self._every_s), self._strike)
 
+    def maybe_strike_soon(self, rate: float) -> None:
+        """While a request is on its way, or its response."""
+        world = self._world
+        if world.rng.random() < rate:
+            world.after(world.rng.random() * 3 * world.delay_s, self._strike_once)
+
     def _strike(self) -> None:
+        if self.on:
+            self._strike_once()
+            self._next()
+
+    def _strike_once(self) -> None:
         if not self.on:
             return
         world = self._world
@@ -51,7 +63,6 @@ class Disturbances:
             fault(world, rng)
             if not world.broker.is_up:
                 world.after(rng.random() * 0.5, world.broker.start)
-        self._next()
 
 
 def _freeze(world: World, rng: random.Random) -> None:
@@ -188,11 +199,13 @@ def _check_stored(producer: ProducerProcess, stored: list[list[bytes | None]]) -
         assert order == [value for _, _, value in mine if value in set(values)], "not in the order of sending"
 
 
-def read_rows(world: World, partition: int, committed: bool = False, offset: int = 0) -> list[tuple[int, bytes | None]]:
+def read_rows(
+    world: World, partition: int, committed: bool = False, offset: int = 0, topic: str = TOPIC
+) -> list[tuple[int, bytes | None]]:
     """All records of a partition, or those of committed transactions, as a consumer gets them: offset and value."""
     client, rows = WireClient(world), list[tuple[int, bytes | None]]()
     while True:
-        part = _fetch(world, client, partition, offset, committed)
+        part = _fetch(world, client, (topic, partition), offset, committed)
         assert part.error_code == 0
         data = part.records or b""
         if not len(data):
@@ -206,13 +219,14 @@ def _read(world: World, partition: int, committed: bool = False) -> list[bytes |
     return [value for _, value in read_rows(world, partition, committed)]
 
 
-def _fetch(world: World, client: WireClient, partition: int, offset: int, committed: bool) -> PartitionData:
+def _fetch(world: World, client: WireClient, place: tuple[str, int], offset: int, committed: bool) -> PartitionData:
+    topic, partition = place
     request = FetchRequest(
         max_wait_ms=0,
         min_bytes=0,
         max_bytes=1 << 26,
         isolation_level=int(committed),
-        topics=[FetchTopic(TOPIC, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=1 << 26)])],
+        topics=[FetchTopic(topic, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=1 << 26)])],
     )
     part: PartitionData = ask(world, client, FETCH, request, FETCH_VERSION).responses[0].partitions[0]
     return part

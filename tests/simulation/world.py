@@ -137,6 +137,12 @@ class SimulatedClock(Clock):
         self._world.fault(f"the broker's wall clock is set {seconds:+.1f} s")
         self._wall_offset_s += seconds
 
+    def set_right(self) -> None:
+        """The wall clock, as a time server does."""
+        offset_s = WALL_S + self._world.now_s - self.monotonic_s()
+        self._world.note(f"the broker's wall clock is set right, {offset_s - self._wall_offset_s:+.1f} s")
+        self._wall_offset_s = offset_s
+
     def drift(self, rate: float) -> None:
         self._world.fault(f"the broker's clocks run at {rate:.3f} of the time")
         self._at_s, self._since_s, self._rate = self.monotonic_s(), self._world.now_s, rate
@@ -177,6 +183,7 @@ class SimulatedBroker:
         self._dead: list[Any] = []  # kept: collecting what was killed would run its `finally` blocks
         self._transports: list[_BrokerTransport] = []
         self.frozen_until_s = 0.0
+        self.topics = {TOPIC: PARTITIONS}  # and their partitions; created if they are not there
 
     @property
     def restarts(self) -> int:
@@ -230,8 +237,9 @@ class SimulatedBroker:
         BrokerNode.__init__(node, settings, self._data, self._world.clock)
         node.advertised = ("broker", 9092)
         await node.start()
-        if node.topics.get(TOPIC) is None:
-            node.topics.create(TOPIC, PARTITIONS)
+        for name, partitions in self.topics.items():
+            if node.topics.get(name) is None:
+                node.topics.create(name, partitions)
         self._server = Server(node)
         self._world.note("broker is up")
 
