@@ -279,6 +279,19 @@ async def test_a_timed_out_transaction_is_aborted_and_its_owner_fenced():
 
 
 @in_loop
+async def test_a_transaction_times_out_although_the_wall_clock_was_set_back():
+    broker = StandInBroker()
+    async with running(broker) as coordinator:
+        await begun(coordinator)
+        assert await coordinator.abort_timed_out() == 0
+        broker.clock.set_wall_ms(-3_600_000)
+        broker.clock.advance_ms(TIMEOUT_MS)
+        assert await coordinator.abort_timed_out() == 0
+        broker.clock.advance_ms(1)
+        assert await coordinator.abort_timed_out() == 1
+
+
+@in_loop
 async def test_unused_ids_are_forgotten_and_stay_forgotten():
     broker = StandInBroker()
     async with running(broker) as coordinator:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ class Owner(NamedTuple):
     epoch: int = NO_EPOCH
 
 
+_WhichTransaction = tuple[int, int, int]  # producer id, epoch, start
 WriteMarkers = Callable[..., Awaitable[dict[TopicPartition, ErrorCode]]]
 
 
@@ -85,6 +86,7 @@ class TransactionCoordinator:
         self._runtime = CoordinatorRuntime(topic, self.ids)
         self._partition_of = lru_cache(maxsize=4096)(self._runtime.partition_for)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._open_since: dict[str, tuple[_WhichTransaction, float]] = {}  # monotonic: when first looked at
 
     # --- life ---------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -219,13 +221,24 @@ class TransactionCoordinator:
     async def abort_timed_out(self) -> int:
         """Aborts transactions that are open longer than their timeout and fences their producers. Returns how many."""
         started = []
+        open_before, self._open_since = self._open_since, {}
         for active in self.ids.active():
-            decision = self._decide(active, TransactionEvent.TIMEOUT, self._ask())
+            decision = self._decide(active, TransactionEvent.TIMEOUT, self._ask_about_timeout(active, open_before))
             if decision.to is not None:
                 log.info("transaction timed out", extra={"transactional_id": active.id})
                 started.append(self._begin(active, decision.to))
         await asyncio.gather(*(step for step in started if not isinstance(step, DoneAtOnce)))
         return len(started)
+
+    def _ask_about_timeout(self, active: ActiveId, open_before: Mapping[str, tuple[_WhichTransaction, float]]) -> Ask:
+        """Start and timeout are in wall time. Where the wall clock was set back, the time since a transaction was first
+        looked at counts: else it would stay open, and hold back readers, for as long as the clock was set back."""
+        ask, now_s = self._ask(), self._clock.monotonic_s()
+        which = (active.txn.producer_id, active.txn.epoch, active.txn.started_ms)
+        known, since_s = open_before.get(active.id, (which, now_s))
+        since_s = since_s if known == which else now_s
+        self._open_since[active.id] = (which, since_s)
+        return ask._replace(now_ms=max(ask.now_ms, active.txn.started_ms + round((now_s - since_s) * 1000)))
 
     async def forget_unused(self) -> int:
         """Forgets ids that were not used for transactional.id.expiration.ms. Returns how many."""
