@@ -56,6 +56,7 @@ class DataDir:
         self._new_logs: dict[PartitionLog, None] = {}  # created, their folders not yet synced
         self._names_unsynced = True  # folders were created, renamed or removed, by the last run perhaps
         self._checkpointed: dict[str, dict[TopicPartition, int]] = {}  # by file name: what the file has
+        self._taken: dict[str, dict[TopicPartition, int]] = {}  # by the last `take_checkpoint`; may not be written yet
         self._checkpointed_by: dict[str, int] = {}  # by file name: the number of the checkpoint that wrote it
         self._checkpoint_numbers = itertools.count(1)
         self._checkpointing = threading.Lock()
@@ -186,7 +187,8 @@ class DataDir:
         )
         self._new_logs[log] = None
         self._names_unsynced = True
-        self._checkpoints_stale |= any(offsets.get(key) for offsets in self._checkpointed.values())
+        in_files = [*self._checkpointed.values(), *self._taken.values()]
+        self._checkpoints_stale |= any(offsets.get(key) for offsets in in_files)
         return log
 
     def _free_name_of(self, key: TopicPartition) -> None:
@@ -330,7 +332,7 @@ class DataDir:
     def take_checkpoint(self) -> Callable[[], None]:
         """Takes the offsets as they are; what it returns writes them, on any thread, as it waits for the disk."""
         logs = self.logs.items()
-        taken = {
+        self._taken = taken = {
             checkpoints.RECOVERY_POINTS: {key: log.recovery_point for key, log in logs},
             checkpoints.START_OFFSETS: self._start_offsets(),
             checkpoints.HIGH_WATERMARKS: {

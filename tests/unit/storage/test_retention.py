@@ -11,6 +11,7 @@ import pytest
 
 from semel.protocol.errors import ErrorCode
 from semel.storage import StorageError
+from semel.storage.checkpoints import RECOVERY_POINTS, read_offsets
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, find_producer
 
 FOREVER = -1
@@ -90,6 +91,18 @@ def test_a_checkpoint_that_was_taken_earlier_does_not_bring_deleted_records_back
     log.delete_records(17)
     write()  # a thread that had to wait for the disk
     assert folder.restart(clean=False).start_offset == 17
+
+
+def test_a_checkpoint_on_its_way_does_not_give_a_new_partition_the_offsets_of_a_deleted_one(folder: Folder) -> None:
+    log = fill(folder, retention_ms=FOREVER)
+    log.recovery_point = log.end_offset  # as after a sync
+    write = folder.data_dir.take_checkpoint()
+    folder.data_dir.delete("t", 0)
+    fresh = folder.log()
+    folder.data_dir.drop_stale_checkpoints()
+    write()  # a thread that had to wait for the disk
+    assert fresh.recovery_point == 0
+    assert not read_offsets(str(folder.path / RECOVERY_POINTS)).get(("t", 0))
 
 
 def test_files_are_renamed_at_once_and_removed_later(folder: Folder) -> None:
