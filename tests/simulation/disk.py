@@ -92,7 +92,10 @@ class _SimulatedFiles(JournaledFiles):
 
     def _write_at(self, fd: int, content: Content, position: int) -> int:
         path = self._paths[fd]
-        count = self._disk.take(len(content), path)
+        over_bytes = max(0, min(len(content), os.fstat(fd).st_size - position))  # what it has needs no space
+        count = (
+            over_bytes + self._disk.take(len(content) - over_bytes, path) if over_bytes < len(content) else over_bytes
+        )
         written = os.pwrite(fd, content if count == len(content) else memoryview(content)[:count], position)
         start, end = self._disk.lost.get(path, (0, 0))
         if position <= start < position + written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 
 HELP = """Run a Kafka-compatible broker: one process, no JVM, data in a folder.
 It prints one line on stdout when it is ready, and logs JSON lines on stderr. SIGTERM and Ctrl-C stop it cleanly; it
@@ -48,8 +49,20 @@ def run(args: argparse.Namespace) -> int:
         shown = f"[{host}]" if ":" in host else host
         print(f"semel broker ready on {shown}:{port} (data {data}, fsync={settings['fsync']})", flush=True)
 
-    run_broker(options, on_ready)
+    try:
+        run_broker(options, on_ready)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DiskFullError(
+            f"no space is left on the disk of {data}, and a start writes a little; nothing is lost: free some "
+            "space and start again"
+        ) from error
     return 0
+
+
+class DiskFullError(Exception):
+    """There is no space to start with."""
 
 
 def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]

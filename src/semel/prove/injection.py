@@ -282,7 +282,7 @@ class Control:
 
 
 def _make_fillable(files: Any, control: Control) -> None:
-    """Writes and new files fail while the control says that the disk is full."""
+    """New files and writes that make one larger fail while the control says that the disk is full."""
     write_at, open_file = files.write_at, files.open
 
     def check() -> None:
@@ -290,7 +290,8 @@ def _make_fillable(files: Any, control: Control) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def guarded_write(fd: int, content: bytes | bytearray | memoryview, position: int) -> int:
-        check()
+        if position + len(content) > os.fstat(fd).st_size:
+            check()
         return int(write_at(fd, content, position))
 
     def guarded_open(path: str, *, create: bool = True) -> int:

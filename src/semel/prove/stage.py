@@ -166,8 +166,8 @@ class OwnBroker:
         return self.broker.process
 
     def supervise(self) -> None:
-        """A broker that died is started again, after the power cut if one was asked for."""
-        if self.process.running:
+        """A broker that died is started again, after the power cut if one was asked for, and once its disk is free."""
+        if self.process.running or self.control.disk_is_full:
             return
         self.process.kill()
         self.deaths += 1

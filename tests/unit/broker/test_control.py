@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from semel.local.brokers import SemelBroker
+from semel.local.brokers import BrokerFailedError, SemelBroker
 from semel.prove.checker.reading import create_topics
 from semel.prove.injection import Control
 from tests.support.broker import faulty_semel
@@ -39,7 +39,7 @@ def test_fault_is_armed_by_a_file_while_the_broker_runs(tmp_path: Path) -> None:
         assert produce(broker.bootstrap, "t", b"4") == 0, "it acts once"
 
 
-def test_full_disk_refuses_writes_and_lets_them_pass_when_there_is_room_again(tmp_path: Path) -> None:
+def test_full_disk_refuses_writes_and_a_start_and_lets_them_pass_when_it_is_free_again(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "control")
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(control=tmp_path / "control")) as broker:
         create_topics(broker.bootstrap, {"t": 1})
@@ -50,7 +50,11 @@ def test_full_disk_refuses_writes_and_lets_them_pass_when_there_is_room_again(tm
         assert producer.flush(1) == 1, "it waits for room"
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 1)
+        broker.kill()
+        with pytest.raises(BrokerFailedError, match=r"no space is left on the disk of .*free some space and start"):
+            broker.start()
         control.set(disk_is_full=False)
+        broker.start()
         assert producer.flush(PATIENCE_S) == 0
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 2)
         consumer.close()
