@@ -19,6 +19,7 @@ import semel
 from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, start_tool
 from semel.aio import AsyncConsumer, AsyncProducer
 from semel.client.admin import Admin
+from semel.client.admin.groups import GroupListing
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FatalError, UnsupportedByBrokerError
@@ -434,6 +435,53 @@ def test_broker_without_the_protocol_is_named_with_the_setting(tmp_path: Path) -
             consumer.subscribe(["t"])
             with pytest.raises(UnsupportedByBrokerError, match=r"group\.protocol=consumer needs.*protocol=classic"):
                 until(lambda: consumer.poll(200), "not refused")
+
+
+def test_admin_shows_members_and_lag(cluster: Cluster, topic: str, group: str) -> None:
+    fill(cluster, topic, 60)
+    with (
+        member_of(cluster.bootstrap, group, client_id="shown") as consumer,
+        Admin(bootstrap_servers=cluster.bootstrap) as admin,
+    ):
+        assert admin.describe_group(group).state == "Dead"
+        consumer.subscribe([topic])
+        until(lambda: (consumer.poll(100), _read_by(consumer) == 60)[1])
+        consumer.commit()
+        described = eventually(lambda: admin.describe_group(group), lambda found: found.state == "Stable")
+        (member,) = described.members
+        assert (described.protocol_type, described.assignor, member.client_id) == ("consumer", "uniform", "shown")
+        assert (member.member_id, set(member.partitions)) == (
+            consumer.group_metadata().member_id,
+            consumer.assignment(),
+        )
+        lags = admin.group_lag(group)
+        assert {(each.lag, each.member_id) for each in lags} == {(0, member.member_id)}
+        assert sum(each.committed or 0 for each in lags) == 60
+    assert "consumer" in {listing.type.lower() for listing in _listed(cluster, group)}
+
+
+def _listed(cluster: Cluster, group: str) -> list[GroupListing]:
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        return [listing for listing in admin.list_groups() if listing.group_id == group]
+
+
+def test_members_keep_their_partitions_over_kill_9_of_the_broker(tmp_path: Path) -> None:
+    with SemelBroker(tmp_path / "killed", *(f"--set={name}={value}" for name, value in BRISK.items())) as broker:
+        create_topic(broker.bootstrap, "t", partitions=PARTITIONS)
+        cluster, diary = Cluster("semel", broker), Diary()
+        with member_of(broker.bootstrap, "g") as first, member_of(broker.bootstrap, "g") as second:
+            first.subscribe(["t"], diary)
+            second.subscribe(["t"])
+            settle(first, second)
+            before, events = (first.assignment(), second.assignment()), len(diary.events)
+            broker.kill()
+            broker.start()
+            fill(cluster, "t", 60)
+            until(lambda: (first.poll(100), second.poll(100), _read_by(first) + _read_by(second) == 60)[2])
+            first.commit()
+            second.commit()
+            assert (first.assignment(), second.assignment()) == before
+            assert diary.events[events:] == []
 
 
 def test_group_changes_to_the_consumer_protocol_member_by_member_where_the_broker_allows_it(

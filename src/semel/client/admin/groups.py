@@ -21,6 +21,7 @@ from semel.protocol.messages import groups as messages
 from semel.protocol.messages import offsets as offset_messages
 
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+DEAD, CONSUMER = "Dead", "consumer"
 
 
 class GroupListing(msgspec.Struct, frozen=True):
@@ -91,8 +92,31 @@ class GroupCalls(AdminBase):
         group = response.groups[0]
         node_id = (await self.cluster.locate(coordinator, deadline)).node_id
         members = [_member(member) for member in group.members]
-        state = group.group_state or "Dead"
+        state = group.group_state or DEAD
+        if state == DEAD:  # so it is to this API, too, if its members use the consumer protocol
+            found = await self._describe_consumer_group(group_id, deadline)
+            if found is not None:
+                members = [_consumer_member(member) for member in found.members]
+                return GroupInfo(group_id, found.group_state, CONSUMER, found.assignor_name, node_id, members)
         return GroupInfo(group_id, state, group.protocol_type, group.protocol_data, node_id, members)
+
+    async def _describe_consumer_group(
+        self, group_id: str, deadline: Deadline
+    ) -> messages.DescribedConsumerGroup | None:
+        """None: there is none, or the broker does not know the protocol (KIP-848)."""
+        try:
+            response = await self._call(
+                group_coordinator(group_id),
+                messages.CONSUMER_GROUP_DESCRIBE,
+                messages.ConsumerGroupDescribeRequest([group_id]),
+                deadline,
+                errors=lambda response: (group.error_code for group in response.groups),
+            )
+        except KafkaError as error:
+            if error.code in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+                return None
+            raise
+        return response.groups[0]
 
     async def group_lag(self, group_id: str, timeout_ms: float | None = None) -> list[GroupLag]:
         """The committed offset of each partition, the end of its log, the lag, and the member that reads it."""
@@ -179,6 +203,17 @@ def _member(member: messages.DescribedGroupMember) -> MemberInfo:
         partitions = []  # not a consumer: groups may be used for other things, with formats of their own
     return MemberInfo(
         member.member_id, member.group_instance_id, member.client_id, member.client_host.lstrip("/"), partitions
+    )
+
+
+def _consumer_member(member: messages.Member) -> MemberInfo:
+    partitions = [
+        TopicPartition(topic.topic_name, number)
+        for topic in member.assignment.topic_partitions
+        for number in topic.partitions
+    ]
+    return MemberInfo(
+        member.member_id, member.instance_id, member.client_id, member.client_host.lstrip("/"), partitions
     )
 
 
