@@ -128,6 +128,40 @@ async def test_member_that_gives_nothing_back_is_out_after_its_rebalance_time(wo
     assert second.count == 2
 
 
+@pytest.mark.parametrize("fault", ["refuse", "lose"])
+@in_world()
+async def test_member_that_could_not_be_removed_is_out_when_the_log_is_back(world: World, fault: str) -> None:
+    world.topics.create("t", 2)
+    await Member(world, "a").join()
+    setattr(world.log, fault, E.KAFKA_STORAGE_ERROR)
+    await world.pass_time(SESSION_MS + 1)
+    setattr(world.log, fault, None)
+    await world.settle()
+    assert state(world) is not S.EMPTY, "the log did not take it"
+    await world.pass_time(SESSION_MS + 1)
+    assert state(world) is S.EMPTY
+
+
+@in_world()
+async def test_member_that_gives_nothing_back_and_could_not_be_removed_is_out_when_the_log_is_back(
+    world: World,
+) -> None:
+    world.topics.create("t", 2)
+    stubborn, second = await Member(world, "a").join(), await Member(world, "b").join()
+    holds = stubborn.has
+    await stubborn.beat()  # it is told to give one back, and never does
+    world.log.refuse = E.KAFKA_STORAGE_ERROR
+    await world.pass_time(REBALANCE_MS + 1)
+    world.log.refuse = None
+    stubborn.has = holds
+    await stubborn.beat()
+    await second.beat()
+    await world.pass_time(SESSION_MS // 2)
+    assert await refused(stubborn.beat()) is E.UNKNOWN_MEMBER_ID
+    await settle(second)
+    assert second.count == 2
+
+
 @pytest.mark.parametrize("moment", ["joined", "shared", "revoking"])
 @in_world()
 async def test_group_goes_on_after_a_crash(world: World, moment: str) -> None:

@@ -28,6 +28,8 @@ from semel.storage import StorageError
 
 logger = logging.getLogger(__name__)
 
+REMOVED_AGAIN_MS = 1_000  # after the log did not take it
+
 
 class ConsumerGroups:
     """Heartbeats, sessions and assignments of all consumer groups."""
@@ -40,6 +42,7 @@ class ConsumerGroups:
         self._sessions: dict[tuple[str, str], Alarm] = {}
         self._revocations: dict[tuple[str, str], Alarm] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     def resume(self, group: ConsumerGroup) -> None:
         """Takes up a group that was read from the log."""
@@ -47,6 +50,7 @@ class ConsumerGroups:
             self._watch(group, member_id)
 
     async def stop(self) -> None:
+        self._is_stopped = True
         cancel_all(*self._sessions.values(), *self._revocations.values())
         if self._running:
             await asyncio.wait(self._running)
@@ -113,28 +117,47 @@ class ConsumerGroups:
         if member_id not in group.subscriptions:
             cancel_all(self._sessions.pop(key, None), self._revocations.pop(key, None))
             return
-        if key not in self._sessions:
-            self._sessions[key] = Alarm(self._core.timers, lambda: self._run_remove(key, "its session ended"))
-        self._sessions[key].set(self.timing_of(group.group_id).session_timeout_ms)
+        self._watch_session(key, self.timing_of(group.group_id).session_timeout_ms)
         current = group.current.get(member_id, Current())
         if current.state is not MemberState.UNREVOKED:
             cancel_all(self._revocations.pop(key, None))
         elif key not in self._revocations:
-            self._revocations[key] = Alarm(self._core.timers, lambda: self._revocation_over(key, current.epoch))
-            self._revocations[key].set(group.subscriptions[member_id].rebalance_timeout_ms)
+            self._watch_revocation(key, current.epoch, group.subscriptions[member_id].rebalance_timeout_ms)
+
+    def _watch_session(self, key: tuple[str, str], timeout_ms: int) -> None:
+        if key not in self._sessions:
+            self._sessions[key] = Alarm(self._core.timers, lambda: self._session_over(key))
+        self._sessions[key].set(timeout_ms)
+
+    def _session_over(self, key: tuple[str, str]) -> None:
+        self._run_remove(key, "its session ended", lambda: self._watch_session(key, REMOVED_AGAIN_MS))
+
+    def _watch_revocation(self, key: tuple[str, str], epoch: int, timeout_ms: int) -> None:
+        self._revocations[key] = Alarm(self._core.timers, lambda: self._revocation_over(key, epoch))
+        self._revocations[key].set(timeout_ms)
 
     def _revocation_over(self, key: tuple[str, str], epoch: int) -> None:
         self._revocations.pop(key, None)
         group = self._core.consumer_groups.get(key[0])
         if group is not None and group.current.get(key[1], Current()).epoch == epoch:
-            self._run_remove(key, "it did not give its partitions back in time")
+            self._run_remove(
+                key,
+                "it did not give its partitions back in time",
+                lambda: self._watch_revocation(key, epoch, REMOVED_AGAIN_MS),
+            )
 
-    def _run_remove(self, key: tuple[str, str], reason: str) -> None:
+    def _run_remove(self, key: tuple[str, str], reason: str, watch_again: Callable[[], None]) -> None:
+        """Removes a member; where the log did not take that, it is watched again and removed a moment later, unless it
+        has done by then what it is removed for."""
+
         async def work() -> None:
             try:
                 await self.remove(key[0], [key[1]], reason)
             except GroupError as error:
                 logger.error("group %s: %s could not be removed: %s", *key, error)
+                group = self._core.consumer_groups.get(key[0])
+                if group is not None and key[1] in group.subscriptions and not self._is_stopped:
+                    watch_again()
 
         task = asyncio.get_running_loop().create_task(work())
         self._running.add(task)
