@@ -105,6 +105,7 @@ class ConsumerProtocolCore(MemberBase):
         self._assigned: Ids = frozenset()  # by the coordinator
         self._offered: dict[TopicPartition, bytes] | None = None  # to the consumer, with the ids of the topics
         self._owned: dict[TopicPartition, bytes] = {}
+        self._owned_ids: Ids = frozenset()  # the same, as the coordinator says it
         self._told: _Told | None = None  # None: nothing, or nothing is sure; the next heartbeat tells everything
         self._on_its_way: tuple[ConsumerGroupHeartbeatRequest, _Told] | None = None
         self._is_resubscribing = False
@@ -166,8 +167,8 @@ class ConsumerProtocolCore(MemberBase):
         """The consumer has taken on what `take_change` returned last, and given the rest back."""
         if self.state not in MEMBERS or self._offered is None:
             return  # expelled meanwhile
-        self._owned = {each: self._offered[each] for each in partitions if each in self._offered}
-        if self._ids(self._owned) == self._assigned:
+        self._own({each: self._offered[each] for each in partitions if each in self._offered})
+        if self._owned_ids == self._assigned:
             self._apply(ConsumerProtocolEvent.RECONCILED, 0.0)
 
     def rejoin(self, reason: str) -> None:
@@ -190,14 +191,14 @@ class ConsumerProtocolCore(MemberBase):
             if topic_id in names and held.get(names[topic_id], topic_id) == topic_id
         }
 
-    @staticmethod
-    def _ids(partitions: Mapping[TopicPartition, bytes]) -> Ids:
-        return frozenset((topic_id, each.partition) for each, topic_id in partitions.items())
+    def _own(self, partitions: dict[TopicPartition, bytes]) -> None:
+        self._owned = partitions
+        self._owned_ids = frozenset((topic_id, each.partition) for each, topic_id in partitions.items())
 
     @property
     def _has_news(self) -> bool:
         """Whether the coordinator does not know yet what the member owns."""
-        return self._told is not None and self._told.owned != self._ids(self._owned)
+        return self._told is not None and self._told.owned != self._owned_ids
 
     # --- joining, and telling what changed ---
 
@@ -226,16 +227,18 @@ class ConsumerProtocolCore(MemberBase):
     def _keep_only(self, owned: Iterable[TopicPartition]) -> None:
         """The consumer gave back what it does not want any more; it is offered again if it is wanted again. And it may
         have taken on what it was offered in a call that was interrupted."""
-        known = {**(self._offered or {}), **self._owned}
-        self._owned = {each: known[each] for each in owned if each in known}
+        if self._offered is None:
+            return  # the first assignment is still to come, even if it is empty
+        known = {**self._offered, **self._owned}
+        self._own({each: known[each] for each in owned if each in known})
         self._offered = dict(self._owned)
-        is_all = self._ids(self._owned) == self._assigned
+        is_all = self._owned_ids == self._assigned
         self._apply(ConsumerProtocolEvent.RECONCILED if is_all else ConsumerProtocolEvent.ASSIGNED, 0.0)
 
     def _request(self) -> ConsumerGroupHeartbeatRequest:
         """With all that the coordinator may not know."""
         settings, told = self._settings, self._told
-        telling = _Told(self._topics, self._ids(self._owned))
+        telling = _Told(self._topics, self._owned_ids)
         request = ConsumerGroupHeartbeatRequest(self.group_id, self.member_id, self.epoch, settings.group_instance_id)
         if told is None:
             request.rebalance_timeout_ms = settings.max_poll_interval_ms
@@ -373,7 +376,8 @@ class ConsumerProtocolCore(MemberBase):
             self.epoch, self._may_be_member = JOINS, False
         if effect & MembershipEffect.LOSE_PARTITIONS:
             self._change = MembershipChange(lost=True, error=self._change.error)
-            self._assigned, self._owned, self._offered = frozenset(), {}, None
+            self._own({})
+            self._assigned, self._offered = frozenset(), None
             self._told = self._on_its_way = None
         if effect & MembershipEffect.FIND_COORDINATOR:
             self._is_in_doubt = True
