@@ -119,6 +119,16 @@ def test_member_without_partitions_hears_so() -> None:
     assert (member.core.identity().generation_id, member.core.identity().member_id) == (1, "m")
 
 
+def test_first_assignment_comes_although_the_subscription_changed_before_it_was_taken() -> None:
+    member = Member()
+    member.join()
+    member.core.responded(answer(1), 0.0)
+    member.core.rejoin("the subscription changed")
+    member.join()
+    member.core.responded(answer(1), 0.0)
+    assert member.core.take_change().assignment == []
+
+
 def test_what_a_member_took_on_is_acknowledged_at_once_and_only_once() -> None:
     member = Member()
     member.join()
