@@ -1,6 +1,6 @@
 """The client against confluent-kafka, kafka-python and aiokafka, on one Apache Kafka node with its own defaults.
 
-Each side of the client has a file of its own: `client_produce` and `client_consume`.
+Each side of the client has a file of its own: `client_produce`, `client_consume`, and `client_asyncio` for `semel.aio`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from benchmarks.harness import Report
 from benchmarks.peers.apache_kafka import ApacheKafka
 
-SIDES = ("produce", "consume")
+SIDES = ("produce", "consume", "asyncio")
 
 
 def run(report: Report, quick: bool = False) -> None:

@@ -10,13 +10,26 @@ from collections.abc import Callable
 from semel.client.errors import IllegalStateError
 
 
+class _Forks:
+    """How many forks led to this process: a look at it costs less than a call to the kernel for the process id."""
+
+    count = 0
+
+
+def _forked() -> None:
+    _Forks.count += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class LoopGuard:
     """Refuses other event loops, which run in other threads or after the first one, and forked children."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._owner_pid = os.getpid()
+        self._forks = _Forks.count
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -33,7 +46,7 @@ class LoopGuard:
 
     @property
     def is_forked(self) -> bool:
-        return os.getpid() != self._owner_pid
+        return _Forks.count != self._forks
 
     @property
     def is_over(self) -> bool:
@@ -41,7 +54,7 @@ class LoopGuard:
         return self.is_forked or (self._loop is not None and self._loop.is_closed())
 
     def check(self) -> None:
-        if self.is_forked:
+        if self._forks != _Forks.count:
             raise IllegalStateError(
                 f"this {self._what} was made before the process was forked; make one in each process"
             )

@@ -13,13 +13,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.aio.cluster import AsyncCluster
 from semel.aio.connection import AsyncConnection
 from semel.aio.loop_guard import LoopGuard
 from semel.client.errors import ClosedError, FatalError, IllegalStateError, KafkaError
-from semel.client.producer.batches import FEW_ROWS, ProducerBatch, Row
+from semel.client.producer.batches import FEW_ROWS, ProducerBatch, RecordMetadata, Row
 from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.core import NEVER_S, Produce
 from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery
@@ -86,14 +87,82 @@ class LoopState:
 
 
 class AsyncDelivery(Delivery):
-    """What `send` returns: the place of one record, once it is known. `await` it; `result()` has it afterwards."""
+    """What `send` returns: the place of one record, once it is known. `await` it; `result()` has it afterwards.
 
-    __slots__ = ()
+    asyncio takes it for a future of its own, so that `gather`, `wait` and `wait_for` need no task for it. If one of
+    these is cancelled or runs out of time, it cancels the delivery: it has no result then, but its record is sent."""
+
+    __slots__ = ("_callbacks", "_is_cancelled")  # both empty until they are needed
+
+    _asyncio_future_blocking = (
+        False  # by which asyncio knows a future; nothing sets it, because `await` does not yield it
+    )
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Cancelling the task that waits does not take the record back."""
-        yield from _wait_for([self._batch], cast("LoopState", self._changed))
+        """Cancelling the task that waits does not take the record back, and does not cancel the delivery."""
+        yield from _wait_for([self._batch], self._loop_state())
         return self.result()
+
+    def _loop_state(self) -> LoopState:
+        return cast("LoopState", self._changed)
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop_state().guard.loop
+
+    def done(self) -> bool:
+        return self._batch.done or self.cancelled()
+
+    def result(self, *, timeout_ms: float | None = None) -> RecordMetadata:
+        """The record's place, or the error that kept it from being stored."""
+        if self.cancelled():
+            raise self._make_cancelled_error()
+        return self._place() if self._batch.done else super().result(timeout_ms=timeout_ms)
+
+    get = result
+
+    def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
+        """The error, or None if the record was stored."""
+        if self.cancelled():
+            raise self._make_cancelled_error()
+        batch = self._batch
+        if batch.done and batch.halves is None:
+            return batch.error
+        return super().exception(timeout_ms=timeout_ms)
+
+    def cancelled(self) -> bool:
+        return hasattr(self, "_is_cancelled")
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Ends what waits for it; the record is sent. In a transaction, abort_transaction() takes it back."""
+        if self.done():
+            return False
+        self._is_cancelled = True
+        self._call_back(self._batch)
+        return True
+
+    def _make_cancelled_error(self) -> asyncio.CancelledError:
+        """`asyncio.gather` asks for it."""
+        return asyncio.CancelledError()
+
+    def add_done_callback(self, function: Callable[[Any], Any], *, context: Context | None = None) -> None:
+        """The loop calls the function with this delivery when it is done."""
+        if self.done():
+            self.get_loop().call_soon(function, self, context=context)
+            return
+        if not hasattr(self, "_callbacks"):
+            self._callbacks: list[tuple[Callable[[Any], Any], Context | None]] = []
+            self._batch.call_when_done(self._call_back)
+        self._callbacks.append((function, context))
+
+    def remove_done_callback(self, function: Callable[[Any], Any]) -> int:
+        before = getattr(self, "_callbacks", [])
+        self._callbacks = [each for each in before if each[0] != function]
+        return len(before) - len(self._callbacks)
+
+    def _call_back(self, _: ProducerBatch) -> None:
+        callbacks, self._callbacks = getattr(self, "_callbacks", []), []
+        for function, context in callbacks:
+            self.get_loop().call_soon(function, self, context=context)
 
 
 class AsyncTableDelivery(TableDelivery):

@@ -389,3 +389,60 @@ def test_two_event_loops_write_with_a_producer_each(broker: str, topic: str) -> 
 
     in_loop(main())
     assert sorted(values(broker, topic)) == [b"here"] * 100 + [b"there"] * 100  # type: ignore[type-var]
+
+
+def test_asyncio_takes_deliveries_for_futures_of_its_own(broker: str, topic: str) -> None:
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=broker) as producer:
+            deliveries = [await producer.send(topic, b"%d" % number) for number in range(50)]
+            tasks = len(asyncio.all_tasks())
+            gathering = asyncio.gather(*deliveries)
+            assert len(asyncio.all_tasks()) == tasks, "no task for each of them"
+            assert [place.offset for place in await gathering] == list(range(50))
+            done, pending = await asyncio.wait([await producer.send(topic, b"50"), deliveries[0]])
+            assert (len(done), len(pending)) == (2, 0)
+            assert (await asyncio.wait_for(await producer.send(topic, b"51"), PATIENCE_S)).offset == 51
+            assert (await asyncio.shield(await producer.send(topic, b"52"))).offset == 52
+            called: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            delivery = await producer.send(topic, b"53")
+            delivery.add_done_callback(called.set_exception)
+            assert delivery.remove_done_callback(called.set_exception) == 1
+            delivery.add_done_callback(called.set_result)
+            assert await called is delivery
+
+    in_loop(main())
+
+
+def test_what_waits_for_deliveries_can_be_cancelled_and_their_records_are_sent(
+    semel_broker: SemelBroker,
+) -> None:
+    bootstrap = semel_broker.bootstrap
+    topic = create_topic(bootstrap, "aio-gathered")
+
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=bootstrap) as producer:
+            await (await producer.send(topic, b"first"))
+            semel_broker.pause()
+            try:
+                gathered, waited = await producer.send(topic, b"gathered"), await producer.send(topic, b"waited for")
+                awaited = await producer.send(topic, b"awaited")
+                gathering = asyncio.gather(gathered)
+                asyncio.get_running_loop().call_later(0.05, gathering.cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await gathering
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(waited, 0.05)
+                for delivery in (gathered, waited):
+                    assert delivery.cancelled()
+                    with pytest.raises(asyncio.CancelledError):
+                        delivery.result()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await awaited
+            finally:
+                semel_broker.resume()
+            assert (await awaited).offset == 3, "only the task that waited was cancelled"
+            assert not awaited.cancel()
+
+    in_loop(main())
+    assert values(bootstrap, topic) == [b"first", b"gathered", b"waited for", b"awaited"]

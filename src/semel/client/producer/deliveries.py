@@ -47,6 +47,10 @@ class Delivery(DeliveryFuture):
     def result(self, *, timeout_ms: float | None = None) -> RecordMetadata:
         """Waits for the broker's word: the record's place, or the error that kept it from being stored."""
         wait_done(self._batch, self._changed, timeout_ms)
+        return self._place()
+
+    def _place(self) -> RecordMetadata:
+        """Once the batch is done."""
         batch, index = self._batch.part_with(self._index)
         if batch.error is not None:
             raise batch.error
