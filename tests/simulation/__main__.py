@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 
+from tests.simulation.client_workload import clients
 from tests.simulation.group_workload import consumers
 from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
@@ -27,6 +28,7 @@ WORKLOADS: dict[str, Workload] = {
     "consumers": consumers,
     "processing": processing,
     "sink": sink,
+    "clients": clients,
 }
 
 

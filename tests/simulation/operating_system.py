@@ -179,6 +179,7 @@ class ClientProcess:
         self.on_end: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
         self.sockets: list[SimulatedSocket] = []
+        self.refused_s: list[float] = []  # when a connection was refused
         self._fibers: list[_Fiber] = []
         self._main = self.spawn(SimulatedThread(target=main, name="main"))
         world.processes.append(self)
@@ -615,6 +616,7 @@ def _create_connection(address: tuple[str, int], timeout: float | None = None) -
     made = SimulatedSocket(process)
     if not made.connect():
         made.close()
+        process.refused_s.append(process.world.now_s)
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     return made
 

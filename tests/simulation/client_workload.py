@@ -1,0 +1,361 @@
+"""Programs that use the blocking client as it is, in a simulated world: producers (also with acks=0), transactions,
+members of a group that iterate, and a consumer that assigns its partitions and commits in both ways.
+
+Each call must keep its timeout. The programs are killed and frozen, the broker has its faults.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from semel.client.consumer import Consumer
+from semel.client.errors import CommitUncertainError, KafkaError
+from semel.client.producer import Producer
+from semel.client.producer.transaction_states import ProducerTxnState
+from semel.client.types import TopicPartition
+from tests.simulation.operating_system import (
+    ClientProcess,
+    SimulatedThread,
+    client_processes,
+    current_process,
+    wait_for,
+)
+from tests.simulation.workloads import Disturbances, read_rows
+from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
+
+SEND_STRIKE_RATE = 0.004  # of writes to a socket, soon after which something happens to the broker
+RECORDS, TRANSACTIONS = 60, 10
+BUFFER_BYTES = 3_000
+LATE_S = 1.0  # how long a call may exceed its timeout: a thread may have to wait for its turn
+CONNECTIONS_MAX = 40  # refused ones of a process in a second: reconnect.backoff.ms is 50
+DRAIN_S = 300.0  # virtual
+GROUP = "readers"
+ENDED = (ProducerTxnState.READY, ProducerTxnState.FENCED, ProducerTxnState.UNINITIALIZED)
+
+
+class History:
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[int, int, bytes]] = []  # partition, offset, value
+        self.unacknowledged: set[bytes] = set()  # acks=0, sent and closed without faults
+        self.committed: list[bytes] = []
+        self.aborted: list[bytes] = []
+        self.unknown: list[list[bytes]] = []
+        self.processed: dict[tuple[int, int], int] = {}  # times
+
+
+class Programs:
+    def __init__(self, world: World, disturbances: Disturbances) -> None:
+        self.world = world
+        self.history = History()
+        self.disturbed = True
+        self._disturbances = disturbances
+        rng = world.rng
+        self._cut_rate = rng.choice([0.0, 0.03, 0.1])
+        self._preemption_rate = rng.random() * 0.1
+        self._request_ms = rng.choice([300, 1_000])
+        self._block_ms = rng.choice([400, 3_000])
+        self._count = 0
+        self.living: list[ClientProcess] = []
+
+    def start(self, kind: str, program: Callable[[], None], again: bool = False) -> ClientProcess:
+        self._count += 1
+        process = ClientProcess(self.world, f"{kind}{self._count}", program)
+        process.cut_rate = self._cut_rate if self.disturbed else 0.0
+        process.preemption_rate = self._preemption_rate
+        process.on_send = lambda: self._disturbances.maybe_strike_soon(SEND_STRIKE_RATE)
+        process.on_end = lambda: self._ended(process, kind, program, again)
+        self.living.append(process)
+        self.world.note(f"{process.name} starts")
+        return process
+
+    def _ended(self, process: ClientProcess, kind: str, program: Callable[[], None], again: bool) -> None:
+        self.living.remove(process)
+        self.world.note(f"{process.name} ended: {process.error!r}"[:300])
+        if not isinstance(process.error, KafkaError | None):
+            raise AssertionError(f"{process.name} ended: {process.error!r}") from process.error
+        if again and self.disturbed:
+            self.world.after(self.world.rng.random() * 3, lambda: self.start(kind, program, again))
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": "broker:9092",
+            "request.timeout.ms": self._request_ms,
+            "retry.backoff.ms": 20,
+            "reconnect.backoff.ms": 50,
+            **more,
+        }
+
+    @contextmanager
+    def keeps(self, timeout_s: float) -> Iterator[None]:
+        """A call ends, with or without an error, in time. Being frozen does not count."""
+        process, began_s = current_process(), self.world.now_s
+        try:
+            yield
+        finally:
+            thawed_s = max(began_s, process.frozen_until_s)
+            if not process.is_over and thawed_s <= self.world.now_s:
+                took_s = self.world.now_s - thawed_s
+                assert took_s <= timeout_s + LATE_S, f"{process.name}: {took_s:.2f} s instead of {timeout_s:.2f} s"
+            self._check_connections(process)
+
+    def _check_connections(self, process: ClientProcess) -> None:
+        recent = [at for at in process.refused_s if at > self.world.now_s - 1.0]
+        assert len(recent) <= CONNECTIONS_MAX, f"{process.name} tried {len(recent)} connections in a second"
+
+    # --- programs ---
+    def write(self) -> None:
+        """An idempotent producer with little memory."""
+        rng, name, sent = self.world.rng, current_process().name, []
+        options = self.options(
+            **{
+                "buffer.memory": BUFFER_BYTES,
+                "batch.size": rng.choice([200, 1_000]),
+                "max.block.ms": self._block_ms,
+                "delivery.timeout.ms": rng.choice([1_000, 8_000]),
+                "linger.ms": rng.choice([0, 5]),
+            }
+        )
+        with Producer(options) as producer:
+            for number in range(RECORDS):
+                value, partition = b"%s-%d" % (name.encode(), number), rng.randrange(PARTITIONS)
+                try:
+                    with self.keeps(self._block_ms / 1000):
+                        sent.append((producer.send(TOPIC, value, partition=partition), partition, value))
+                except KafkaError as error:
+                    self.world.note(f"{name}: {error!r}"[:200])
+                assert producer._sender.used_bytes <= BUFFER_BYTES, "buffer.memory is exceeded"
+                if rng.random() < 0.1:
+                    try:
+                        with self.keeps(0.5):
+                            producer.flush(timeout_ms=500)
+                    except KafkaError:
+                        pass
+                wait_for(lambda: False, rng.random() * 0.3)
+        for delivery, partition, value in sent:
+            assert delivery.done(), f"{value!r} was forgotten"
+            if delivery.exception(timeout_ms=0) is None:
+                self.history.acknowledged.append((partition, delivery.result(timeout_ms=0).offset, value))
+
+    def write_without_acks(self) -> None:
+        """Without faults nothing is lost, although nobody acknowledges it; and memory has its limit."""
+        rng, name = self.world.rng, current_process().name
+        options = self.options(
+            **{
+                "acks": 0,
+                "enable.idempotence": False,
+                "buffer.memory": BUFFER_BYTES,
+                "batch.size": 300,
+                "max.block.ms": 10_000,
+            }
+        )
+        values = []
+        with Producer(options) as producer:
+            for number in range(RECORDS):
+                values.append(b"%s-%d" % (name.encode(), number))
+                producer.send(TOPIC, values[-1], partition=rng.randrange(PARTITIONS))
+                assert producer._sender.used_bytes <= BUFFER_BYTES, "buffer.memory is exceeded"
+        self.history.unacknowledged |= set(values)
+
+    def transact(self) -> None:
+        rng, name, history = self.world.rng, current_process().name, self.history
+        options = self.options(
+            **{
+                "transactional.id": name,
+                "transaction.timeout.ms": 10_000,
+                "max.block.ms": self._block_ms,
+                "delivery.timeout.ms": rng.choice([1_000, 8_000]),
+                "batch.size": 200,
+            }
+        )
+        with Producer(options) as producer:
+            while producer._transactional().state is not ProducerTxnState.READY:
+                try:
+                    producer.init_transactions()
+                except KafkaError as error:
+                    self.world.note(f"{name}: {error!r}"[:200])
+                    wait_for(lambda: False, 0.1)
+            for number in range(TRANSACTIONS):
+                values = [b"%s-%d-%d" % (name.encode(), number, index) for index in range(rng.randrange(1, 10))]
+                history.unknown.append(values)  # it may be killed at any time
+                self._transact(producer, values, rng.random() < 0.2)
+                wait_for(lambda: False, rng.random() * 0.5)
+
+    def _transact(self, producer: Producer, values: list[bytes], gives_up: bool) -> None:
+        history, rng = self.history, self.world.rng
+        deliveries: list[Any] = []
+        try:
+            with producer.transaction() as transaction:
+                for value in values:
+                    deliveries.append(transaction.send(TOPIC, value, partition=rng.randrange(PARTITIONS)))
+                    if rng.random() < 0.2:
+                        wait_for(lambda: False, rng.random() * 0.3)
+                if gives_up:
+                    raise _GivenUpError
+        except CommitUncertainError:
+            self._settle(producer, values)
+        except (KafkaError, _GivenUpError) as error:
+            state = producer._transactional().state
+            if state in ENDED:
+                history.unknown.remove(values)
+                history.aborted += values
+            elif state in (ProducerTxnState.ABORTING, ProducerTxnState.FATAL):
+                raise _StillOpenError(f"{current_process().name}: {state} after {error!r}") from error
+            else:
+                raise AssertionError(
+                    f"{current_process().name} left its transaction {state} after {error!r}"
+                ) from error
+        else:
+            assert all(delivery.exception(timeout_ms=0) is None for delivery in deliveries), (
+                "committed without a record"
+            )
+            history.unknown.remove(values)
+            history.committed += values
+
+    def _settle(self, producer: Producer, values: list[bytes]) -> None:
+        """A commit in doubt is sent again until it is known."""
+        for _ in range(20):
+            try:
+                producer.commit_transaction()
+            except CommitUncertainError:
+                continue
+            except KafkaError as error:
+                raise _StillOpenError(str(error)) from error
+            self.history.unknown.remove(values)
+            self.history.committed += values
+            return
+        raise _StillOpenError("the commit stays in doubt")
+
+    def read(self) -> None:
+        """A member of a group that iterates and leaves commits to the client."""
+        rng, processed = self.world.rng, self.history.processed
+        options = self.options(
+            **{
+                "group.id": GROUP,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": True,
+                "auto.commit.interval.ms": 100,
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 500,
+                "max.poll.interval.ms": 10_000,
+                "default.api.timeout.ms": 3_000,
+            }
+        )
+        with Consumer(options) as consumer:
+            consumer.subscribe([TOPIC])
+            for record in consumer:
+                wait_for(lambda: False, rng.random() * 0.05)
+                place = (record.partition, record.offset)
+                processed[place] = processed.get(place, 0) + 1
+
+    def commit_in_turns(self) -> None:
+        """Assigned partitions: what is committed last is what the group has. wakeup() ends the next poll."""
+        rng, name = self.world.rng, current_process().name
+        place = TopicPartition(TOPIC, 0)
+        options = self.options(**{"group.id": name, "enable.auto.commit": False, "default.api.timeout.ms": 2_000})
+        with Consumer(options) as consumer:
+            consumer.assign([place])
+            number, in_doubt = 0, 0
+            while self.disturbed:
+                with self.keeps(0.2):
+                    consumer.poll(200)
+                number += 1
+                consumer.commit_async({place: 2 * number})
+                if rng.random() < 0.3:
+                    wait_for(lambda: False, rng.random() * 0.1)
+                try:
+                    with self.keeps(0.8):
+                        consumer.commit({place: 2 * number + 1}, timeout_ms=800)
+                    with self.keeps(2.0):
+                        found = consumer.committed([place], timeout_ms=2_000)[place].offset
+                    assert found >= 2 * number + 1 or in_doubt, (
+                        f"{name} committed {2 * number + 1}, the group has {found}"
+                    )
+                except KafkaError:
+                    in_doubt = number  # a request that is on its way may arrive behind newer ones
+                if rng.random() < 0.3:
+                    self._wake(consumer, rng)
+
+    def _wake(self, consumer: Consumer, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            consumer.wakeup()
+        else:
+            thread = SimulatedThread(target=lambda: (wait_for(lambda: False, rng.random() * 0.02), consumer.wakeup()))
+            thread.start()
+        with self.keeps(0.5):
+            consumer.poll(20_000)
+
+    # --- faults ---
+    def strike(self) -> None:
+        if not self.disturbed:
+            return
+        rng = random.Random(self.world.rng.random())  # a fault that is left out changes no other
+        if self.living and self.world.may_strike():
+            process = rng.choice(self.living)
+            if rng.random() < 0.5:
+                process.kill()
+            else:
+                process.freeze(rng.choice([rng.random() * 3, rng.expovariate(1 / 8.0)]))
+        self.world.after(self.world.rng.expovariate(1 / 2.0), self.strike)
+
+
+class _GivenUpError(Exception):
+    """The program does not want its transaction."""
+
+
+class _StillOpenError(KafkaError):
+    """The broker did not respond: the program ends."""
+
+
+def clients(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
+    """Programs of every kind, every fault. Raises AssertionError if a promise is broken."""
+    with simulated(seed, data) as world, client_processes(world):
+        on_start(world)
+        rng = world.rng
+        world.broker.start()
+        assert world.run(lambda: world.broker.is_up)
+        disturbances = Disturbances(world, every_s=rng.choice([1.0, 4.0]))
+        programs = Programs(world, disturbances)
+        writers = [programs.start(kind, program) for kind, program in (("w", programs.write), ("x", programs.transact))]
+        for _ in range(2):
+            programs.start("r", programs.read, again=True)
+        programs.start("a", programs.commit_in_turns, again=True)
+        world.stall_rate = rng.random() * 0.01
+        programs.strike()
+        world.run(lambda: all(process.is_over for process in writers), 30.0)
+        disturbances.end()
+        programs.disturbed = False
+        world.stall_rate = 0.0
+        for process in programs.living:
+            process.cut_rate = 0.0
+        assert world.run(lambda: world.broker.is_up, DRAIN_S)
+        assert world.run(lambda: all(process.is_over for process in writers), DRAIN_S), "a writer did not end"
+        last = programs.start("n", programs.write_without_acks)
+        assert world.run(lambda: last.is_over, DRAIN_S), "a writer did not end"
+        world.run_for(60.0)  # transactions that were left open are aborted at their timeout
+        programs.start("r", programs.read)
+        visible = [dict(read_rows(world, partition, committed=True)) for partition in range(PARTITIONS)]
+        wanted = {(partition, offset) for partition, rows in enumerate(visible) for offset in rows}
+        assert world.run(lambda: wanted <= set(programs.history.processed), DRAIN_S), (
+            f"nobody processed {sorted(wanted - set(programs.history.processed))}"
+        )
+        _check(programs.history, visible)
+        return world
+
+
+def _check(history: History, visible: list[dict[int, bytes | None]]) -> None:
+    values = [value for rows in visible for value in rows.values()]
+    assert len(values) == len(set(values)), "a record is stored twice"
+    for partition, offset, value in history.acknowledged:
+        assert visible[partition].get(offset) == value, f"{value!r} was acknowledged at {offset} of {partition}"
+    seen = set(values)
+    assert history.unacknowledged <= seen, f"lost with acks=0: {sorted(history.unacknowledged - seen)}"
+    assert set(history.committed) <= seen, f"committed, but not visible: {sorted(set(history.committed) - seen)}"
+    assert not seen & set(history.aborted), f"aborted, but visible: {sorted(seen & set(history.aborted))}"
+    for transaction in history.unknown:
+        shown = seen & set(transaction)
+        assert not shown or shown == set(transaction), f"visible in part: {sorted(shown)} of {transaction}"
