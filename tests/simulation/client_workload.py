@@ -29,9 +29,9 @@ from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
 
 SEND_STRIKE_RATE = 0.004  # of writes to a socket, soon after which something happens to the broker
 RECORDS, TRANSACTIONS = 60, 10
-BUFFER_BYTES = 3_000
+BUFFER_BYTES = 1_500
 LATE_S = 1.0  # how long a call may exceed its timeout: a thread may have to wait for its turn
-CONNECTIONS_MAX = 40  # refused ones of a process in a second: reconnect.backoff.ms is 50
+CONNECTIONS_MAX = 8  # refused ones of a process in a second: reconnect.backoff.ms is 200
 DRAIN_S = 300.0  # virtual
 GROUP = "readers"
 ENDED = (ProducerTxnState.READY, ProducerTxnState.FENCED, ProducerTxnState.UNINITIALIZED)
@@ -75,7 +75,7 @@ class Programs:
     def _ended(self, process: ClientProcess, kind: str, program: Callable[[], None], again: bool) -> None:
         self.living.remove(process)
         self.world.note(f"{process.name} ended: {process.error!r}"[:300])
-        if not isinstance(process.error, KafkaError | None):
+        if not isinstance(process.error, KafkaError | None) or "thread ended" in str(process.error):
             raise AssertionError(f"{process.name} ended: {process.error!r}") from process.error
         if again and self.disturbed:
             self.world.after(self.world.rng.random() * 3, lambda: self.start(kind, program, again))
@@ -85,7 +85,7 @@ class Programs:
             "bootstrap.servers": "broker:9092",
             "request.timeout.ms": self._request_ms,
             "retry.backoff.ms": 20,
-            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.ms": 200,
             **more,
         }
 
@@ -113,7 +113,7 @@ class Programs:
         options = self.options(
             **{
                 "buffer.memory": BUFFER_BYTES,
-                "batch.size": rng.choice([200, 1_000]),
+                "batch.size": rng.choice([200, 600]),
                 "max.block.ms": self._block_ms,
                 "delivery.timeout.ms": rng.choice([1_000, 8_000]),
                 "linger.ms": rng.choice([0, 5]),
@@ -137,6 +137,7 @@ class Programs:
                 wait_for(lambda: False, rng.random() * 0.3)
         for delivery, partition, value in sent:
             assert delivery.done(), f"{value!r} was forgotten"
+            assert "thread ended" not in str(delivery.exception(timeout_ms=0))
             if delivery.exception(timeout_ms=0) is None:
                 self.history.acknowledged.append((partition, delivery.result(timeout_ms=0).offset, value))
 

@@ -1,0 +1,408 @@
+"""Deliberate bugs in the client, the loop and the sink, each of which a workload must find within a minute of CPU time.
+
+Those of the broker and of the cores alone are in the files of their workloads, with the rest of their tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from semel.client.cluster_calls import ReconnectBackoff
+from semel.client.connection import BrokerConnection
+from semel.client.consumer import decode
+from semel.client.consumer.base import ConsumerBase
+from semel.client.consumer.commits import CommitsCore, PendingCommit
+from semel.client.consumer.fetching import FetchingCore
+from semel.client.consumer.iteration import Iteration
+from semel.client.consumer.rebalance import Rebalancer
+from semel.client.errors import CommitUncertainError, KafkaError
+from semel.client.group.core import MemberCore
+from semel.client.producer.accumulator import Accumulator
+from semel.client.producer.batches import ProducerBatch
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.core import ProducerCore
+from semel.client.producer.handle import PartitionWriter, TransactionOwner
+from semel.client.producer.partition_queue import PartitionQueue
+from semel.client.producer.producer import ProducerTransaction
+from semel.client.producer.sender import Sender
+from semel.client.timing import Deadline
+from semel.patterns.process import Processor
+from semel.patterns.process_modes import AtLeastOnce, AtMostOnce, ExactlyOnce, Mode
+from semel.spark import ledger, sink_options
+from semel.spark.transaction import BatchTransaction
+from tests.simulation.client_workload import clients
+from tests.simulation.group_workload import consumers
+from tests.simulation.processing_workload import processing
+from tests.simulation.shrink import Workload
+from tests.simulation.sink_workload import sink
+from tests.simulation.workloads import producer_and_broker
+
+MINUTE_S = 60.0
+Patch = pytest.MonkeyPatch
+
+
+# --- the producer ---
+def fail_the_transaction_after_its_batch(patch: Patch) -> None:
+    """A commit that looks in between goes on without the batch."""
+    late: list[tuple[ProducerCore, KafkaError]] = []
+
+    def fail(core: ProducerCore, queue: PartitionQueue, batch: ProducerBatch, error: KafkaError) -> None:
+        queue.drop(batch)
+        batch.finish(-1, -1, error)
+        core._release(batch)
+        late.append((core, error))
+
+    advance = ProducerCore.advance
+
+    def advance_and_fail(core: ProducerCore, now_s: float) -> Any:
+        for waiting in [each for each in late if each[0] is core]:
+            late.remove(waiting)
+            core.identity.failed(waiting[1])
+        return advance(core, now_s)
+
+    patch.setattr(ProducerCore, "_fail", fail)
+    patch.setattr(ProducerCore, "advance", advance_and_fail)
+
+
+def lose_records_at_close_with_acks_0(patch: Patch) -> None:
+    flush = Sender.flush
+    patch.setattr(Sender, "flush", lambda sender, deadline: sender.settings.acks_number == 0 or flush(sender, deadline))
+
+
+def ignore_buffer_memory(patch: Patch) -> None:
+    patch.setattr(Accumulator, "has_memory", lambda *_: True)
+
+
+def leave_a_transaction_open_after_a_failed_commit(patch: Patch) -> None:
+    patch.setattr(ProducerTransaction, "_abort", lambda _: None)
+
+
+def take_a_commit_without_a_response_for_done(patch: Patch) -> None:
+    from semel.client.producer.transactions import Transactions
+
+    commit = Transactions.commit
+
+    def commit_or_so(transactions: Transactions, deadline: Deadline) -> None:
+        try:
+            commit(transactions, deadline)
+        except CommitUncertainError:
+            transactions.transaction.committed()
+
+    patch.setattr(Transactions, "commit", commit_or_so)
+
+
+def acknowledge_every_batch_of_a_response(patch: Patch) -> None:
+    """Whatever its error says."""
+    responded = ProducerCore.responded
+
+    def all_fine(core: ProducerCore, sendings: Any, responses: Any, now_s: float) -> Any:
+        for part in responses.values():
+            part.error_code = 0
+        return responded(core, sendings, responses, now_s)
+
+    patch.setattr(ProducerCore, "responded", all_fine)
+
+
+def write_batches_again_after_a_timeout_under_a_new_sequence(patch: Patch) -> None:
+    lost = ProducerCore.lost
+
+    def restart(core: ProducerCore, sendings: Any, error: Any, now_s: float) -> Any:
+        moved = lost(core, sendings, error, now_s)
+        for queue, _ in sendings:
+            queue.restarting = True
+        return moved
+
+    patch.setattr(ProducerCore, "lost", restart)
+
+
+# --- connections and timeouts ---
+def start_each_wait_with_the_whole_timeout(patch: Patch) -> None:
+    patch.setattr(Deadline, "remaining_s", lambda deadline: deadline.total_s)
+    patch.setattr(Deadline, "expired", property(lambda deadline: False))
+
+
+def wait_for_a_broker_that_does_not_respond(patch: Patch) -> None:
+    patch.setattr(BrokerConnection, "_expire", lambda _: None)
+
+
+def reconnect_without_backoff(patch: Patch) -> None:
+    patch.setattr(ReconnectBackoff, "check", lambda *_: None)
+
+
+# --- the consumer ---
+def send_the_newest_commit_first(patch: Patch) -> None:
+    def newest(core: CommitsCore, now_s: float) -> PendingCommit | None:
+        unsent = [commit for commit in core._queue if not commit.is_sent and commit.retry_at_s <= now_s]
+        return unsent[-1] if unsent else None
+
+    patch.setattr(CommitsCore, "next_to_send", newest)
+
+
+def commit_what_an_iteration_has_not_yielded(patch: Patch) -> None:
+    patch.setattr(Iteration, "unprocessed", lambda _: {})
+
+
+def lose_what_an_iteration_has_not_yielded(patch: Patch) -> None:
+    patch.setattr(Iteration, "give_back", lambda *_: None)
+    patch.setattr(Iteration, "__iter__", lambda iteration: iter(_shortened(iteration)))
+
+
+def _shortened(iteration: Iteration) -> list[Any]:
+    iteration._yielded = iteration._processed = sum(len(run.records) for run in iteration._runs)
+    return [record for run in iteration._runs for record in run.records[:-1] or run.records]
+
+
+def lose_a_wakeup_before_poll(patch: Patch) -> None:
+    poll = ConsumerBase._poll
+
+    def forgetful(consumer: ConsumerBase[Any], *arguments: Any, **keywords: Any) -> Any:
+        consumer._woken = False
+        return poll(consumer, *arguments, **keywords)
+
+    patch.setattr(ConsumerBase, "_poll", forgetful)
+
+
+def keep_the_coordinator_of_commits(patch: Patch) -> None:
+    patch.setattr(CommitsCore, "take_doubt", lambda _: False)
+    patch.setattr(MemberCore, "take_doubt", lambda _: False)
+
+
+def give_partitions_back_without_a_commit(patch: Patch) -> None:
+    patch.setattr(Rebalancer, "_is_committed", lambda *_: True)
+
+
+def ignore_max_poll_interval(patch: Patch) -> None:
+    patch.setattr(MemberCore, "_is_too_slow", lambda *_: False)
+
+
+def keep_the_leader_that_says_it_is_none(patch: Patch) -> None:
+    patch.setattr(FetchingCore, "take_doubted", lambda _: [])
+
+
+def drop_read_ahead_when_out_of_range(patch: Patch) -> None:
+    on_out_of_range = FetchingCore._on_out_of_range
+
+    def at_once(core: FetchingCore, failure: Any, now_s: float) -> None:
+        failure.state.position = failure.state.fetch_offset
+        on_out_of_range(core, failure, now_s)
+
+    patch.setattr(FetchingCore, "_on_out_of_range", at_once)
+
+
+def show_records_of_aborted_transactions(patch: Patch) -> None:
+    record_set = decode._record_set
+    patch.setattr(decode, "_record_set", lambda chunk, _: record_set(chunk, False))
+
+
+# --- semel.process ---
+def go_back_to_where_the_unit_began(patch: Patch) -> None:
+    """Also when the commit that was in doubt has happened."""
+
+    def rewind(mode: Mode) -> None:
+        for partition, began in mode.begun.items():
+            if partition in mode.consumer.assignment():
+                mode.consumer.seek(partition, began)
+        mode.begun = {}
+
+    patch.setattr(Mode, "_rewind", rewind)
+
+
+def go_on_where_the_unit_ended(patch: Patch) -> None:
+    patch.setattr(Mode, "_rewind", lambda mode: setattr(mode, "begun", {}))
+
+
+def commit_offsets_beside_the_transaction(patch: Patch) -> None:
+    def settle(mode: ExactlyOnce) -> None:
+        if mode.is_working:
+            progress = mode._progress()
+            mode._commit()
+            mode.consumer.commit(progress)
+            mode._is_open = False
+            mode.begun = {}
+
+    patch.setattr(ExactlyOnce, "settle", settle)
+
+
+def take_a_commit_in_doubt_for_done(patch: Patch) -> None:
+    def commit(mode: ExactlyOnce) -> None:
+        try:
+            mode.producer.commit_transaction()
+        except CommitUncertainError:
+            mode.producer.close(timeout_ms=0)
+            mode.producer = mode.make_producer()
+            mode.producer.init_transactions()
+
+    patch.setattr(ExactlyOnce, "_commit", commit)
+
+
+def commit_before_delivery(patch: Patch) -> None:
+    def settle(mode: AtLeastOnce) -> None:
+        if mode.is_working:
+            mode.consumer.commit(mode._progress())
+            mode._deliveries, mode.begun = [], {}
+
+    patch.setattr(AtLeastOnce, "settle", settle)
+
+
+def commit_after_the_output(patch: Patch) -> None:
+    def take(mode: AtMostOnce, batch: Any, firsts: Any) -> None:
+        mode._begin(firsts)
+        for delivery in mode._emit(batch):
+            delivery.result()
+        mode.consumer.commit(mode._progress())
+        mode.begun = {}
+
+    patch.setattr(AtMostOnce, "take", take)
+    patch.setattr(AtMostOnce, "drop", lambda mode: None)
+
+
+def take_what_was_read_while_partitions_went(patch: Patch) -> None:
+    patch.setattr(Mode, "set_aside", lambda mode, firsts: None)
+
+
+def stop_without_settling(patch: Patch) -> None:
+    patch.setattr(Processor, "_settle", lambda processor, mode: setattr(mode, "begun", {}))
+
+
+# --- the sink ---
+def write_without_the_opening_handshake(patch: Patch) -> None:
+    init = sink_options.SinkOptions.__post_init__
+
+    def without(options: sink_options.SinkOptions) -> None:
+        init(options)
+        object.__setattr__(options, "precautions", options.precautions._replace(handshake=False))
+
+    patch.setattr(sink_options.SinkOptions, "__post_init__", without)
+
+
+def commit_without_the_count_audit(patch: Patch) -> None:
+    patch.setattr(BatchTransaction, "audit", lambda *_: None)
+
+
+def decide_by_the_number_of_the_batch(patch: Patch) -> None:
+    def decide(last: Any, batch: Any) -> Any:
+        verdict = ledger.Verdict.WRITE if batch.batch_id > last.batch_id else ledger.Verdict.ALREADY_WRITTEN
+        return ledger.LedgerDecision(verdict)
+
+    patch.setattr(ledger, "_same_query", decide)
+
+
+def renew_without_the_expected_epoch(patch: Patch) -> None:
+    def renew(owner: TransactionOwner, timeout_s: float | None = None) -> Any:
+        owner.identity = owner._coordinator.init(owner.cluster.deadline(timeout_s).remaining_s(), None)
+        owner._epoch_used = False
+        return owner.identity
+
+    patch.setattr(TransactionOwner, "renew", renew)
+
+
+def take_an_unknown_end_for_a_commit(patch: Patch) -> None:
+    def end(transaction: BatchTransaction, entry: Any) -> None:
+        try:
+            transaction.owner.end(commit=True)
+        except EndUnknownError:
+            transaction.owner.renew()
+        transaction.last = entry
+
+    patch.setattr(BatchTransaction, "_end", end)
+
+
+def run_again_without_a_look_at_the_ledger(patch: Patch) -> None:
+    def settle(transaction: BatchTransaction, *_: Any) -> bool:
+        transaction._renew()
+        return False
+
+    patch.setattr(BatchTransaction, "settle", settle)
+
+
+def write_the_entry_outside_of_the_transaction(patch: Patch) -> None:
+    """The ledger has it before the rows are visible."""
+    from semel.spark import transaction
+
+    write = transaction.write_entry
+
+    def early(handle: Any, application_id: str, entry: Any, owner: TransactionOwner) -> None:
+        write(handle, application_id, entry, owner)
+        owner.end(commit=True)
+        owner.begin([])
+
+    patch.setattr(transaction, "write_entry", early)
+
+
+def report_rows_that_are_not_acknowledged(patch: Patch) -> None:
+    patch.setattr(PartitionWriter, "flush", lambda writer, timeout_s=None: writer._raise_if_failed())
+
+
+def start_a_batch_without_the_ledger(patch: Patch) -> None:
+    patch.setattr(BatchTransaction, "is_written", lambda *_: False)
+
+
+class Hunt(NamedTuple):
+    mutant: Callable[[Patch], None]
+    workload: Workload
+
+
+EXACTLY, AT_LEAST, AT_MOST = (
+    partial(processing, guarantee=name) for name in ("exactly_once", "at_least_once", "at_most_once")
+)
+HUNTS = [
+    Hunt(fail_the_transaction_after_its_batch, clients),
+    Hunt(lose_records_at_close_with_acks_0, clients),
+    Hunt(ignore_buffer_memory, clients),
+    Hunt(leave_a_transaction_open_after_a_failed_commit, clients),
+    Hunt(take_a_commit_without_a_response_for_done, clients),
+    Hunt(acknowledge_every_batch_of_a_response, clients),
+    Hunt(write_batches_again_after_a_timeout_under_a_new_sequence, producer_and_broker),
+    Hunt(start_each_wait_with_the_whole_timeout, clients),
+    Hunt(wait_for_a_broker_that_does_not_respond, clients),
+    Hunt(reconnect_without_backoff, clients),
+    Hunt(send_the_newest_commit_first, clients),
+    Hunt(commit_what_an_iteration_has_not_yielded, clients),
+    Hunt(lose_what_an_iteration_has_not_yielded, clients),
+    Hunt(lose_a_wakeup_before_poll, clients),
+    Hunt(keep_the_coordinator_of_commits, consumers),
+    Hunt(give_partitions_back_without_a_commit, consumers),
+    Hunt(ignore_max_poll_interval, consumers),
+    Hunt(keep_the_leader_that_says_it_is_none, consumers),
+    Hunt(drop_read_ahead_when_out_of_range, consumers),
+    Hunt(show_records_of_aborted_transactions, clients),
+    Hunt(go_back_to_where_the_unit_began, EXACTLY),
+    Hunt(go_on_where_the_unit_ended, EXACTLY),
+    Hunt(commit_offsets_beside_the_transaction, EXACTLY),
+    Hunt(take_a_commit_in_doubt_for_done, EXACTLY),
+    Hunt(stop_without_settling, EXACTLY),
+    Hunt(take_what_was_read_while_partitions_went, EXACTLY),
+    Hunt(commit_before_delivery, AT_LEAST),
+    Hunt(commit_after_the_output, AT_MOST),
+    Hunt(write_without_the_opening_handshake, sink),
+    Hunt(commit_without_the_count_audit, sink),
+    Hunt(decide_by_the_number_of_the_batch, sink),
+    Hunt(renew_without_the_expected_epoch, sink),
+    Hunt(take_an_unknown_end_for_a_commit, sink),
+    Hunt(run_again_without_a_look_at_the_ledger, sink),
+    Hunt(write_the_entry_outside_of_the_transaction, sink),
+    Hunt(report_rows_that_are_not_acknowledged, sink),
+    Hunt(start_a_batch_without_the_ledger, sink),
+]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("hunt", HUNTS, ids=lambda hunt: hunt.mutant.__name__)
+def test_a_mutant_is_found_within_a_minute(hunt: Hunt, tmp_path: Path, monkeypatch: Patch) -> None:
+    hunt.mutant(monkeypatch)
+    seed, began_s = 0, time.process_time()
+    while time.process_time() - began_s < MINUTE_S:
+        try:
+            hunt.workload(seed, tmp_path / str(seed), lambda _: None)
+        except AssertionError as error:
+            print(f"seed {seed}, {time.process_time() - began_s:.1f} s: {error}")
+            return
+        seed += 1
+    pytest.fail(f"not found in {seed} seeds")
