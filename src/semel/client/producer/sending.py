@@ -57,7 +57,7 @@ class BatchSender(Generic[Changed]):
         self._calls = calls
         self._coordinator = coordinator  # of the transaction
         self._accumulator = self.core.accumulator
-        self._used: set[Any] = set()  # connections that Produce requests were sent on
+        self._used: dict[Any, None] = {}  # connections that Produce requests were sent on, in that order
         self._request_s = settings.request_timeout_ms / 1000
         self._setup_s = settings.socket_connection_setup_timeout_ms / 1000
         self._max_block_s = settings.max_block_ms / 1000
@@ -197,7 +197,7 @@ class BatchSender(Generic[Changed]):
                 produce = self.core.take(queues, time.monotonic())
             if produce is None:
                 break
-            self._used.add(connection)
+            self._used[connection] = None
             self._send(connection, produce, version)
             queues = queues[1:] + queues[:1]  # no queue is always first
         return NEVER_S
@@ -238,8 +238,9 @@ class BatchSender(Generic[Changed]):
 
     def _forget_closed(self) -> None:
         """With acks=0 a closed connection is the only way in which a broker can say that it is not the leader."""
-        closed = {connection for connection in self._used if connection.closed}
-        self._used -= closed
+        closed = [connection for connection in self._used if connection.closed]
+        for connection in closed:
+            del self._used[connection]
         if closed and self.settings.acks_number == 0:
             self._forget([*self._accumulator.queues])
 
