@@ -138,20 +138,22 @@ class ConsumerGroup:
         self._world.after(after_s, lambda: self.start(instance_id) if self.disturbed else None)
 
 
+def drawn_protocol(seed: int) -> str:
+    """By numbers of its own: all else that the seed draws stays as it is."""
+    return "consumer" if random.Random(f"protocol {seed}").random() < CONSUMER_PROTOCOL_RATE else "classic"
+
+
 def consumers(
     seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None, protocol: str | None = None
 ) -> World:
-    """Consumers of one group, writers of transactions, every fault. Raises AssertionError if a promise is broken. The
-    seed draws the group's protocol, beside all that it draws else."""
-    if protocol is None:
-        protocol = "consumer" if random.Random(f"protocol {seed}").random() < CONSUMER_PROTOCOL_RATE else "classic"
+    """Consumers of one group, writers of transactions, every fault. Raises AssertionError if a promise is broken."""
     with simulated(seed, data) as world:
         on_start(world)
         rng = world.rng
         world.broker.start()
         assert world.run(lambda: world.broker.is_up)
         front, history = ClusterFront(world), GroupHistory(world)
-        group = ConsumerGroup(world, front, history, protocol)
+        group = ConsumerGroup(world, front, history, protocol or drawn_protocol(seed))
         writers = [SlowWriter(world, f"w{number}", f"w{number}", TRANSACTIONS) for number in range(WRITERS)]
         world.processes += writers
         world.stall_rate = rng.random() * 0.01

@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -700,6 +701,11 @@ def client_processes(world: World) -> Iterator[None]:
     changes = _find_changes()
     state = random.getstate()
     random.seed(world.seed)
+    real_uuid4, ids = (
+        uuid.uuid4,
+        random.Random(world.seed),
+    )  # names of members and instances, and what is sorted by them
+    uuid.uuid4 = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)
     gc_was_on = gc.isenabled()
     finalizers = set(weakref.finalize._registry)  # type: ignore[attr-defined]
     gc.disable()  # the time of a collection is not the seed's
@@ -726,6 +732,7 @@ def client_processes(world: World) -> Iterator[None]:
         _scheduler.descriptors.clear()
         _scheduler.world = None
         random.setstate(state)
+        uuid.uuid4 = real_uuid4
         if gc_was_on:
             gc.enable()
 

@@ -19,7 +19,7 @@ from semel.patterns import process as loop
 from semel.patterns.process import Processor
 from semel.patterns.process_output import Output
 from semel.protocol.messages.offsets import OFFSET_FETCH
-from tests.simulation.group_workload import SlowWriter
+from tests.simulation.group_workload import SlowWriter, drawn_protocol
 from tests.simulation.operating_system import ClientProcess, client_processes
 from tests.simulation.producer_process import WireClient
 from tests.simulation.workloads import Disturbances, ask, read_rows
@@ -40,10 +40,13 @@ Place = tuple[int, int]  # of an input: partition, offset
 class Instances:
     """The instances of one application, what happens to them, and who takes the place of one that ended."""
 
-    def __init__(self, world: World, guarantee: str, disturbances: Disturbances) -> None:
+    def __init__(self, world: World, guarantee: str, protocol: str, disturbances: Disturbances) -> None:
         self._world = world
         self._disturbances = disturbances
         self.guarantee = guarantee
+        self._group: dict[str, Any] = {"group.protocol": protocol}
+        if protocol == "classic":
+            self._group |= {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
         rng = world.rng
         self._is_named = rng.random() < 0.5  # an instance that is started again has the name of the one before
         self._options: dict[str, Any] = {
@@ -107,8 +110,7 @@ class Instances:
             instance=instance if self._is_named else None,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             consumer={
-                "session.timeout.ms": 6_000,
-                "heartbeat.interval.ms": 500,
+                **self._group,
                 "max.poll.interval.ms": POLL_INTERVAL_MS,
                 "request.timeout.ms": timeouts_ms["request"],
                 "default.api.timeout.ms": timeouts_ms["block"],
@@ -172,7 +174,11 @@ class Instances:
 
 
 def processing(
-    seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None, guarantee: str | None = None
+    seed: int,
+    data: Path,
+    on_start: Callable[[World], None] = lambda world: None,
+    guarantee: str | None = None,
+    protocol: str | None = None,
 ) -> World:
     """Instances of one application and writers of their input, every fault. AssertionError: a promise is broken."""
     with simulated(seed, data) as world, client_processes(world):
@@ -183,7 +189,7 @@ def processing(
         assert world.run(lambda: world.broker.is_up)
         chosen = rng.choice(GUARANTEES)
         disturbances = Disturbances(world, every_s=rng.choice([1.0, 4.0]))
-        instances = Instances(world, guarantee or chosen, disturbances)
+        instances = Instances(world, guarantee or chosen, protocol or drawn_protocol(seed), disturbances)
         world.note(instances.guarantee)
         writers = [SlowWriter(world, f"w{number}", f"w{number}", TRANSACTIONS) for number in range(WRITERS)]
         world.processes += writers

@@ -31,9 +31,10 @@ def test_offsets_and_output_agree_whoever_is_killed_or_frozen(tmp_path: Path) ->
     assert faults > 100
 
 
-def test_a_seed_of_processing_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", ["3", "2"], ids=["classic", "consumer"])
+def test_a_seed_of_processing_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path, seed: str) -> None:
     def trace(hash_seed: str) -> str:
-        words = [sys.executable, "-c", TRACE, "3", str(tmp_path / hash_seed)]
+        words = [sys.executable, "-c", TRACE, seed, str(tmp_path / hash_seed)]
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run(words, env=env, capture_output=True, text=True, timeout=500, check=True).stdout
 
