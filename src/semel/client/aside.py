@@ -19,7 +19,8 @@ Value = TypeVar("Value")
 
 
 class Waker:
-    """A pipe that ends a wait in poll(2). Any thread may call `wake`, a signal handler too, also after `close`."""
+    """A pipe that ends a wait in poll(2). Any thread may call `wake`, a signal handler too, also after `close`. In a
+    forked child nothing waits, and another thread of the parent may have had the lock at the fork."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -27,8 +28,11 @@ class Waker:
         os.set_blocking(self._write_fd, False)
         self._lock = threading.RLock()  # after close() the number of the descriptor may belong to another file
         self._closed = False
+        self._owner_pid = os.getpid()
 
     def wake(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return
         with self._lock:
             if not self._closed:
                 with contextlib.suppress(BlockingIOError):  # full: the wait ends anyway
@@ -40,7 +44,8 @@ class Waker:
                 pass
 
     def close(self) -> None:
-        with self._lock:
+        is_forked = os.getpid() != self._owner_pid
+        with contextlib.nullcontext() if is_forked else self._lock:
             if self._closed:
                 return
             self._closed = True

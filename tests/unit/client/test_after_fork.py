@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -146,3 +147,33 @@ def test_an_admin_opens_connections_of_its_own_in_the_child(shared_semel_broker:
         with admin._cluster.calls.lock:  # as another thread may have it at the fork
             assert in_a_child(admin.close) == "None"
         assert topic in admin.list_topics(), "the parent's connection still works"
+
+
+def test_a_thread_that_wakes_the_consumer_at_the_fork_does_not_stop_the_child(
+    shared_semel_broker: SemelBroker, topic: str
+) -> None:
+    with Consumer(bootstrap_servers=shared_semel_broker.bootstrap) as consumer:
+        consumer.assign([(topic, 0)])
+        waker = consumer._engine.network._waker  # type: ignore[attr-defined]
+        held, may_go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with waker._lock:
+                held.set()
+                may_go_on.wait(PATIENCE_S)
+
+        def end() -> str:
+            consumer.wakeup()
+            consumer.close()
+            return "closed"
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            assert held.wait(PATIENCE_S)
+            assert in_a_child(end) == "closed"
+        finally:
+            may_go_on.set()
+            thread.join(PATIENCE_S)
+        consumer.wakeup()
+        assert consumer.poll(PATIENCE_MS) == [], "the parent's pipe is as it was"
