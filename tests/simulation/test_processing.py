@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.processing_workload import processing
 
 SEEDS = range(6)
