@@ -27,8 +27,8 @@ from tests.simulation.operating_system import (
 from tests.simulation.workloads import Disturbances, read_rows
 from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
 
-SEND_STRIKE_RATE = 0.004  # of writes to a socket, soon after which something happens to the broker
-RECORDS, TRANSACTIONS = 60, 10
+SEND_STRIKE_RATE = 0.01  # of writes to a socket, soon after which something happens to the broker
+RECORDS, TRANSACTIONS = 60, 25
 BUFFER_BYTES = 1_500
 LATE_S = 1.0  # how long a call may exceed its timeout: a thread may have to wait for its turn
 CONNECTIONS_MAX = 8  # refused ones of a process in a second: reconnect.backoff.ms is 200
@@ -183,7 +183,7 @@ class Programs:
                 values = [b"%s-%d-%d" % (name.encode(), number, index) for index in range(rng.randrange(1, 10))]
                 history.unknown.append(values)  # it may be killed at any time
                 self._transact(producer, values, rng.random() < 0.2)
-                wait_for(lambda: False, rng.random() * 0.5)
+                wait_for(lambda: False, rng.random() * 0.2)
 
     def _transact(self, producer: Producer, values: list[bytes], gives_up: bool) -> None:
         history, rng = self.history, self.world.rng
@@ -250,6 +250,8 @@ class Programs:
             consumer.subscribe([TOPIC])
             for record in consumer:
                 wait_for(lambda: False, rng.random() * 0.05)
+                if self.disturbed and rng.random() < 0.02:
+                    break  # at a record that it has not processed
                 place = (record.partition, record.offset)
                 processed[place] = processed.get(place, 0) + 1
 
