@@ -326,8 +326,9 @@ class ConsumerProtocolCore(MemberBase):
             self._assign(frozenset((topic.topic_id, number) for topic in topics for number in topic.partitions), is_new)
 
     def _assign(self, assigned: Ids, is_new: bool) -> None:
-        """The consumer gets it with the next `take_change`; a new member also if it has none."""
-        is_other = is_new or assigned != self._assigned
+        """The consumer gets it with the next `take_change`; a new member also if it has none. What was never offered is
+        assigned anew: Ctrl-C may have come in between."""
+        is_other = is_new or self._offered is None or assigned != self._assigned
         self._assigned = assigned
         if is_other:
             self._apply(ConsumerProtocolEvent.ASSIGNED, 0.0)
