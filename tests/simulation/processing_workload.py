@@ -30,7 +30,7 @@ APPLICATION, SINK, SINK_PARTITIONS = "app", "out", 2
 INSTANCES, WRITERS, TRANSACTIONS = 3, 2, 12
 TRANSACTION_TIMEOUT_MS = 10_000
 POLL_INTERVAL_MS = 7_000
-SEND_STRIKE_RATE = 0.004  # of writes to a socket, soon after which something happens to the broker
+SEND_STRIKE_RATE = 0.01  # of writes to a socket, soon after which something happens to the broker
 DRAIN_S = 300.0  # virtual
 OFFSET_FETCH_VERSION = 8
 
@@ -57,7 +57,7 @@ class Instances:
         self._timeouts_ms = {
             "request": rng.choice([300, 1_000]),
             "delivery": rng.choice([1_000, 8_000]),
-            "block": rng.choice([600, 5_000]),
+            "block": rng.choice([300, 5_000]),
         }
         self._cut_rate = rng.choice([0.0, 0.05, 0.15])
         self._preemption_rate = rng.random() * 0.05
