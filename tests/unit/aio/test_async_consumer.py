@@ -277,7 +277,7 @@ def test_coroutines_of_a_listener_are_awaited_and_may_call_the_consumer(broker: 
 
             async def commit_in_a_task() -> None:
                 if first.assignment():
-                    await asyncio.wait_for(first.position((topic, 0)), PATIENCE_S)
+                    await asyncio.wait_for(first.position(min(first.assignment())), PATIENCE_S)
                     await asyncio.wait_for(first.commit(), PATIENCE_S)
 
             notes = Notes(commit_in_a_task)
@@ -288,7 +288,7 @@ def test_coroutines_of_a_listener_are_awaited_and_may_call_the_consumer(broker: 
                 second.subscribe([topic])
                 while not (first.assignment() and second.assignment()):
                     await asyncio.gather(first.poll(50), second.poll(50))
-                assert notes.calls == ["assigned", "revoked", "assigned"]
+                assert notes.calls[:3] == ["assigned", "revoked", "assigned"]
                 assert first.assignment() | second.assignment() == {TopicPartition(topic, n) for n in range(3)}
                 assert sum(at.offset for at in (await second.committed([(topic, n) for n in range(3)])).values()) == 300
 
