@@ -14,6 +14,7 @@ Found, with the workload, the seed and the seconds of CPU time that it took:
     fail_the_transaction_after_its_batch                        clients     12    10.7
     write_batches_again_after_a_timeout_under_a_new_sequence    producer    0     0.1
     commit_offsets_beside_the_transaction                       processing  3     3.7
+    renew_without_the_expected_epoch                            sink        12    14.5
     go_on_where_the_unit_ended                                  processing  18    19.8
 
 Those of the broker and of the cores alone are in the files of their workloads, with the rest of their tests. Those
@@ -346,6 +347,7 @@ HUNTS = [
     Hunt(send_the_newest_commit_first, clients),
     Hunt(commit_what_an_iteration_has_not_yielded, clients),
     Hunt(lose_a_wakeup_before_poll, clients),
+    Hunt(renew_without_the_expected_epoch, sink),
 ]
 OPEN = [
     Hunt(take_a_commit_without_a_response_for_done, clients),
@@ -361,7 +363,6 @@ OPEN = [
     Hunt(write_without_the_opening_handshake, sink),
     Hunt(commit_without_the_count_audit, sink),
     Hunt(decide_by_the_number_of_the_batch, sink),
-    Hunt(renew_without_the_expected_epoch, sink),
     Hunt(take_an_unknown_end_for_a_commit, sink),
     Hunt(run_again_without_a_look_at_the_ledger, sink),
     Hunt(write_the_entry_outside_of_the_transaction, sink),
