@@ -56,7 +56,7 @@ def no_require_stable() -> None:
     _replace(
         offset_calls,
         "offset_fetch_request",
-        lambda group_id, partitions, require_stable, version: request(group_id, partitions, False, version),
+        lambda group_id, partitions, require_stable, *rest: request(group_id, partitions, False, *rest),
     )
 
 

@@ -191,6 +191,9 @@ def processing(
         disturbances = Disturbances(world, every_s=rng.choice([1.0, 4.0]))
         instances = Instances(world, guarantee or chosen, protocol or drawn_protocol(seed), disturbances)
         world.note(instances.guarantee)
+        # A commit that is tried again may arrive once more behind later ones, and sets the offsets back: brokers do not
+        # order the connections of a client, and at_most_once has no transaction that would refuse it.
+        world.cuts_lose_requests = instances.guarantee == "at_most_once"
         writers = [SlowWriter(world, f"w{number}", f"w{number}", TRANSACTIONS) for number in range(WRITERS)]
         world.processes += writers
         world.stall_rate = rng.random() * 0.01

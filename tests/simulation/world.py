@@ -56,6 +56,7 @@ class World:
         self.left_out: frozenset[int] = frozenset()  # numbers of those at which nothing is made to fail
         self.delay_s = 0.005  # of bytes on their way, most often at most
         self.stall_rate = 0.0  # of those that take a hundred times as long
+        self.cuts_lose_requests = False  # that are on their way when a connection is cut; else they arrive
         self.sync_s = 0.005
         self.clock = SimulatedClock(self)
         self.disk = SimulatedDisk(data, self.fault)
@@ -339,12 +340,18 @@ class SimulatedConnection:
         for piece in (data[:cut], data[cut:]):
             if piece:
                 self._to_broker_s = max(self._to_broker_s, self._world.now_s + self._world.network_delay_s())
-                self._world.at(self._to_broker_s, lambda piece=piece: self.transport.receive(piece))  # type: ignore[misc]
+                self._world.at(self._to_broker_s, lambda piece=piece: self._arrive(piece))  # type: ignore[misc]
+
+    def _arrive(self, piece: bytes) -> None:
+        if not (self.closed and self._world.cuts_lose_requests):
+            self.transport.receive(piece)
 
     def cut(self) -> None:
         """The client takes it for dead. Of what is on its way, some arrives."""
         if not self.closed:
             self.closed = True
+            if self._world.cuts_lose_requests:
+                self.transport.forget_unread()
             at_s = max(self._to_broker_s, self._world.now_s) + self._world.network_delay_s()
             self._world.at(at_s, self.transport.hang_up)
             self._on_lost()
@@ -390,6 +397,9 @@ class _BrokerTransport(asyncio.Transport):
         if self._is_open:
             self._unread.append(data)
             self.wake()
+
+    def forget_unread(self) -> None:
+        self._unread.clear()
 
     def wake(self) -> None:
         """There may be something to read; a frozen process does it later."""
