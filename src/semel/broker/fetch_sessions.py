@@ -161,7 +161,7 @@ Ask = TypeVar("Ask")
 class Fetches:
     def __init__(self, session_slots: int) -> None:
         self.sessions = FetchSessions(session_slots)
-        self.waiting: set[Fetch] = set()
+        self.waiting: dict[Fetch, None] = {}
         self._turn = 0
 
     def in_turn(self, asks: list[Ask]) -> list[Ask]:

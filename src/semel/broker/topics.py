@@ -77,7 +77,7 @@ class Partition:
         self.topic = topic
         self.index = index
         self.log = log
-        self.waiters: set[Fetch] = set()
+        self.waiters: dict[Fetch, None] = {}  # in the order of their requests: who waits longest is served first
         log.on_advance = self._on_advance
 
     def _on_advance(self, _log: PartitionLog) -> None:

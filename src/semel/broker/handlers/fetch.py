@@ -227,11 +227,11 @@ class Fetch:
         if self._request.max_wait_ms > 0:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._request.max_wait_ms / 1000, self.finish)
-        self._broker.fetches.waiting.add(self)
+        self._broker.fetches.waiting[self] = None
 
     def _watch(self, partition: Partition) -> None:
         self._watched[partition] = partition.log.visible_bytes
-        partition.waiters.add(self)
+        partition.waiters[self] = None
 
     def wake(self, partition: Partition) -> None:
         """A log moved. What came in the same turn of the event loop is looked at together."""
@@ -285,9 +285,9 @@ class Fetch:
 
     def stop_waiting(self) -> None:
         self._stop_timer()
-        self._broker.fetches.waiting.discard(self)
+        self._broker.fetches.waiting.pop(self, None)
         for partition in self._watched:
-            partition.waiters.discard(self)
+            partition.waiters.pop(self, None)
         self._watched.clear()
 
 
