@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from benchmarks.harness import Report
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 
 SIDES = ("produce", "consume", "asyncio")
 

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from benchmarks.harness import Report, compare, interleave
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 
 TASKS = 200
 ROWS_PER_TRANSACTION = 20

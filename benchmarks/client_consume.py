@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.client_produce import SIZES, TRANSACTION_S
 from benchmarks.harness import Report, compare, interleave
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 
 PARTITIONS = 4
 MODES = ("plain", "transactional")

@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from benchmarks.harness import Report, compare, interleave
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 
 BATCH_BYTES = 400 * 1024
 TRANSACTION_S = 0.1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.contestants import PARTITIONS, Node, topic
-from benchmarks.peers.apache_kafka import tool_command
+from semel.local.apache_kafka import tool_command
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

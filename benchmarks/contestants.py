@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
-from benchmarks.peers.apache_kafka import VERSION, ApacheKafka
 from benchmarks.peers.raw_client import RawClient
+from semel.local.apache_kafka import VERSION, ApacheKafka
 from semel.local.brokers import SemelBroker
 
 KAFKA = f"Apache Kafka {VERSION}"

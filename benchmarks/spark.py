@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.harness import Collected, Report, compare, interleave, table
-from benchmarks.peers.apache_kafka import ApacheKafka, KafkaMissing
 from benchmarks.spark_contestants import (
     Contestant,
     Job,
@@ -38,6 +37,7 @@ from benchmarks.spark_contestants import (
 )
 from benchmarks.spark_extras import report_commits, report_growth, show_stages
 from benchmarks.spark_topics import Input, filled
+from semel.local.apache_kafka import ApacheKafka, KafkaMissing
 
 BENCH = "spark"
 UNIT = "records/s"

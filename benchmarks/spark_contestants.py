@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import benchmarks.peers as peers
-from benchmarks.peers.apache_kafka import java, kafka_libs
 from benchmarks.spark_topics import PARTITIONS, Input, fresh_topic, removed
+from semel.local.apache_kafka import java, kafka_libs
 from semel.local.processes import Process
 
 CORES = 2

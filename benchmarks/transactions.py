@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import Report, compare
-from benchmarks.peers.apache_kafka import ApacheKafka, tool_command
 from benchmarks.peers.raw_client import RETRIABLE, RawClient, eventually
 from benchmarks.transaction_frames import TransactionFrames
+from semel.local.apache_kafka import ApacheKafka, tool_command
 from semel.local.brokers import SemelBroker
 from semel.protocol.apis import api_of
 from semel.protocol.errors import ErrorCode

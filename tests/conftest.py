@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
 from tests.support.direct import await_coordinators

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.apache_kafka import free_ports, java_tool, start_tool
+from semel.local.apache_kafka import free_ports, java_tool, start_tool
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process
 from tests.support.broker import Cluster

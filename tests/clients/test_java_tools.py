@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import java_tool
+from semel.local.apache_kafka import java_tool
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
 

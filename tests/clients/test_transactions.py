@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.peers.apache_kafka import start_tool
 from benchmarks.peers.raw_client import RawClient
+from semel.local.apache_kafka import start_tool
 from semel.local.brokers import SemelBroker
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
@@ -135,7 +135,7 @@ def test_two_java_members_copy_every_record_once_with_a_rebalance_in_the_middle(
 
 @pytest.mark.kafka
 def test_kafkas_own_tool_lists_describes_and_aborts(cluster: Cluster, kafka_installation: Path) -> None:
-    from benchmarks.peers.apache_kafka import java_tool
+    from semel.local.apache_kafka import java_tool
 
     topic, id_ = create_topic(cluster.bootstrap, cluster.unique("txn")), cluster.unique("hanging")
     producer = transactional(cluster.bootstrap, id_)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import java_tool
 from benchmarks.peers.raw_client import RawClient
+from semel.local.apache_kafka import java_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from tests.support.broker import faulty_semel

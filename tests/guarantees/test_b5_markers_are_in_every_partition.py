@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import java_tool
+from semel.local.apache_kafka import java_tool
 from semel.protocol.partitioning import coordinator_partition
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
 from tests.support.reading import read_topic

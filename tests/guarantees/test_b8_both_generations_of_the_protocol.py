@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from benchmarks.peers.apache_kafka import start_tool
 from benchmarks.peers.raw_client import RawClient
+from semel.local.apache_kafka import start_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from tests.support.crashes import MortalBroker

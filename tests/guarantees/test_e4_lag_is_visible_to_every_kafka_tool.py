@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 from tests.support.broker import Cluster
 from tests.support.reading import settle
 from tests.support.spark_driver import Pipeline, SparkSite

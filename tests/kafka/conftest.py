@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import KafkaMissing
+from semel.local.apache_kafka import KafkaMissing
 from tests.support.missing import skip_loudly
 
 HERE = Path(__file__).parent

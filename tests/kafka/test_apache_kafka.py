@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, ToolFailed, java_tool
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, ToolFailed, java_tool
 
 
 def test_kafkas_tools_write_and_read_through_a_shared_node(apache_kafka: ApacheKafka) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.apache_kafka import ApacheKafka
 from benchmarks.peers.raw_client import NOT_READY, RawClient, eventually
+from semel.local.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.transactions import (
     AddOffsetsToTxnRequest,

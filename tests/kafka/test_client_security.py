@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
 from semel.aio import AsyncProducer
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
 from tests.support.event_loop import in_loop
 from tests.support.missing import skip_loudly
 from tests.support.waiting import PATIENCE_S

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
-from benchmarks.peers.apache_kafka import java_tool
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.errors import ClosedError, ConfigError, IllegalStateError, KafkaError, TimedOutError
@@ -26,6 +25,7 @@ from semel.client.types import (
     TopicPartition,
     UnknownPartitionError,
 )
+from semel.local.apache_kafka import java_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA
 from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH

@@ -14,13 +14,13 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer as ConfluentProducer
 
-from benchmarks.peers.apache_kafka import start_tool
 from semel.client.admin import Admin
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FencedError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, RebalanceError, TopicPartition
+from semel.local.apache_kafka import start_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.api import Api
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, SYNC_GROUP

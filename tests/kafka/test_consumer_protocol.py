@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 
 import semel
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, start_tool
 from semel.aio import AsyncConsumer, AsyncProducer
 from semel.client.admin import Admin
 from semel.client.admin.groups import GroupListing
@@ -25,6 +24,7 @@ from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FatalError, UnsupportedByBrokerError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, TopicPartition
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, start_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import CONSUMER_GROUP_HEARTBEAT

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka
 from semel.local.brokers import SemelBroker
 from tests.support.differential import Player, Script
 

@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
 from benchmarks.peers.raw_client import RawClient
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from tests.support.waiting import PATIENCE_S, eventually

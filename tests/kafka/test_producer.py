@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
-from benchmarks.peers.apache_kafka import java_tool
 from semel.client.cluster import Cluster as Connections
 from semel.client.errors import (
     BufferFullError,
@@ -31,6 +30,7 @@ from semel.client.log_reading import header_at
 from semel.client.producer import Producer
 from semel.client.producer.batches import Identity
 from semel.client.settings import ClientSettings
+from semel.local.apache_kafka import java_tool
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import INIT_PRODUCER_ID
 from semel.prove.proxy import Effect, Proxy, Rule

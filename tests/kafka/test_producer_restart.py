@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka
 from semel.client.errors import AbortableError
 from semel.client.producer import Producer
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka
 from semel.local.brokers import SemelBroker
 from tests.support.broker import KAFKA_IN_FULL
 from tests.support.reading import create_topic, read_topic

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.apache_kafka import free_ports
+from semel.local.apache_kafka import free_ports
 from semel.local.brokers import SemelBroker
 from semel.prove.proxy import Proxy
 from tests.support.broker import Cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.apache_kafka import ApacheKafka
+from semel.local.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.prove.injection import Injection, Patch, command
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.apache_kafka import QUICK_JVM
+from semel.local.apache_kafka import QUICK_JVM
 
 FOLDER = Path(__file__).resolve().parents[2] / ".cache/jvm"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyspark
 
-from benchmarks.peers.apache_kafka import free_ports
+from semel.local.apache_kafka import free_ports
 from semel.local.processes import Process
 from semel.prove.injection import Injection, spark_python
 from tests.support.jvm import spark_options

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import semel
-from benchmarks.peers.apache_kafka import KafkaMissing, java
 from semel.cli import available_commands
+from semel.local.apache_kafka import KafkaMissing, java
 from tests.support.missing import skip_loudly
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ nothing is shown; 4 it could not run; 130 Ctrl-C"""
 EXAMPLE = """semel prove
 semel prove --workload loop --rounds 20 --seed 7
 semel prove --workload spark --brokers localhost:9092
+semel prove --workload loop --nodes 3
 semel prove --app mypipeline:run --expected mypipeline:expected
 semel prove --replay semel-prove-7.json"""
 
@@ -36,6 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the promise",
     )
     what.add_argument("--brokers", metavar="HOST:PORT", help="an existing cluster (default: a broker of its own)")
+    what.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="a cluster of N nodes of Apache Kafka, whose leaders and coordinators move (needs `make kafka` and Java)",
+    )
     what.add_argument(
         "--set",
         metavar="NAME=VALUE",
@@ -85,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         expected=args.expected,
         guarantee=args.guarantee,
         brokers=args.brokers,
+        nodes=args.nodes,
         prefix=args.prefix,
         mutant=args.mutant or "",
         seed=args.seed,

@@ -1,4 +1,4 @@
-"""Apache Kafka as one KRaft node in a folder of its own, and the tools that come with it.
+"""Apache Kafka as one KRaft node in a folder of its own, or as a cluster of several, and the tools that come with it.
 
 The jars come from `make kafka` (.cache/kafka/libs) or from the folder that SEMEL_KAFKA_LIBS names.
 """
@@ -13,7 +13,7 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from semel.local.brokers import BrokerProcess
 from semel.local.processes import Process
@@ -115,6 +115,17 @@ def start_tool(name: str, *arguments: str | Path, stdin: bool = False) -> Proces
 # --- the broker ---
 
 
+class Quorum(NamedTuple):
+    """The controllers of a cluster: every node is a broker and a controller."""
+
+    cluster_id: str
+    controller_ports: dict[int, int]  # by node
+
+    @property
+    def size(self) -> int:
+        return len(self.controller_ports)
+
+
 class ApacheKafka(BrokerProcess):
     """One node of Apache Kafka. `start` formats the folder the first time; ports and data stay over restarts.
 
@@ -122,7 +133,7 @@ class ApacheKafka(BrokerProcess):
     the disk before it is acknowledged, as semel's default does, so that a comparison is fair.
     """
 
-    timeout_s = 180  # 4 s where nothing else runs
+    timeout_ms = 180_000  # 4 s where nothing else runs
 
     def __init__(
         self,
@@ -133,6 +144,8 @@ class ApacheKafka(BrokerProcess):
         heap_mb: int = 1024,
         jvm: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
+        node_id: int = 1,
+        quorum: Quorum | None = None,
     ) -> None:
         super().__init__(directory, "semel-apache-kafka-")
         self.transaction_version = transaction_version
@@ -140,7 +153,9 @@ class ApacheKafka(BrokerProcess):
         self.heap_mb = heap_mb
         self.jvm = tuple(jvm)
         self.properties = dict(properties or {})
-        self.port, self._controller_port = free_ports(2)
+        self.node_id = node_id
+        self.port, alone = free_ports(2)
+        self._quorum = quorum or Quorum(new_cluster_id(), {node_id: alone})
 
     @property
     def bootstrap(self) -> str:
@@ -148,9 +163,17 @@ class ApacheKafka(BrokerProcess):
 
     def start(self, *, timeout_ms: float | None = None) -> Self:
         """Returns when the node takes requests."""
+        self.launch()
+        return self.await_ready(timeout_ms=timeout_ms)
+
+    def launch(self) -> None:
+        """Begins to start: a node of a cluster is ready when a majority of its nodes has been launched."""
         if not self._configuration.exists():
             self._format()
-        self._begin(Process(self._command(), cwd=self.directory), r"Kafka Server started", timeout_ms)
+        self._launch(Process(self._command(), cwd=self.directory))
+
+    def await_ready(self, *, timeout_ms: float | None = None) -> Self:
+        self._await_ready(r"Kafka Server started", timeout_ms)
         return self
 
     def tool(self, name: str, *arguments: str | Path, stdin: str | None = None, timeout_s: float = 180) -> str:
@@ -168,33 +191,36 @@ class ApacheKafka(BrokerProcess):
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / "server.properties.new"
         draft.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
         feature = f"transaction.version={self.transaction_version}"
-        java_tool("StorageTool", "format", "-t", cluster_id, "-c", draft, "--standalone", "--feature", feature)
+        java_tool("StorageTool", "format", "-t", self._quorum.cluster_id, "-c", draft, "--feature", feature)
         draft.rename(self._configuration)  # its presence says that the folder is formatted
 
     def _settings(self) -> dict[str, str]:
+        controllers, copies = self._quorum.controller_ports, str(self._quorum.size)
+        in_sync = str(self._quorum.size // 2 + 1)
         settings = {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller_port}",
+            "node.id": str(self.node_id),
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controllers[self.node_id]}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller_port}",
+            "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{port}" for node, port in controllers.items()),
             "log.dirs": str(self.directory / "data"),
             "group.initial.rebalance.delay.ms": "0",
             # after kill -9 the node may only register again when its old session has ended: 9 s by default
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
-            # one node can keep only one copy, and few partitions of the internal topics start faster
-            "offsets.topic.replication.factor": "1",
+            # every node keeps a copy, and a majority has each write; few partitions of the internal topics start faster
+            "default.replication.factor": copies,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": copies,
             "offsets.topic.num.partitions": "8",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": in_sync,
             "transaction.state.log.num.partitions": "8",
-            "share.coordinator.state.topic.replication.factor": "1",
-            "share.coordinator.state.topic.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": in_sync,
         }
         if self.fsync == "commit":
             settings["log.flush.interval.messages"] = "1"
@@ -212,6 +238,11 @@ class ApacheKafka(BrokerProcess):
             "kafka.Kafka",
             str(self._configuration),
         ]
+
+
+def new_cluster_id() -> str:
+    """As Kafka writes the id of a cluster; one that begins with a dash would be taken for an option."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
 
 
 def free_ports(count: int) -> list[int]:

@@ -50,14 +50,22 @@ class BrokerProcess(ABC):
 
     def _begin(self, process: Process, ready: str, timeout_ms: float | None) -> re.Match[str]:
         """Waits for the line that says that it is ready."""
-        before, self.process = self.process, process
-        if before is not None:
-            self._logged.append(before.output)
+        self._launch(process)
+        return self._await_ready(ready, timeout_ms)
+
+    def _launch(self, process: Process) -> None:
+        self._is_first = self.process is None
+        if self.process is not None:
+            self._logged.append(self.process.output)
+        self.process = process
+
+    def _await_ready(self, ready: str, timeout_ms: float | None) -> re.Match[str]:
+        process = self._running
         try:
             return process.wait_for_line(ready, (timeout_ms or self.timeout_ms) / 1000)
         except BaseException as failure:
             process.kill()
-            if before is None:
+            if self._is_first:
                 self.close()  # nothing is in its folder that was acknowledged
             if isinstance(failure, ProcessFailed):
                 raise BrokerFailedError(f"the broker did not start: {failure}") from None

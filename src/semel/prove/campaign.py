@@ -177,7 +177,7 @@ class ScenePlay:
     def round(self, number: int, round_: Round, is_last: bool) -> RoundResult:
         began_s = time.monotonic()
         carried = [msgspec.structs.replace(fault, at_ms=0) for fault in self.unfired]
-        inflictor = Inflictor([*carried, *round_.faults], self._stage, self._workload.checkpoint)
+        inflictor = Inflictor([*carried, *round_.faults], self._stage, self._workload)
         self._transactions += round_.transactions
         ended_before = {name: len(actor.ends) for name, actor in self._stage.actors.items()}
         try:

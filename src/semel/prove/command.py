@@ -20,15 +20,19 @@ from semel.prove.campaign import run as play
 from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
+from semel.prove.nodes import NodesError
 from semel.prove.schedule import (
     BROKER,
     FIRST_GENERATION_APIS,
+    NODE,
     Scene,
     Schedule,
     ScheduleError,
     deal,
     load_schedule,
     network_cards,
+    node_cards,
+    nodes_and_others,
 )
 from semel.prove.stage import Stage, StageError
 from semel.prove.workloads import WORKLOADS, AppError, expectation_name, load_function
@@ -47,6 +51,7 @@ def plan(
     per_round: int | None = None,
     options: Mapping[str, str] | None = None,
     settings: Sequence[str] = (),
+    nodes: int = 0,
 ) -> Schedule:
     """`rounds` of each workload."""
     scenes: list[Scene] = []
@@ -56,12 +61,14 @@ def plan(
         deck = kind.deck(guarantee, broker=own_broker)
         if FIRST_GENERATION in settings:
             deck += network_cards(FIRST_GENERATION_APIS, "")
+        if nodes:
+            deck = nodes_and_others(list(node_cards(kind.led(guarantee))), deck)
         dealt = deal(deck, rng, rounds, per_round or kind.faults_per_round, kind.spread_ms)
         scenes += [
             Scene(name, guarantee, dealt[first : first + ROUNDS_PER_SCENE], dict(options or {}))
             for first in range(0, len(dealt), ROUNDS_PER_SCENE)
         ]
-    return Schedule(seed, scenes, settings=list(settings))
+    return Schedule(seed, scenes, settings=list(settings), nodes=nodes)
 
 
 # --- the command ---
@@ -83,6 +90,7 @@ class Wish(NamedTuple):
     expected: str | None = None
     guarantee: str = "exactly_once"
     brokers: str | None = None
+    nodes: int | None = None
     prefix: str | None = None
     mutant: str = ""
     seed: int | None = None
@@ -122,12 +130,12 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         patch = Patch(str(checkout.ROOT), MUTANTS, schedule.mutant) if schedule.mutant else None
-        stage = Stage(wish.brokers, patch, tuple(schedule.settings))
+        stage = Stage(wish.brokers, patch, tuple(schedule.settings), schedule.nodes or None)
         others = _topics(stage.direct, prefix)
         stops = bool(schedule.mutant)
         play(stage, schedule, prefix, result, tell=told.round, say=told.say, stop_at_violation=stops)
         return _code(result)
-    except (StageError, CheckerError) as error:
+    except (StageError, CheckerError, NodesError) as error:
         result.error = str(error)
         told.say(f"could not run: {error}")
         return COULD_NOT_RUN
@@ -156,6 +164,8 @@ def schedule_of(wish: Wish) -> Schedule:
             raise WishError(str(error)) from error
         _check_replay(schedule, wish)
         return schedule
+    if wish.nodes is not None and (wish.brokers is not None or wish.nodes < 2):
+        raise WishError("--nodes starts a cluster of its own, of 2 nodes or more; leave --brokers out")
     if wish.settings and wish.brokers is not None:
         raise WishError("--set is for a broker of one's own; leave --brokers out")
     if wish.rounds < 1 or (wish.faults_per_round is not None and wish.faults_per_round < 1):
@@ -169,10 +179,11 @@ def schedule_of(wish: Wish) -> Schedule:
         workloads,
         wish.guarantee,
         wish.rounds,
-        own_broker=wish.brokers is None,
+        own_broker=wish.brokers is None and not wish.nodes,
         per_round=wish.faults_per_round,
         options=_options(wish),
         settings=wish.settings,
+        nodes=wish.nodes or 0,
     )
 
 
@@ -183,7 +194,7 @@ def _check_replay(schedule: Schedule, wish: Wish) -> None:
     if unknown:
         raise WishError(f"{wish.replay} has workloads that are not there: {', '.join(unknown)}")
     faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
-    if wish.brokers is not None and any(fault.target == BROKER for fault in faults):
+    if wish.brokers is not None and any(fault.target in (BROKER, NODE) for fault in faults):
         raise WishError(
             f"{wish.replay} kills the broker, which is done to a broker of one's own only; leave --brokers out"
         )
@@ -193,8 +204,8 @@ def _hunt(wish: Wish, seed: int) -> Schedule:
     mutants = _mutants()
     if wish.mutant not in mutants.MUTANTS:
         raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.MUTANTS))}")
-    if wish.brokers is not None:
-        raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out")
+    if wish.brokers is not None or wish.nodes is not None:
+        raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out, and --nodes")
     schedule: Schedule = mutants.plan_hunt(seed, wish.mutant, wish.rounds)
     return schedule
 

@@ -14,9 +14,11 @@ from itertools import count
 from pathlib import Path
 
 from semel.local.processes import Process
+from semel.prove.nodes import Outage
 from semel.prove.proxy import Effect, Rule
-from semel.prove.schedule import BROKER, NETWORK, Fault
+from semel.prove.schedule import BROKER, NETWORK, NODE, Fault
 from semel.prove.stage import Actor, OwnBroker, Stage, send
+from semel.prove.workloads import Workload
 
 TASK, EXECUTOR = "task", "executor"  # processes that belong to the driver
 ZOMBIE_AFTER_S = 1.0  # a frozen process wakes up so long after its replacement has begun to work
@@ -36,10 +38,10 @@ _SIGNALS = {
 class Running:
     """A fault on its way: waiting for its moment, armed, fired, over."""
 
-    def __init__(self, fault: Fault, stage: Stage, checkpoint: Path | None) -> None:
+    def __init__(self, fault: Fault, stage: Stage, workload: Workload | None) -> None:
         self.fault = fault
         self.stage = stage
-        self.checkpoint = checkpoint
+        self.workload = workload
         self.armed = False
         self.fired_s = 0.0
         self.over = False
@@ -239,6 +241,30 @@ class AtASinksPoint(Running):
             self._thaw()
 
 
+class OnANode(Running):
+    """Something happens to the node of a cluster that leads a partition."""
+
+    _outage: Outage | None = None
+
+    def arm(self) -> None:
+        super().arm()
+        assert self.stage.nodes is not None, f"{self.fault} needs a cluster of one's own"
+        assert self.workload is not None
+        led = self.workload.led_topic(self.fault.leads or "output")
+        self._outage = self.stage.nodes.begin(self.fault, *led)
+
+    def poll(self) -> None:
+        assert self._outage is not None
+        if self._outage.fired.is_set():
+            self._fire()
+        self.over = self._outage.over
+
+    def disarm(self) -> None:
+        if self._outage is not None:
+            self._outage.end()
+            self.poll()
+
+
 class AtAnyTime(Running):
     """What needs no more than a moment."""
 
@@ -313,9 +339,10 @@ def _clock(running: Running) -> None:
 
 
 def _checkpoint_lost(running: Running) -> None:
-    assert running.checkpoint is not None, "this workload has no checkpoint"
+    assert running.workload is not None
+    assert running.workload.checkpoint is not None, "this workload has no checkpoint"
     _kill(running)
-    shutil.rmtree(running.checkpoint, ignore_errors=True)
+    shutil.rmtree(running.workload.checkpoint, ignore_errors=True)
 
 
 _ACTS: dict[str, Callable[[Running], bool | None]] = {
@@ -358,22 +385,24 @@ class Zombie:
             self.over = True
 
 
-def running_of(fault: Fault, stage: Stage, checkpoint: Path | None) -> Running:
+def running_of(fault: Fault, stage: Stage, workload: Workload | None) -> Running:
     """The way in which a fault is inflicted follows from where it happens."""
     if fault.target == NETWORK:
         kind: type[Running] = OnTheWire
+    elif fault.target == NODE:
+        kind = OnANode
     elif fault.api:
         kind = AtAnApi
     elif fault.point:
         kind = AtABrokersPoint if fault.target == BROKER else AtASinksPoint
     else:
         kind = AtAnyTime
-    return kind(fault, stage, checkpoint)
+    return kind(fault, stage, workload)
 
 
 class Inflictor:
-    def __init__(self, faults: list[Fault], stage: Stage, checkpoint: Path | None = None) -> None:
-        self.running = [running_of(fault, stage, checkpoint) for fault in faults]
+    def __init__(self, faults: list[Fault], stage: Stage, workload: Workload | None = None) -> None:
+        self.running = [running_of(fault, stage, workload) for fault in faults]
         self._began_s = time.monotonic()
 
     def poll(self) -> None:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from semel.protocol.api import Api
 from semel.protocol.apis import NAMES
@@ -97,27 +97,32 @@ class Rule:
         assert self.hits >= times, f"not exercised: {self.api}, {self.effect.value} (fired {self.hits} of {times})"
 
 
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.strip().rpartition(":")
+    return Address(host, int(port))
+
+
 class Proxy:
     """Listens on ports of its own, one for each broker in the metadata."""
 
     def __init__(self, brokers: str) -> None:
-        host, _, port = brokers.split(",")[0].strip().rpartition(":")
-        self._first = (host, int(port))
+        self._given = [_address(each) for each in brokers.split(",")]
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._rules: list[Rule] = []
-        self._servers: dict[tuple[str, int], asyncio.Server] = {}
-        self._ports: dict[tuple[str, int], int] = {}
+        self._servers: dict[Address, asyncio.Server] = {}
+        self._ports: dict[Address, int] = {}
         self.links: set[_Link] = set()
-        self._refuses = False
+        self._refused: set[Address] = set()
         self.seen: Counter[int] = Counter()  # requests by API key
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self.host, self.port = LOCALHOST, self._run(self.port_for(*self._first))
-
-    @property
-    def bootstrap(self) -> str:
-        return f"{self.host}:{self.port}"
+        self.bootstrap = ",".join(f"{LOCALHOST}:{self._run(self.port_for(*each))}" for each in self._given)
 
     def add(self, rule: Rule) -> Rule:
         with self._lock:
@@ -133,24 +138,25 @@ class Proxy:
         with self._lock:
             self._rules.clear()
 
-    def cut_all(self) -> int:
-        """Cuts every connection; how many there were."""
+    def cut_all(self, broker: str = "") -> int:
+        """Cuts every connection, or those to one broker; how many there were."""
 
         async def cut() -> int:
-            links = list(self.links)
+            links = [link for link in self.links if not broker or link.broker == _address(broker)]
             for link in links:
                 link.cut()
             return len(links)
 
         return self._run(cut())
 
-    def refuse(self) -> None:
-        """As a network that is down: every connection is cut, and no new one gets through until `admit`."""
-        self._refuses = True
-        self.cut_all()
+    def refuse(self, broker: str = "") -> None:
+        """As a network that is down, to one broker or to all that are known: every connection is cut, and no new one
+        gets through until `admit`."""
+        self._refused |= {_address(broker)} if broker else set(self._ports)
+        self.cut_all(broker)
 
     def admit(self) -> None:
-        self._refuses = False
+        self._refused.clear()
 
     def close(self) -> None:
         async def stop() -> None:
@@ -180,7 +186,7 @@ class Proxy:
     # --- for its links, on the loop ---
     async def port_for(self, host: str, port: int) -> int:
         """Where clients reach a broker through the proxy."""
-        broker = (host, port)
+        broker = Address(host, port)
         if broker not in self._ports:
             self._ports[broker] = 0  # two responses at once must not open two
             server = await asyncio.start_server(lambda r, w: self._accept(broker, r, w), LOCALHOST, 0, limit=1 << 20)
@@ -198,10 +204,8 @@ class Proxy:
                 self._rules.remove(rule)
             return rule
 
-    async def _accept(
-        self, broker: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        if self._refuses:
+    async def _accept(self, broker: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if broker in self._refused:
             writer.close()
             return
         try:
@@ -209,7 +213,7 @@ class Proxy:
         except (TimeoutError, OSError):
             writer.close()
             return
-        link = _Link(self, (reader, writer), upstream)
+        link = _Link(self, broker, (reader, writer), upstream)
         self.links.add(link)
         with contextlib.suppress(asyncio.CancelledError):  # when the proxy closes
             await link.run()
@@ -232,10 +236,11 @@ class _Pending:
 class _Link:
     """One client's connection, and the one to the broker behind it."""
 
-    def __init__(self, proxy: Proxy, client: Streams, broker: Streams) -> None:
+    def __init__(self, proxy: Proxy, broker: Address, client: Streams, upstream: Streams) -> None:
         self._proxy = proxy
+        self.broker = broker
         self._client_in, self._client_out = client
-        self._broker_in, self._broker_out = broker
+        self._broker_in, self._broker_out = upstream
         self._pending: dict[int, _Pending] = {}
 
     async def run(self) -> None:

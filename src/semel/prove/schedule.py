@@ -15,6 +15,7 @@ import msgspec
 FORMAT = 2
 NETWORK = "network"
 BROKER = "broker"
+NODE = "node"
 
 
 class ScheduleError(Exception):
@@ -25,8 +26,10 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that goes wrong.
 
     what    kill, stop, restart, takeover, power_cut, clock, disk_full, checkpoint_lost, or what happens to a frame:
-            drop_request, drop_response, truncate_..., delay_..., duplicate_..., silence_response
-    target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames
+            drop_request, drop_response, truncate_..., delay_..., duplicate_..., silence_response; on a cluster of
+            several nodes also move_leader, cut_off, too_few_replicas, rolling_restart
+    target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames; `node` of a cluster
+    leads   what the node leads when it happens: output, ledger, offsets, transactions
     point   a named fault point of the broker or the sink where it happens; "" for none. With an API: where the broker
             delays for `for_ms` the request at which the process is hit
     api     an API at whose frames it happens; "" for none
@@ -36,7 +39,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ms   after the start of the round; with a point or an API: from then on
     for_ms  how long it lasts: a freeze, a delay, a full disk
     step_ms of the clock
-    seed    of what survives a power cut; 0: nothing that was not synced
+    seed    of what survives a power cut; 0: nothing that was not synced. On a cluster: which partition is led
     times   how often it happens, one after the other (delays at a point of the broker)
     """
 
@@ -52,6 +55,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     times: int = 1
     client: str = ""
+    leads: str = ""
 
     def __str__(self) -> str:
         if self.target == NETWORK:
@@ -59,6 +63,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
             where = f"{self.api} {self.what.replace('_', ' ')}{whose}"
         else:
             where = f"{self.what.replace('_', ' ')} {self.target}"
+            where += f" that leads {self.leads}" if self.leads else ""
             where += f" at {self.point}" if self.point else ""
             where += f" at {self.api} {self.side}" if self.api else ""
         if self.step_ms:
@@ -97,6 +102,7 @@ class Schedule(msgspec.Struct, frozen=True):
     scenes: list[Scene]
     mutant: str = ""
     settings: list[str] = []  # NAME=VALUE for a broker of one's own
+    nodes: int = 0  # of Apache Kafka; 0: one broker
     format: int = FORMAT
 
     @property
@@ -152,6 +158,9 @@ FREEZE_MS = 800  # of the broker: clients notice, and wait
 LONG_FREEZE_MS = 2_500  # of a process: longer than its session lasts
 DELAY_MS = 700
 FULL_DISK_MS = 1_200
+NODE_FREEZE_MS = 5_000  # longer than broker.session.timeout.ms: its partitions get other leaders, and it comes back
+NODE_DOWN_MS = 1_000
+CUT_OFF_MS = 2_000
 
 
 # --- cards ---
@@ -197,6 +206,25 @@ def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
         yield Fault("kill", target, point)
 
 
+def node_cards(leads: Iterable[str]) -> Iterator[Fault]:
+    """Leaders and coordinators of a cluster that move: by an election, and because their node is gone."""
+    for led in leads:
+        for _ in range(3):
+            yield Fault("move_leader", NODE, leads=led)
+        yield Fault("kill", NODE, leads=led, for_ms=NODE_DOWN_MS)
+        yield Fault("stop", NODE, leads=led, for_ms=NODE_FREEZE_MS)
+        yield Fault("restart", NODE, leads=led)
+        yield Fault("cut_off", NODE, leads=led, for_ms=CUT_OFF_MS)
+    yield Fault("too_few_replicas", NODE, leads="output", for_ms=CUT_OFF_MS)
+    yield Fault("rolling_restart", NODE)
+
+
+def nodes_and_others(nodes: list[Fault], others: list[Fault]) -> list[Fault]:
+    """A deck in which every other card is about a node."""
+    times = max(1, len(others) // len(nodes))
+    return [*nodes * times, *others]
+
+
 # --- dealing ---
 def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spread_ms: int) -> list[Round]:
     """Deals shuffled decks until there are enough rounds. Moments and counts are drawn here, so the value has them."""
@@ -214,5 +242,6 @@ def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spr
 
 def _placed(fault: Fault, rng: random.Random, spread_ms: int) -> Fault:
     seed = rng.choice((0, rng.randrange(1, 1 << 30))) if fault.what == "power_cut" else 0
+    seed = rng.randrange(1 << 30) if fault.target == NODE else seed  # which of the partitions
     nth = rng.choice((1, 1, 2, 3)) if fault.api in ("Produce", "Fetch", "EndTxn", "TxnOffsetCommit") else 1
     return msgspec.structs.replace(fault, nth=nth, at_ms=rng.randrange(spread_ms), seed=seed)

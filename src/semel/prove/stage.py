@@ -16,6 +16,7 @@ from pathlib import Path
 from semel.local.brokers import SemelBroker
 from semel.local.processes import Process, ProcessFailed
 from semel.prove.injection import Control, Injection, Patch, command, spark_python
+from semel.prove.nodes import Nodes
 from semel.prove.powercut import cut_power
 from semel.prove.proxy import Proxy
 
@@ -189,20 +190,35 @@ class OwnBroker:
 
 
 class Stage:
-    """Everything that runs. `brokers`: an existing cluster, which is not touched but by requests through the proxy."""
+    """Everything that runs. `brokers`: an existing cluster, which is not touched but by requests through the proxy.
+    `nodes`: so many nodes of Apache Kafka instead of semel's broker."""
 
-    def __init__(self, brokers: str | None = None, patch: Patch | None = None, settings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        brokers: str | None = None,
+        patch: Patch | None = None,
+        settings: tuple[str, ...] = (),
+        nodes: int | None = None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="semel-prove-"))
         self.patch = patch  # changes semel in every process, to show that the checker finds a bug
         self.sink_faults = self.folder / "sink-faults"
         self.sink_faults.mkdir()
         self.own: OwnBroker | None = None
+        self.nodes: Nodes | None = None
         self.actors: dict[str, Actor] = {}
         try:
-            if brokers is None:
+            if nodes is not None:
+                self.nodes = Nodes(self.folder, nodes, settings)
+                self.direct = self.nodes.bootstrap
+            elif brokers is None:
                 self.own = OwnBroker(self.folder, patch, settings)
-            self.direct = self.own.bootstrap if self.own else first_reachable(brokers or "")
+                self.direct = self.own.bootstrap
+            else:
+                self.direct = first_reachable(brokers)
             self.proxy = Proxy(self.direct)
+            if self.nodes is not None:
+                self.nodes.proxy = self.proxy
         except BaseException:
             self.close()
             raise
@@ -247,6 +263,8 @@ class Stage:
             self.proxy.close()
         if self.own is not None:
             self.own.close()
+        if self.nodes is not None:
+            self.nodes.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -92,6 +92,11 @@ class Workload(ABC):
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         """Every fault that makes sense; with those of the broker's process if it is ours."""
 
+    @classmethod
+    def led(cls, guarantee: str) -> tuple[str, ...]:
+        """Which leaders matter on a cluster of several nodes."""
+        return ("output", "offsets", *(("transactions",) if guarantee == "exactly_once" else ()))
+
     @staticmethod
     def producer_cards() -> list[Fault]:
         return [*process_cards("producer", PRODUCER_APIS), *network_cards(PRODUCER_APIS, "producer")]
@@ -109,6 +114,19 @@ class Workload(ABC):
     def topics(self) -> dict[str, int]:
         """All topics to be made, with their partitions."""
         return dict.fromkeys((self.source, *self.outputs), PARTITIONS)
+
+    def led_topic(self, led: str) -> tuple[str, str]:
+        """The topic whose leader is meant, and for internal topics the group or id whose partition it is."""
+        return {
+            "output": (self.outputs[0], ""),
+            "ledger": (f"{self.application}.ledger", ""),
+            "offsets": ("__consumer_offsets", self.groups()[-1][0] if self.groups() else self.application),
+            "transactions": ("__transaction_state", self.transactional_id),
+        }[led]
+
+    @property
+    def transactional_id(self) -> str:
+        return self.application
 
     @abstractmethod
     def start(self) -> None:
@@ -205,6 +223,10 @@ class LoopWorkload(Workload):
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         return loop_deck(guarantee, broker, ("worker-a", "worker-b"))
 
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.application}-worker-a"
+
     def start(self) -> None:
         for name in ("worker-a", "worker-b"):
             is_static = name == "worker-a" and self.options.get("static") != "no"
@@ -247,6 +269,10 @@ class ChainWorkload(LoopWorkload):
     @classmethod
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
         return loop_deck(guarantee, broker, cls.SERVICES)
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.prefix}-{self.SERVICES[-1]}-{self.SERVICES[-1]}"
 
     @property
     def stations(self) -> list[str]:
@@ -319,6 +345,10 @@ class SparkWorkload(Workload):
             return [*point_cards("driver", SINK_POINTS), *point_cards("task", TASK_POINTS), *tasks]
         point = "sink.after_write" if guarantee == "at_least_once" else "sink.after_offsets"
         return [Fault("kill", "driver", point)] * 3
+
+    @classmethod
+    def led(cls, guarantee: str) -> tuple[str, ...]:
+        return (*super().led(guarantee), *(("ledger",) if guarantee == "exactly_once" else ()))
 
     @classmethod
     def checkpoint_cards(cls) -> list[Fault]:

@@ -75,16 +75,16 @@ def test_a_healthy_broker_is_used_while_another_waits_to_be_tried_again(shared_s
 
 def test_a_connection_that_opens_ends_the_backoff(shared_semel_broker: SemelBroker) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
-        host, port = proxy.host, proxy.port
+        host, port = proxy.bootstrap.split(":")
         reconnects = Reconnects(ClientSettings.of(bootstrap_servers=proxy.bootstrap, reconnect_backoff_ms=1))
         for _ in range(2):
             proxy.refuse()
             with pytest.raises(ConnectionFailedError):
-                reconnects.open(host, port, Deadline(PATIENCE_S))
+                reconnects.open(host, int(port), Deadline(PATIENCE_S))
             assert reconnects._failures
             proxy.admit()
             time.sleep(0.01)  # longer than the backoff, which is 1.2 ms at most
-            reconnects.open(host, port, Deadline(PATIENCE_S)).close()
+            reconnects.open(host, int(port), Deadline(PATIENCE_S)).close()
             assert not reconnects._failures
 
 

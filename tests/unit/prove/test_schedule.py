@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semel.prove.command import Wish, WishError, plan, schedule_of
-from semel.prove.schedule import BROKER, ScheduleError, load_schedule
+from semel.prove.schedule import BROKER, NODE, ScheduleError, load_schedule
 from semel.prove.workloads import WORKLOADS
 from tests.mutants import HUNTS, MUTANTS
 from tests.support.boundaries import boundaries
@@ -73,6 +73,9 @@ def test_every_mutant_has_a_hunt() -> None:
         (Wish(workloads=("lop",)), "no workload 'lop'"),
         (Wish(mutant="x"), "no mutant 'x'"),
         (Wish(mutant="no_count_audit", brokers="localhost:9092"), "leave --brokers out"),
+        (Wish(mutant="no_count_audit", nodes=3), "leave --brokers out, and --nodes"),
+        (Wish(nodes=3, brokers="localhost:9092"), "leave --brokers out"),
+        (Wish(nodes=1), "2 nodes or more"),
         (Wish(rounds=0), "at least 1"),
         (Wish(app="nowhere:run"), "cannot be imported"),
         (Wish(app="json"), "module:function"),
@@ -89,4 +92,29 @@ def test_wishes_that_make_no_sense_are_refused(wish: Wish, said: str) -> None:
 def test_schedule_with_deaths_of_the_broker_is_not_replayed_on_a_foreign_cluster(tmp_path: Path) -> None:
     plan(7, ["loop"], "exactly_once", 30, own_broker=True).save(tmp_path / "s.json")
     with pytest.raises(WishError, match="kills the broker"):
+        schedule_of(Wish(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))
+
+
+@pytest.mark.parametrize("workload", BUILT_IN)
+def test_on_several_nodes_every_leader_that_matters_moves(workload: str) -> None:
+    schedule = plan(7, [workload], "exactly_once", 40, own_broker=False, nodes=3)
+    faults = [fault for scene in schedule.scenes for round_ in scene.rounds for fault in round_.faults]
+    moves = [fault for fault in faults if fault.what == "move_leader"]
+    assert {fault.leads for fault in moves} == set(WORKLOADS[workload].led("exactly_once"))
+    assert len(moves) > len(faults) / 6
+    assert {fault.what for fault in faults if fault.target == NODE} == {
+        "move_leader",
+        "kill",
+        "stop",
+        "restart",
+        "cut_off",
+        "too_few_replicas",
+        "rolling_restart",
+    }
+
+
+def test_schedule_of_a_cluster_is_not_replayed_on_a_foreign_one(tmp_path: Path) -> None:
+    plan(7, ["loop"], "exactly_once", 3, own_broker=False, nodes=3).save(tmp_path / "s.json")
+    assert schedule_of(Wish(replay=str(tmp_path / "s.json"))).nodes == 3
+    with pytest.raises(WishError, match="leave --brokers out"):
         schedule_of(Wish(replay=str(tmp_path / "s.json"), brokers="localhost:9092"))

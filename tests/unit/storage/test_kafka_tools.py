@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
 from semel.storage import PartitionLog
 from semel.storage.cleaner import clean, plan, swap
 from tests.support.waiting import PATIENCE_S

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers.apache_kafka import kafka_libs
+from semel.local.apache_kafka import kafka_libs
 from semel.protocol.apis import APIS, api_of
 from semel.protocol.messages import groups as consumer_protocol
 from semel.protocol.messages import internal_topics as consumer_group_log
