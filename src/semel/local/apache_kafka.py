@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
+from semel.local import checkout
 from semel.local.brokers import BrokerProcess
 from semel.local.processes import Process
 
@@ -50,7 +51,8 @@ class ToolFailed(Exception):
 def kafka_libs() -> Path:
     """The folder with Kafka's jars."""
     named = os.environ.get("SEMEL_KAFKA_LIBS")
-    candidates = [Path(named)] if named else [base / ".cache/kafka/libs" for base in (Path.cwd(), *Path.cwd().parents)]
+    bases = (Path.cwd(), *Path.cwd().parents, checkout.ROOT)
+    candidates = [Path(named)] if named else [base / ".cache/kafka/libs" for base in bases]
     for libs in candidates:
         if (libs / f"kafka_2.13-{VERSION}.jar").exists():
             return libs

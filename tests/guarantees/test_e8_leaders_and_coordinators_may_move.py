@@ -1,0 +1,218 @@
+"""E8: a transaction that many processes write holds on a cluster of three nodes while leaders and coordinators move.
+
+Each fault comes at its moment: a proxy has the leader moved while a frame passes. `semel prove --nodes 3` moves, kills
+and freezes them at any time, under the loop and under Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from semel import Admin, Consumer, Producer
+from semel.client.producer.coordinator import EndUnknownError
+from semel.client.producer.handle import TransactionOwner
+from semel.client.settings import ProducerSettings
+from semel.local.kafka_cluster import KafkaCluster
+from semel.prove.checker.reading import read
+from semel.prove.proxy import Effect, Proxy, Rule
+from tests.support.prove import prove
+from tests.support.waiting import PATIENCE_S, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+ROWS = 30
+TRANSACTIONS = "__transaction_state"
+_numbers = count(1)
+
+
+def create(bootstrap: str, topic: str) -> str:
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        admin.create_topic(topic, partitions=1)
+    return topic
+
+
+@pytest.fixture(scope="module")
+def nodes(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """Three nodes; their internal topics are there."""
+    with KafkaCluster(tmp_path_factory.mktemp("nodes")) as cluster:
+        with Producer(bootstrap_servers=cluster.bootstrap, transactional_id="first") as producer:
+            producer.init_transactions()
+        with Consumer(bootstrap_servers=cluster.bootstrap, group_id="first") as consumer:
+            consumer.committed([(create(cluster.bootstrap, "first"), 0)])
+        yield cluster
+
+
+class Site(NamedTuple):
+    """A topic and a transactional id of one test, behind a proxy."""
+
+    nodes: KafkaCluster
+    proxy: Proxy
+    topic: str
+    settings: ProducerSettings
+
+    def move_leader(self) -> None:
+        self.nodes.move_leader(self.topic, 0)
+
+    def kill_leader(self) -> None:
+        self.nodes.leader_of(self.topic, 0).kill()
+
+    def move_coordinator(self) -> None:
+        self.nodes.move_leader(TRANSACTIONS, self._coordinators_partition)
+
+    def kill_coordinator(self) -> None:
+        self.nodes.leader_of(TRANSACTIONS, self._coordinators_partition).kill()
+
+    @property
+    def _coordinators_partition(self) -> int:
+        return self.nodes.partition_of(TRANSACTIONS, self.settings.transactional_id or "")
+
+    def visible(self, at_least: int) -> list[bytes | None]:
+        """Committed values, once there are so many; read around the proxy, by another client."""
+        seen = eventually(lambda: read(self.nodes.bootstrap, [self.topic]), lambda found: len(found) >= at_least)
+        return [record.value for record in seen]
+
+
+@pytest.fixture
+def site(nodes: KafkaCluster) -> Iterator[Site]:
+    nodes.await_in_sync(PATIENCE_S)
+    number = next(_numbers)
+    with Proxy(nodes.bootstrap) as proxy:
+        settings = ProducerSettings.of(
+            bootstrap_servers=proxy.bootstrap, transactional_id=f"moves-{number}", request_timeout_ms=5_000
+        )
+        yield Site(nodes, proxy, create(nodes.bootstrap, f"moves-{number}"), settings)
+    for node in nodes.nodes.values():
+        if node.process is None or not node.process.running:  # a test has killed it
+            node.start()
+
+
+def rows(prefix: str, first: int, last: int) -> pa.Table:
+    return pa.table({"value": [f"{prefix}-{number}".encode() for number in range(first, last)]})
+
+
+def values(*prefixes: str) -> list[bytes]:
+    return [f"{prefix}-{number}".encode() for prefix in prefixes for number in range(ROWS)]
+
+
+def write(owner: TransactionOwner, topic: str, prefix: str) -> None:
+    """As one task does, and then the driver: the opening handshake, the rest, the audit of the counts."""
+    with owner.begin([(topic, 0)]).writer() as writer:
+        opening = writer.open(topic, 0, rows(prefix, 0, 1), mark=7)
+        assert opening.is_owner
+        assert opening.mark == 7
+        writer.write(topic, 0, rows(prefix, 1, ROWS))
+        (written,) = writer.finish(PATIENCE_S)
+    assert written.record_count == ROWS
+    assert owner.last_sequences([(topic, 0)]) == {(topic, 0): written.last_sequence}
+
+
+class Moment(NamedTuple):
+    api: str
+    effect: Effect
+    act: Callable[[Site], None]
+    nth: int = 1
+
+
+MOMENTS = {
+    "the leader moves before the opening is acknowledged": Moment("Produce", Effect.PASS, Site.move_leader),
+    "the opening's response is lost while the leader moves": Moment("Produce", Effect.DROP_RESPONSE, Site.move_leader),
+    "the leader moves before the opening is read back": Moment("Fetch", Effect.DROP_REQUEST, Site.move_leader),
+    "the leader dies before the opening is read back": Moment("Fetch", Effect.DROP_REQUEST, Site.kill_leader),
+    "the leader moves between two batches": Moment("Produce", Effect.DROP_RESPONSE, Site.move_leader, nth=2),
+    "the leader moves before the audit": Moment("DescribeProducers", Effect.DROP_REQUEST, Site.move_leader),
+    "the leader dies before the audit": Moment("DescribeProducers", Effect.DROP_REQUEST, Site.kill_leader),
+    "the coordinator moves while the id is taken": Moment("InitProducerId", Effect.DROP_REQUEST, Site.move_coordinator),
+    "the coordinator dies while the id is taken": Moment("InitProducerId", Effect.DROP_REQUEST, Site.kill_coordinator),
+}
+ENDS = {
+    "the response is lost while the coordinator moves": Moment("EndTxn", Effect.DROP_RESPONSE, Site.move_coordinator),
+    "the request is lost while the coordinator moves": Moment("EndTxn", Effect.DROP_REQUEST, Site.move_coordinator),
+    "the response is lost and the coordinator is dead": Moment("EndTxn", Effect.DROP_RESPONSE, Site.kill_coordinator),
+}
+
+
+def at(site: Site, moment: Moment) -> Rule:
+    return site.proxy.add(Rule(moment.api, moment.effect, nth=moment.nth, then=lambda: moment.act(site)))
+
+
+def cases(moments: dict[str, Moment]) -> list[Any]:
+    """A node that dies takes seconds to come back: those are for `make test-full`."""
+    deaths = (Site.kill_leader, Site.kill_coordinator)
+    marks = {name: [pytest.mark.full] if moment.act in deaths else [] for name, moment in moments.items()}
+    return [pytest.param(moment, id=name.replace(" ", "_"), marks=marks[name]) for name, moment in moments.items()]
+
+
+@pytest.mark.parametrize("moment", cases(MOMENTS))
+def test_a_transaction_is_written_once_whatever_moves(site: Site, moment: Moment) -> None:
+    rule = at(site, moment)
+    with TransactionOwner(site.settings) as owner:
+        owner.own(PATIENCE_S)
+        write(owner, site.topic, "first")
+        owner.end(commit=True)
+        write(owner, site.topic, "second")
+        owner.end(commit=True)
+    rule.assert_fired()
+    assert site.visible(2 * ROWS) == values("first", "second")
+
+
+@pytest.mark.parametrize("moment", cases(ENDS))
+def test_an_end_without_a_response_is_settled_whatever_moves(site: Site, moment: Moment) -> None:
+    """It is never guessed: the id is renewed, and the log says how it ended."""
+    with TransactionOwner(site.settings) as owner:
+        owner.own(PATIENCE_S)
+        write(owner, site.topic, "first")
+        rule = at(site, moment)
+        try:
+            owner.end(commit=True)
+            is_known = True
+        except EndUnknownError:
+            is_known = False
+            owner.renew(PATIENCE_S)
+        rule.assert_fired()
+        write(owner, site.topic, "second")
+        owner.end(commit=True)
+    seen = site.visible(ROWS)
+    assert seen in ((values("first", "second"),) if is_known else (values("first", "second"), values("second")))
+
+
+# --- campaigns ---
+def test_a_short_campaign_on_three_nodes_violates_nothing(kafka_installation: Path, tmp_path: Path) -> None:
+    workloads = ("--workload", "loop", "--workload", "spark")
+    options = ("--nodes", "3", "--rounds", "1", "--faults-per-round", "6", "--seed", "8")
+    proof = prove(tmp_path, *workloads, *options, timeout_s=500)
+    assert proof.violations == [], proof.told
+    assert proof.code == 0, proof.told
+    assert any(kind.endswith(" node") for kind in proof.result["faults_by_kind"]), proof.told
+
+
+LONG = {"loop": 40, "chain": 20, "spark": 30, "spark-any-order": 30, "spark-stateful": 30, "spark-executors": 12}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("workload", LONG)
+def test_a_long_campaign_on_three_nodes_violates_nothing(
+    kafka_installation: Path, tmp_path: Path, workload: str
+) -> None:
+    rounds = LONG[workload]
+    options = ("--workload", workload, "--nodes", "3", "--rounds", str(rounds))
+    proof = prove(tmp_path, *options, timeout_s=7_000)
+    assert proof.violations == [], proof.told
+    assert proof.code == 0, proof.told
+    moved = sum(many for kind, many in proof.result["faults_by_kind"].items() if kind.endswith(" node"))
+    assert moved >= rounds, proof.told
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3_600)
+def test_at_least_once_pays_its_price_on_three_nodes(kafka_installation: Path, tmp_path: Path) -> None:
+    options = ("--workload", "loop", "--guarantee", "at_least_once", "--nodes", "3", "--rounds", "20", "--seed", "3")
+    proof = prove(tmp_path, *options, timeout_s=3_500)
+    assert proof.code == 0, proof.told
+    assert proof.result["allowed"].get("duplicated", 0) > 0, proof.told
