@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,13 +22,14 @@ from semel.client.errors import ConfigError, FencedError, KafkaError, TimedOutEr
 from semel.client.producer import Producer
 from semel.client.types import TopicPartition
 from semel.local.brokers import SemelBroker
+from semel.local.processes import Process
 from semel.patterns.process import Output, Processor
 from semel.protocol.messages.groups import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 from semel.protocol.messages.offsets import OFFSET_COMMIT
 from semel.protocol.messages.records import FETCH, PRODUCE
 from semel.protocol.messages.transactions import END_TXN, TXN_OFFSET_COMMIT
 from semel.prove.proxy import Effect, Proxy, Rule
-from tests.support.broker import Cluster
+from tests.support.broker import ROOT, Cluster
 from tests.support.direct import DirectClient
 from tests.support.process_campaign import Pipeline
 from tests.support.reading import create_topic, read_topic
@@ -283,6 +286,26 @@ def test_instance_with_a_taken_name_stops_the_first_one(cluster: Cluster, topics
         usurper.begin_transaction()
         usurper.send(sink, b"the name is still the second one's").result()
         usurper.commit_transaction()
+
+
+def test_a_named_instance_that_was_killed_gets_its_partitions_back_at_once(cluster: Cluster, topics) -> None:
+    """Its session lasts longer than this test may: a member without a name would wait for the end of it."""
+    source, sink = topics
+    settings = {
+        **options(cluster, instance="only"),
+        "source": source,
+        "sink": sink,
+        "guarantee": "exactly_once",
+        "consumer": {"session_timeout_ms": 1_200_000, "heartbeat_interval_ms": 1_000},
+    }
+    endless = {**settings, "stop_at_end": False, "delay_ms": 2}
+    command = [sys.executable, "-m", "tests.support.process_worker"]
+    with Process([*command, json.dumps(endless)], cwd=ROOT) as first:
+        first.wait_for_line("^settled", PATIENCE_S)
+        first.kill()
+    with Process([*command, json.dumps(settings)], cwd=ROOT) as second:
+        second.wait_for_line("^stopped", 2 * PATIENCE_S)
+    assert values(cluster, sink) == expected()
 
 
 # --- bad input ---

@@ -155,7 +155,9 @@ class Processor(RebalanceListener):
     guarantee           exactly_once, at_least_once or at_most_once
     bootstrap_servers   the brokers, as host:port
     instance            a name for this instance that is the same after a restart: what a killed one left open is then
-                        aborted at once, not after transaction_timeout_ms; two running ones must not share it
+                        aborted at once, not after transaction_timeout_ms, and as a static member (group.instance.id)
+                        it gets its partitions back at once, not after session.timeout.ms; two running ones must not
+                        share it
     tables              whether the function takes Arrow tables
     commit_interval_ms  how long a transaction (a unit of work) may collect records
     max_records         how many it may hold
@@ -216,7 +218,7 @@ class Processor(RebalanceListener):
         self._owns_name = instance is None  # a unique name: being fenced means a timeout
         self._mode_type = MODES[guarantee]
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
-        self._consumer_options = {**shared, **_consumer_options(application_id, consumer)}
+        self._consumer_options = {**shared, **_consumer_options(application_id, instance, consumer)}
         self._producer_options = {**shared, **_underscored(producer)}
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
@@ -250,7 +252,8 @@ class Processor(RebalanceListener):
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def run(self) -> Stats:
-        """Returns what was done when `stop` is called; raises what it cannot recover from. Always leaves the group."""
+        """Returns what was done when `stop` is called; raises what it cannot recover from. Leaves the
+        group, unless it is a static member."""
         with self._signals(), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
             mode = self._mode = self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
@@ -485,12 +488,17 @@ def _check_bad_records(topics: list[str], dead_letter_topic: str | None, on_erro
         raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
 
 
-def _consumer_options(application_id: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def _consumer_options(application_id: str, instance: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = _underscored(given)
+    if instance is not None and options.get("group_protocol", "classic") == "classic":
+        # A static member: one that was killed gets its partitions back at once. With the other protocol, its name is
+        # taken until its session has ended.
+        options.setdefault("group_instance_id", instance)
     return {
         "group_id": application_id,
         "auto_offset_reset": "earliest",
         "allow_auto_create_topics": False,  # a source that is created by reading it is always empty
-        **_underscored(given),
+        **options,
         "enable_auto_commit": False,
     }
 

@@ -238,7 +238,7 @@ class LoopWorkload(Workload):
             "session_timeout_ms": self.session_timeout_ms,
             "heartbeat_interval_ms": 300,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            **({"group_instance_id": name} if static else {}),
+            "group_instance_id": name if static else None,
         }
         options = {
             "source": source,
