@@ -22,11 +22,12 @@ test: setup ## run the tests (with Apache Kafka too, where Java and Maven are th
 	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-full: setup ## run the tests and the long campaigns, then those of Spark with PySpark 4.1 and 4.2
+test-full: setup ## run the tests and the long campaigns, then with other versions of PySpark and of Kafka
 	@scripts/kafka --if-possible
 	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 	@scripts/spark-matrix
+	@scripts/kafka-matrix
 
 simulate: setup ## run clients and broker in simulated worlds: ARGS="--seconds 60", ARGS="--workload producer --seed 17"
 	@$(BIN)/python -m tests.simulation $(ARGS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,8 @@ from semel.local import checkout
 from semel.local.brokers import BrokerProcess
 from semel.local.processes import Process
 
-VERSION = "4.3.1"
+VERSION = "4.3.1"  # the reference; SEMEL_KAFKA_LIBS may name another one
+TRANSACTION_VERSIONS_SINCE = (4, 0)  # before, there is the first generation only
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # for what lives for a second, or has little to do
 
 TOOLS = {
@@ -54,10 +56,16 @@ def kafka_libs() -> Path:
     bases = (Path.cwd(), *Path.cwd().parents, checkout.ROOT)
     candidates = [Path(named)] if named else [base / ".cache/kafka/libs" for base in bases]
     for libs in candidates:
-        if (libs / f"kafka_2.13-{VERSION}.jar").exists():
+        if (libs / f"kafka_2.13-{VERSION}.jar").exists() or (named and kafka_version(libs)):
             return libs
     where = f"in SEMEL_KAFKA_LIBS={named}" if named else "in .cache/kafka/libs"
     raise KafkaMissing(f"Apache Kafka {VERSION} is not {where}; `make kafka` fetches it (needs Java and Maven)")
+
+
+def kafka_version(libs: Path) -> tuple[int, ...]:
+    """Of the jars in a folder; () if there are none of Kafka."""
+    names = [path.name for path in libs.glob("kafka_2.13-*.jar")]
+    return tuple(int(number) for number in re.findall(r"\d+", names[0].partition("-")[2])) if names else ()
 
 
 def java() -> str:
@@ -193,8 +201,10 @@ class ApacheKafka(BrokerProcess):
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / "server.properties.new"
         draft.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
-        feature = f"transaction.version={self.transaction_version}"
-        java_tool("StorageTool", "format", "-t", self._quorum.cluster_id, "-c", draft, "--feature", feature)
+        words = ["format", "-t", self._quorum.cluster_id, "-c", str(draft)]
+        if kafka_version(kafka_libs()) >= TRANSACTION_VERSIONS_SINCE:
+            words += ["--feature", f"transaction.version={self.transaction_version}"]
+        java_tool("StorageTool", *words)
         draft.rename(self._configuration)  # its presence says that the folder is formatted
 
     def _settings(self) -> dict[str, str]:
