@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.broker import Cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+REGISTRY = ('Client({"url": "http://localhost:8081"', 'Client.new_client({"url": "mock://"')  # one in memory instead
 
 
 def test_examples_of_the_client_page_run_from_top_to_bottom(cluster: Cluster, capsys) -> None:
@@ -16,6 +17,7 @@ def test_examples_of_the_client_page_run_from_top_to_bottom(cluster: Cluster, ca
     names: dict[str, object] = {}
     for block in blocks:
         code = block.replace("localhost:9092", cluster.bootstrap).replace('"orders', f'"{cluster.name}-docs-orders')
+        code = code.replace(*REGISTRY)
         exec(compile(code, str(PAGE), "exec"), names)
     assert names["stats"].records_in > 0  # type: ignore[attr-defined]
     assert names["table"].column_names == ["topic", "partition", "offset", "timestamp", "key", "value"]  # type: ignore[attr-defined]

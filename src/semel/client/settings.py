@@ -179,13 +179,6 @@ def parse_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def check_callable(**functions: Any) -> None:
-    """Raises unless each is a function or None; the names of Java's classes are none."""
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise ConfigError(f"{name} is {function!r}; it must be a function, such as semel.serializers.to_json")
-
-
 def _known_name(given: str, known: Mapping[str, Any], owner: str) -> str:
     name = given.strip().replace(".", "_").replace("-", "_").lower()
     name = ALIASES.get(name, name)

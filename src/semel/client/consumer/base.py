@@ -28,7 +28,8 @@ from semel.client.group.offset_calls import fetch_committed, list_offsets_retrie
 from semel.client.group.offset_requests import EARLIEST, LATEST, FoundOffset
 from semel.client.metrics import ConsumerMetrics
 from semel.client.network import Connection, Network
-from semel.client.settings import ConsumerSettings, check_callable
+from semel.client.serde import checked
+from semel.client.settings import ConsumerSettings
 from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import (
@@ -93,7 +94,8 @@ class ConsumerBase(Generic[Connection]):
         keywords: dict[str, Any],
         network: Callable[[ConsumerSettings], Network[Connection]],
     ) -> None:
-        check_callable(key_deserializer=key_deserializer, value_deserializer=value_deserializer)
+        of_key, of_value = checked(key_deserializer=key_deserializer, value_deserializer=value_deserializer)
+        self._deserializers = Deserializers(of_key, of_value)
         if isinstance(options, ConsumerSettings):
             self.settings = options.replace(**keywords)
         else:
@@ -101,7 +103,6 @@ class ConsumerBase(Generic[Connection]):
         self._engine = ConsumerEngine(self.settings, network(self.settings), self._commit_before_revoke)
         self._before_take: dict[PartitionState, int | None] = {}
         self._rebalances = _CountedListener(RebalanceListener())
-        self._deserializers = Deserializers(key_deserializer, value_deserializer)
         self._reader = ChunkReader(self._engine.fetcher, self.settings.reads_committed)
         self._next_auto_commit_s = time.monotonic() + self.settings.auto_commit_interval_ms / 1000
         self._woken = False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from semel.client.serde import InContext
 from semel.client.types import ConsumerRecord, DeserializationError, TopicPartition
 
-Deserializer = Callable[[bytes], Any]
+Deserializer = Callable[[bytes], Any] | InContext
 
 
 class Deserializers(NamedTuple):
@@ -24,10 +25,12 @@ class Deserializers(NamedTuple):
             try:
                 part, data = "key", key
                 if of_key is not None and key is not None:
-                    key = of_key(key)
+                    key = of_key(key, topic, list(headers)) if isinstance(of_key, InContext) else of_key(key)
                 part, data = "value", value
                 if of_value is not None and value is not None:
-                    value = of_value(value)
+                    value = (
+                        of_value(value, topic, list(headers)) if isinstance(of_value, InContext) else of_value(value)
+                    )
             except Exception as error:
                 return made, _failed(record, part, data, error)
             made.append(ConsumerRecord(topic, partition, offset, timestamp, key, value, headers))

@@ -17,7 +17,7 @@ from semel.client.producer.identities import IdempotentIdentity, WriteIdentity
 from semel.client.producer.records import RecordPacker
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls, Transactions
-from semel.client.settings import ProducerSettings, check_callable
+from semel.client.settings import ProducerSettings
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata
 from semel.protocol.partitioning import partition_for_key
@@ -43,7 +43,6 @@ class ProducerBase(Generic[Calls]):
         value_serializer: Any,
         keywords: dict[str, Any],
     ) -> None:
-        check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
         self.settings = _settings(options, keywords)
         self._packer = RecordPacker(key_serializer, value_serializer, self.settings.max_request_size)
         self._sticky = StickyPartitioner(self.settings.batch_size, random.randrange)

@@ -8,12 +8,12 @@ from typing import Any
 
 from semel.client.errors import ConfigError, RecordTooLargeError, SerializationError
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
-from semel.client.settings import check_callable
+from semel.client.serde import InContext, checked
 from semel.client.timestamps import timestamp_ms
 from semel.protocol.batch import HEADER_SIZE
 
 Bytes = bytes | bytearray | memoryview | str
-Serializer = Callable[[Any], Bytes]
+Serializer = Callable[[Any], Bytes] | InContext
 Headers = Iterable[tuple[str, Bytes | None]] | Mapping[str, Bytes | None]
 
 
@@ -21,9 +21,10 @@ class RecordPacker:
     """Makes rows for one producer, with its serializers and its limit of size."""
 
     def __init__(self, key_serializer: Any, value_serializer: Any, max_request_size: int) -> None:
-        check_callable(key_serializer=key_serializer, value_serializer=value_serializer)
-        self._serializers: tuple[Serializer | None, Serializer | None] = key_serializer, value_serializer
+        of_key, of_value = checked(key_serializer=key_serializer, value_serializer=value_serializer)
+        self._serializers: tuple[Serializer | None, Serializer | None] = of_key, of_value
         self._serializes = key_serializer is not None or value_serializer is not None
+        self._in_context = isinstance(of_key, InContext) or isinstance(of_value, InContext)
         self._max_bytes = max_request_size
         # Of key and value: bytes of fewer need no check and no change. None of them if there are serializers.
         self.small_bytes = 0 if self._serializes else max_request_size - RECORD_OVERHEAD_BYTES - HEADER_SIZE
@@ -35,8 +36,9 @@ class RecordPacker:
         if self._serializes:
             of_key, of_value = self._serializers
             given = key
-            key = _serialized(key, of_key, "key", topic, given)
-            value = _serialized(value, of_value, "value", topic, given)
+            headers = _as_pairs(headers) if self._in_context else headers  # to which serializers may add
+            key = _serialized(key, of_key, "key", topic, headers, given)
+            value = _serialized(value, of_value, "value", topic, headers, given)
         value = value if type(value) is bytes or value is None else _as_bytes(value, "value")
         key = key if type(key) is bytes or key is None else _as_bytes(key, "key")
         packed = () if headers is None else _as_headers(headers)
@@ -48,12 +50,12 @@ class RecordPacker:
         return (key, value, int(now_s * 1000) if timestamp is None else timestamp_ms(timestamp), packed), size
 
 
-def _serialized(data: Any, serializer: Serializer | None, part: str, topic: str, key: Any) -> Any:
+def _serialized(data: Any, serializer: Serializer | None, part: str, topic: str, headers: Any, key: Any) -> Any:
     """A key or value through its serializer; `key` is the record's, as it was given."""
     if serializer is None or data is None:
         return data
     try:
-        made = serializer(data)
+        made = serializer(data, topic, headers) if isinstance(serializer, InContext) else serializer(data)
         if made is None:
             raise ValueError("it became None, which would be a tombstone; send None for that")
         return made
@@ -75,10 +77,13 @@ def _as_bytes(data: Any, what: str) -> bytes:
     raise ConfigError(f"a record's {what} is bytes, text or None, not {type(data).__name__}; encode it first")
 
 
+def _as_pairs(headers: Headers | None) -> list[tuple[str, Bytes | None]]:
+    return list(headers.items() if isinstance(headers, Mapping) else headers or ())
+
+
 def _as_headers(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
     packed = []
-    for name, value in pairs:
+    for name, value in _as_pairs(headers):
         if not isinstance(name, str) or not _is_utf8(name):
             raise ConfigError(f"a header's name is text that can be written as UTF-8, not {name!r}")
         packed.append((name, None if value is None else _as_bytes(value, f"header {name!r}")))
