@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from semel import Admin, Consumer, Producer
+from semel import Admin, Consumer, Producer, process
+from semel.client.admin.calls import NewTopic
+from semel.client.admin.risks import risks
+from semel.client.immediate import run
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionOwner
 from semel.client.settings import ProducerSettings
@@ -179,6 +182,36 @@ def test_an_end_without_a_response_is_settled_whatever_moves(site: Site, moment:
         owner.end(commit=True)
     seen = site.visible(ROWS)
     assert seen in ((values("first", "second"),) if is_known else (values("first", "second"), values("second")))
+
+
+# --- a cluster that cannot keep its promise ---
+def test_what_is_at_risk_is_said_by_name_with_its_setting(
+    nodes: KafkaCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.await_in_sync(PATIENCE_S)
+    poor = {
+        "one-replica": NewTopic("one-replica", 1, 1),
+        "one-in-sync": NewTopic("one-in-sync", 1, 3, {"min.insync.replicas": "1"}),
+        "too-many": NewTopic("too-many", 1, 3, {"min.insync.replicas": "4"}),
+        "unclean": NewTopic("unclean", 1, 3, {"unclean.leader.election.enable": "true"}),
+        "sound": NewTopic("sound", 1, 3),
+    }
+    with Admin(bootstrap_servers=nodes.bootstrap) as admin:
+        admin.create_topics(poor.values())
+        found = {name: run(risks(admin.calls, [name])) for name in poor}
+    assert found.pop("sound") == []
+    assert {name: len(said) for name, said in found.items()} == dict.fromkeys(found, 1)
+    assert all(repr(name) in said for name, (said,) in found.items())
+    assert "kafka-reassign-partitions" in found["one-replica"][0]
+    assert "Set min.insync.replicas=2" in found["one-in-sync"][0]
+    assert "lower min.insync.replicas to at most 2" in found["too-many"][0]
+    assert "unclean.leader.election.enable=false" in found["unclean"][0]
+
+    shared = {"bootstrap_servers": nodes.bootstrap, "application_id": "at-risk", "stop_at_end": True}
+    process("sound", "one-replica", lambda record: record, **shared)
+    assert [record.message for record in caplog.records if "at risk" in record.message] == [
+        f"at risk: {found['one-replica'][0]}"
+    ]
 
 
 # --- campaigns ---

@@ -26,9 +26,12 @@ from typing import Any
 
 import msgspec
 
+from semel.client.admin import Admin
+from semel.client.admin.risks import warn_of_risks
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
+from semel.client.immediate import run
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
@@ -261,6 +264,7 @@ class Processor(RebalanceListener):
                 mode.start()
                 self._started_s = time.monotonic()
                 partitions = find_source(consumer, self._topics, FIRST_CONTACT_S)
+                self._warn_of_risks(consumer)
                 self._ends = EndOffsets(consumer, partitions) if self._stop_at_end else None
                 consumer.subscribe(self._topics, self)
                 while not (self._stopping.is_set() or self._is_at_end or self._is_idle(consumer)):
@@ -274,6 +278,11 @@ class Processor(RebalanceListener):
                 self._consumer = self._mode = None  # leaving the group revokes partitions; there is nothing to finish
                 mode.close()
         return self.stats
+
+    def _warn_of_risks(self, consumer: Consumer) -> None:
+        topics = [topic for topic in (self._emitter.sink, self._emitter.dead_letter_topic) if topic is not None]
+        with Admin(consumer.settings) as admin:
+            run(warn_of_risks(admin.calls, topics, log))
 
     def _turn(self, consumer: Consumer, mode: Mode) -> None:
         try:

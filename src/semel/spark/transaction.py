@@ -18,8 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import faults
+from semel.client.admin.calls import AdminCalls
+from semel.client.admin.risks import warn_of_risks
 from semel.client.closing import Closing
 from semel.client.errors import FencedError, KafkaError
+from semel.client.immediate import run
 from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.client.types import OffsetAndMetadata
@@ -161,6 +164,8 @@ class BatchTransaction(Closing):
         self.remember()
 
     def _take_over(self) -> None:
+        cluster, topics = self.owner.cluster, [*self.options.topics(), topic_of(self.options.application_id)]
+        run(warn_of_risks(AdminCalls(cluster.settings, cluster.calls), topics, log))
         try:
             self.owner.own()
         except KafkaError as error:
