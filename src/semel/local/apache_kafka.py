@@ -40,6 +40,10 @@ TOOLS = {
     "VerifiableConsumer": "org.apache.kafka.tools.VerifiableConsumer",
     "VerifiableProducer": "org.apache.kafka.tools.VerifiableProducer",
 }
+BEFORE_4 = {  # they have moved since
+    "ConsoleProducer": "kafka.tools.ConsoleProducer",
+    "DumpLogSegments": "kafka.tools.DumpLogSegments",
+}
 
 
 class KafkaMissing(Exception):
@@ -89,9 +93,15 @@ def tool_command(name: str, *arguments: str | Path, heap_mb: int = 512) -> list[
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
         "-cp",
         f"{kafka_libs()}/*",
-        TOOLS.get(name, name),
+        _main_class(name),
         *(str(argument) for argument in arguments),
     ]
+
+
+def _main_class(name: str) -> str:
+    if name in BEFORE_4 and kafka_version(kafka_libs()) < (4,):
+        return BEFORE_4[name]
+    return TOOLS.get(name, name)
 
 
 def java_tool(
