@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from semel.client.errors import ConnectionFailedError, KafkaError
+from semel.client.errors import ConnectionFailedError, KafkaError, error_of
 from semel.client.frames import Frames
 from semel.client.producer.batches import Identity, ProducerBatch
 from semel.client.producer.core import ProducerCore
@@ -171,6 +171,9 @@ class ProducerProcess:
                 response = pending.result()
             except KafkaError as error:
                 self.core.not_ready(error, self._world.now_s)
+                return
+            if response.error_code:
+                self.core.not_ready(error_of(response.error_code, "InitProducerId"), self._world.now_s)
                 return
             self.core.identity_received(Identity(response.producer_id, response.producer_epoch))
 
