@@ -44,7 +44,7 @@ class PlainSink(BaseSink):
         self._cluster.close()
 
     def _batch(self, df: Any, batch: MicroBatch) -> None:
-        offsets = source_offsets(batch, lambda topic: self.options.stores_offsets and self._is_here(topic))
+        offsets = source_offsets(batch.ends, lambda topic: self.options.stores_offsets and self._is_here(topic))
         if self.options.guarantee == AT_MOST_ONCE:
             self._at_most_once(df, batch, offsets)
         else:
@@ -73,12 +73,12 @@ class PlainSink(BaseSink):
                 "of this cluster; use at_least_once or exactly_once"
             )
         started_s = time.monotonic()
-        if self._reached(offsets):
+        if self._was_tried(batch, offsets):
             df.write.format("noop").mode("overwrite").save()
             self._report(batch, "already tried", 0, 0, 1, started_s, started_s)
             return
         with settled(df) as frame:
-            self._commit(offsets)
+            self._commit({place: at._replace(metadata=batch.plan) for place, at in offsets.items()})
             faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, 1, started_s, time.monotonic())
@@ -92,8 +92,16 @@ class PlainSink(BaseSink):
         if offsets:
             self._admin.alter_group_offsets(self.options.application_id, offsets)
 
-    def _reached(self, offsets: GroupOffsets) -> bool:
-        """Whether an earlier attempt has stored these offsets: then its rows may be there."""
+    def _was_tried(self, batch: MicroBatch, offsets: GroupOffsets) -> bool:
+        """Whether an earlier attempt has stored the offsets of this batch: then its rows may be there.
+
+        Where a batch moves no offset (its rows come from state, or from a source that is no topic of this cluster),
+        those of the batch before look the same, and the plan that is stored with them decides.
+        """
         found = self._admin.group_offsets(self.options.application_id)
         places = {TopicPartition(*place): wanted.offset for place, wanted in offsets.items()}
-        return all(place in found and found[place].offset >= offset for place, offset in places.items())
+        if not all(place in found and found[place].offset >= offset for place, offset in places.items()):
+            return False
+        started = source_offsets(batch.starts, lambda _: True)
+        moves = any(place not in started or started[place].offset != at.offset for place, at in offsets.items())
+        return moves or all(found[place].metadata == batch.plan for place in places)

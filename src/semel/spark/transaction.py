@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from semel import faults
@@ -326,11 +326,13 @@ def write_entry(handle: TransactionHandle, application_id: str, entry: LedgerEnt
         writer.finish()
 
 
-def source_offsets(batch: MicroBatch, allowed: Callable[[str], bool]) -> dict[tuple[str, int], OffsetAndMetadata]:
+def source_offsets(
+    lines: Iterable[str | None], allowed: Callable[[str], bool]
+) -> dict[tuple[str, int], OffsetAndMetadata]:
     """Source offsets for the group, for lag tools. The same topic in two sources: the lower offset."""
     return {
         (topic, partition): OffsetAndMetadata(offset)
-        for topic, parts in lowest(batch.ends).offsets.items()
+        for topic, parts in lowest(lines).offsets.items()
         if allowed(topic)
         for partition, offset in parts.items()
     }
@@ -338,7 +340,7 @@ def source_offsets(batch: MicroBatch, allowed: Callable[[str], bool]) -> dict[tu
 
 def send_source_offsets(owner: TransactionOwner, options: SinkOptions, batch: MicroBatch) -> None:
     """Source offsets for the group, in the transaction: those of topics that this cluster has."""
-    offsets = source_offsets(batch, lambda topic: options.stores_offsets and is_here(owner.cluster, topic))
+    offsets = source_offsets(batch.ends, lambda topic: options.stores_offsets and is_here(owner.cluster, topic))
     if not offsets:
         return
     try:

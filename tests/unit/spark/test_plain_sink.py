@@ -1,10 +1,11 @@
-"""at_most_once: rows are settled before the offsets are stored, and written from there."""
+"""at_most_once: rows are settled before the offsets are stored, and written from there, in the first attempt only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -42,3 +43,39 @@ def test_what_is_computed_before_the_offsets_are_stored_is_what_is_written(
     sink._batch("rows", MicroBatch("query", 0, [None], [f'{{"{topic}":{{"0":5}}}}']))
     sink.close()
     assert steps == ["settle rows", "store offsets", "write kept rows", "release"]
+
+
+FILES = '{"logOffset":%d}'
+# Batches that move no offset of a topic, after one that moved both sources: (starts, ends) with the offset of the topic
+STANDING = {
+    "rows from state": ([5, FILES % 0], [5, FILES % 0]),
+    "rows from files": ([5, FILES % 0], [5, FILES % 1]),
+    "a source that is ahead of another of the same topic": ([5, 5], [5, 9]),
+}
+
+
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+@pytest.mark.parametrize("case", STANDING)
+def test_a_batch_that_moves_no_offset_is_written_and_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(plain_sink, "settled", nullcontext)
+    monkeypatch.setattr(plain_sink, "plain_job", lambda _, __, ___, number, ____: written.append(number) or [])
+    topic = cluster.unique("once-out")
+    with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
+        admin.create_topic(topic, 1)
+    options = SinkOptions(cluster.bootstrap, cluster.unique("once"), topic=topic, guarantee="at_most_once")
+
+    def lines(given: list[Any]) -> list[str | None]:
+        return [f'{{"{topic}":{{"0":{at}}}}}' if isinstance(at, int) else at for at in given]
+
+    starts, ends = (lines(given) for given in STANDING[case])
+    first = MicroBatch("query", 0, [None, None], starts, plan="plan 0")
+    second = MicroBatch("query", 1, starts, ends, plan="plan 1")
+    for batches in ([first, second], [second], [first]):  # a run, one after a crash, and one of an older checkpoint
+        sink = PlainSink(options)
+        for batch in batches:
+            sink._batch(MagicMock(), batch)
+        sink.close()
+    assert written == [0, 1]

@@ -103,9 +103,9 @@ def test_a_function_may_return_tables_batches_or_nothing_and_needs_a_value():
 
 def test_offsets_of_a_topic_in_two_sources_are_the_lower_ones_and_other_sources_have_none():
     lines: list[str | None] = ['{"t":{"0":5,"1":9}}', '{"t":{"0":7,"1":2}}', '{"logOffset":3}', None]
-    found = source_offsets(MicroBatch("q", 1, lines, lines), lambda topic: True)
+    found = source_offsets(lines, lambda topic: True)
     assert {place: at.offset for place, at in found.items()} == {("t", 0): 5, ("t", 1): 2}
-    assert source_offsets(MicroBatch("q", 1, lines, lines), lambda topic: False) == {}
+    assert source_offsets(lines, lambda topic: False) == {}
 
 
 def test_state_is_lost_with_another_checkpoint_only():
