@@ -155,8 +155,22 @@ def _same_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
     return LedgerDecision(
         Verdict.REFUSE,
         f"batch {batch.batch_id} covers {describe(batch.starts, batch.ends)}, but the last batch in the ledger is "
-        f"{last.batch_id} and covers {describe(last.starts, last.ends)}. The checkpoint is not the one that the "
-        f"ledger grew with (an older copy, or the limit per batch changed after a crash). {_WAYS_OUT}",
+        f"{last.batch_id} and covers {describe(last.starts, last.ends)}. {_why_apart(last, batch)}. {_WAYS_OUT}",
+    )
+
+
+def _why_apart(last: LedgerEntry, batch: MicroBatch) -> str:
+    """The likely reason why a batch of the same query does not start where the ledger ends."""
+    left_out = range(last.batch_id + 1, batch.batch_id)
+    if not left_out:
+        return (
+            "The checkpoint is not the one that the ledger grew with (an older copy, or the limit per batch changed "
+            "after a crash)"
+        )
+    which = f"batch {left_out[0]}" if len(left_out) == 1 else f"batches {left_out[0]} to {left_out[-1]}"
+    return (
+        f"Spark has finished {which} without the sink: a function in foreachBatch must call it for every batch, also "
+        "for one without rows (`if df.isEmpty(): return` leaves one out), and let its errors pass"
     )
 
 

@@ -68,6 +68,16 @@ def test_anything_else_is_refused_with_both_ranges_and_the_way_out(batch):
     assert "startingOffsets=committed" in decision.reason
 
 
+@pytest.mark.parametrize(("batch_id", "named"), [(6, "batch 5 "), (8, "batches 5 to 7 ")])
+def test_batches_that_never_reached_the_sink_are_named_and_not_an_older_checkpoint(batch_id: int, named: str):
+    decision = decide(entry(4, 40, 50), MicroBatch("q", batch_id, at(55), at(60)))
+    assert decision.verdict is Verdict.REFUSE
+    assert f"Spark has finished {named}without the sink" in decision.reason
+    assert "isEmpty" in decision.reason
+    assert "older copy" not in decision.reason
+    assert "startingOffsets=committed" in decision.reason
+
+
 def test_a_new_checkpoint_that_continues_where_the_ledger_ends_is_written():
     assert verdict(entry(4, 40, 50), MicroBatch("new", 0, at(50), at(60))) is Verdict.WRITE
 
