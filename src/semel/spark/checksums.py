@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from semel.spark.sink_columns import check_columns
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
@@ -53,7 +54,9 @@ class Observed:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        names = [name for name in (*COLUMNS, options.bad_column) if name is not None and name in df.columns]
+        types = dict(df.dtypes)
+        check_columns(types, options)  # before Spark says what it cannot hash
+        names = [name for name in (*COLUMNS, options.bad_column) if name is not None and name in types]
         hashed = f.xxhash64(*(f.col(f"`{name.replace('`', '``')}`") for name in names))
         self._observation = Observation()
         self.frame = df.observe(

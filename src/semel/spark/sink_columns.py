@@ -8,6 +8,7 @@ from semel.spark.options import OptionError
 from semel.spark.sink_options import HASH, SinkOptions
 
 BINARY = {"binary", "string"}
+TIMES = {"timestamp", "timestamp_ntz"}  # no number: Spark casts one as seconds, and Kafka counts milliseconds
 HASH_OF_KEY = "if(key IS NULL, NULL, xxhash64(cast(key AS BINARY)))"  # Spark's own, computed in the JVM
 
 
@@ -62,6 +63,12 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
         raise ColumnError("the sink has no topic and the DataFrame no column 'topic'; give one of them")
     if "partition" in types and types["partition"] not in ("int", "bigint", "smallint", "tinyint"):
         raise ColumnError(f"column 'partition' is {types['partition']}, expected int")
+    if "timestamp" in types and types["timestamp"] not in TIMES:
+        raise ColumnError(
+            f"column 'timestamp' is {types['timestamp']}, expected timestamp: it becomes the time of the record. Make "
+            "one, such as timestamp_millis(timestamp) AS timestamp; or leave the column out, then it is the time of "
+            "writing"
+        )
     if options.bad_column is not None and types.get(options.bad_column) not in ("boolean", "string"):
         found = types.get(options.bad_column, "not there")
         raise ColumnError(f"bad_column {options.bad_column!r} is {found}, expected a boolean or string column")

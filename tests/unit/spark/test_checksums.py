@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from semel.spark import checksums
 from semel.spark.checksums import Observed, Summed, disagree, why_state_differs
+from semel.spark.sink_columns import ColumnError
+from semel.spark.sink_options import SinkOptions
 
 ROWS = [(b"k1", b"v1"), (b"k2", b"v2"), (None, b"v3"), (b"k1", b"v1")]
 
@@ -70,3 +73,12 @@ def test_sums_that_spark_never_delivers_do_not_hold_the_batch_up(monkeypatch, ca
     assert observed.checksum() == ""
     assert "not compared" in caplog.text
     never.set()
+
+
+def test_a_frame_that_cannot_be_written_is_refused_before_spark_is_asked_for_a_hash():
+    options = SinkOptions("localhost:1", "app", topic="out")
+    windows = SimpleNamespace(dtypes=[("window", "struct<start:timestamp,end:timestamp>"), ("count", "bigint")])
+    with pytest.raises(ColumnError, match=r"no column 'value' \(it has window, count\)"):
+        Observed(windows, options)
+    with pytest.raises(ColumnError, match="'value' is map<string,int>, expected binary or string"):
+        Observed(SimpleNamespace(dtypes=[("value", "map<string,int>")]), options)

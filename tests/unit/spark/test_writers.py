@@ -14,7 +14,7 @@ from semel.spark.encoding import Encoder, Routing, Targets
 from semel.spark.fast_lane import FunctionError, as_table, writable
 from semel.spark.ledger import LedgerEntry, MicroBatch, refuse_lost_state
 from semel.spark.options import OptionError
-from semel.spark.sink_columns import written_columns
+from semel.spark.sink_columns import ColumnError, check_columns, written_columns
 from semel.spark.sink_options import SinkOptions, writer_options
 from semel.spark.transaction import BatchTransaction, RefusedError, source_offsets
 
@@ -67,6 +67,14 @@ def test_only_known_columns_are_written_and_a_topic_counts_where_there_are_sever
         [("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]
     )
     assert "topic" in written_columns(batch, options(extra_topics=("in",))).schema.names
+
+
+def test_a_timestamp_that_is_a_number_is_refused_because_nobody_knows_its_unit():
+    for kind in ("bigint", "string"):
+        with pytest.raises(ColumnError, match=f"'timestamp' is {kind}, expected timestamp.*timestamp_millis"):
+            check_columns({"value": "binary", "timestamp": kind}, options())
+    for kind in ("timestamp", "timestamp_ntz"):
+        check_columns({"value": "binary", "timestamp": kind}, options())
 
 
 def test_a_hash_of_spark_decides_where_there_is_one_and_null_keys_are_shared_out():
