@@ -224,6 +224,23 @@ def test_rows_of_a_dead_attempt_are_found_by_the_audit(query: Query) -> None:
     assert query.output() == []
 
 
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_dead_letters_of_two_tasks_need_two_partitions_and_the_error_says_so(query: Query) -> None:
+    bad = {0: [(0, "a"), (98, "x")], 1: [(1, "b"), (99, "y")]}
+    for partitions in (1, PARTITIONS):
+        dead = query.options["deadLetterTopic"] = query.cluster.unique("stream-dead")
+        with semel.Admin({"bootstrap.servers": query.cluster.bootstrap}) as admin:
+            admin.create_topic(dead, partitions)
+        if partitions == 1:
+            query.log(0, 4)
+            with pytest.raises(WrongTaskError, match=f"{dead}-0 .* dead letters.*at least as many partitions"):
+                query.write(query.plan(), 0, bad)
+        else:
+            query.run(0, 4, bad)
+            assert sorted(value for _, _, value in read_values(query.cluster.bootstrap, dead)) == [b"x", b"y"]
+    assert query.output() == ["a", "b"]
+
+
 def test_rows_of_one_partition_in_two_tasks_are_refused_with_the_way_out(query: Query) -> None:
     query.log(0, 2)
     with pytest.raises(WrongTaskError, match=r"semel\.route"):

@@ -28,6 +28,15 @@ LOOK_AGAIN_S = 0.5
 TASK_BITS = 20
 WRITER_WAIT_S = 5.0  # the partition may belong to an attempt that Spark is about to end, or to another task for good
 
+ROWS_OF_TASKS = (
+    "Use semel.route(df, ...) before write, or partitioner=none and coalesce() to at most the number of partitions"
+)
+LETTERS_OF_TASKS = (
+    "These are dead letters, and several tasks have bad rows: give the dead-letter topic at least as many partitions "
+    "as the output topic (semel.route makes as many tasks), or write with foreachBatch(semel.sink(...)), which does "
+    "not need them"
+)
+
 Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
 
@@ -100,25 +109,24 @@ class BlobWriter:
         if is_open:
             self._writer.write_encoded(topic, partition, data, count)
         else:
-            self._open(topic, partition, data)
+            self._open(topic, partition, data, is_dead)
 
-    def _open(self, topic: str, partition: int, data: memoryview) -> None:
+    def _open(self, topic: str, partition: int, data: memoryview, is_dead: int) -> None:
         """The first row of a partition comes by itself (see `Encoder.blobs`), so little is encoded twice."""
         from semel.protocol.columns_decode import decode_record_set
 
         table = decode_record_set(data, headers=True).table.select(["key", "value", "headers", "timestamp"])
-        self._shake_hands(topic, partition, table.slice(0, 1))
+        self._shake_hands(topic, partition, table.slice(0, 1), LETTERS_OF_TASKS if is_dead else ROWS_OF_TASKS)
         if table.num_rows > 1:
             self._writer.write(topic, partition, table.slice(1))
 
-    def _shake_hands(self, topic: str, partition: int, row: Any) -> None:
+    def _shake_hands(self, topic: str, partition: int, row: Any, advice: str) -> None:
         opening = self._writer.open(topic, partition, row, self._mark)
         if not opening.is_owner:
             if opening.mark > 0 and task_of(opening.mark) != task_of(self._mark):
                 raise WrongTaskError(
                     f"rows for {topic}-{partition} are in more than one task, but in a transaction one task writes a "
-                    "partition. Use semel.route(df, ...) before write, or partitioner=none and coalesce() to at most "
-                    "the number of partitions"
+                    f"partition. {advice}"
                 )
             self._wait_to_be_killed(topic, partition)
         faults.hit("task.after_opening")
