@@ -15,6 +15,7 @@ from typing import Any
 
 REASON_CHARS = 1_000
 _OURS = re.compile(r"^semel\.[\w.]+: (.+)$", re.MULTILINE)  # the last line of a traceback
+_PYTHONS = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 
 
 class FailedGuessError(RuntimeError):
@@ -54,8 +55,9 @@ def _before(error: BaseException) -> BaseException | None:
 
 
 def reason_in(text: str) -> str:
-    """The sentence of semel's own error in what Spark says about a failed job; the first line where there is none."""
-    ours: list[str] = _OURS.findall(text)
+    """The sentence of semel's own error in what Spark says about a failed job; that of another error of Python, such as
+    one of a UDF, where there is none of semel; else the first line."""
+    ours: list[str] = _OURS.findall(text) or _PYTHONS.findall(text)
     return (ours[-1] if ours else text.partition("\n")[0])[:REASON_CHARS]
 
 

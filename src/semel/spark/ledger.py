@@ -135,8 +135,9 @@ def _first(batch: MicroBatch, adopt: bool) -> LedgerDecision:
     return LedgerDecision(
         Verdict.REFUSE,
         f"the checkpoint is at batch {batch.batch_id}, but the ledger is empty: earlier batches were written without "
-        "semel, or under another application id. If the output holds them, pass adopt_checkpoint=True once; else use "
-        "the application id that wrote them, or a new checkpoint",
+        "semel, or under another application id, or a function in foreachBatch did not call the sink for them. If the "
+        "output holds them, pass adopt_checkpoint=True once; else use the application id that wrote them, or a new "
+        "checkpoint",
     )
 
 

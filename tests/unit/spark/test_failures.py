@@ -100,6 +100,14 @@ def test_the_reason_of_a_failed_job_is_found_in_sparks_text(lines: int) -> None:
         assert text[-1] == SENTENCE
 
 
+def test_the_reason_of_a_function_of_the_user_that_fails_is_its_error() -> None:
+    first = "Traceback (most recent call last):\n  File \"a.py\", line 3, in outer\n    inner()\nKeyError: 'x'\n"
+    last = 'Traceback (most recent call last):\n  File "b.py", line 1, in bad\nValueError: unlucky number 13\n'
+    text = f"An exception was thrown from the Python worker:\n{first}\nDuring handling ...\n\n{last}\n\tat java\n"
+    assert reason_in(text) == "ValueError: unlucky number 13"
+    assert reason_in("[CAST_INVALID_INPUT] The value 'x'\nmore") == "[CAST_INVALID_INPUT] The value 'x'"
+
+
 def test_errors_of_the_sink_itself_have_their_reason_first() -> None:
     with pytest.raises(SinkError) as failed:
         Failing(SinkError(SENTENCE))(Frame(), 0)
