@@ -5,6 +5,7 @@ from __future__ import annotations
 REASON_HEADER = "semel.dead-letter.reason"
 TOPIC_HEADER = "semel.dead-letter.topic"  # where it was going
 SOURCE_HEADER = "semel.dead-letter.source"  # where it was read: topic, partition and offset, as in orders-3@17
+SIZE_HEADER = "semel.dead-letter.bytes"  # of the record, where it was too large and only its beginning is kept
 REASON_CHARACTERS = 2_000  # an error may quote all of its input
 
 

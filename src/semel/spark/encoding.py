@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from semel.client.cluster import Cluster
-from semel.client.dead_letters import reason_headers
+from semel.client.dead_letters import SIZE_HEADER, reason_headers
 from semel.client.errors import KafkaError
 from semel.client.settings import ProducerSettings
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
@@ -76,7 +76,8 @@ class Targets:
 
 
 COLLECT_BYTES = 16 * 1024 * 1024
-RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key and value
+RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key, value and headers
+HEADER_OVERHEAD_BYTES = 6  # of a header beside its key and value
 BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
 
 
@@ -160,7 +161,7 @@ class Encoder:
             _column(table, "value"),
             _column(table, "key"),
             _column(table, "headers"),
-            _column(table, "timestamp") if "timestamp" in table.column_names else self._routing.timestamp_ms,
+            self._timestamps(table),
         )
         order = self._np.argsort(targets, kind="stable")
         counts = self._np.bincount(targets, minlength=self._routing.targets.count)
@@ -179,6 +180,16 @@ class Encoder:
             is_dead = int(dead.first <= target < dead.first + dead.partitions)
             for batch in group:
                 yield target, batch.record_count, is_dead, batch.buffer
+
+    def _timestamps(self, table: Any) -> Any:
+        """The time of each record; of one that has none, that of writing."""
+        if "timestamp" not in table.column_names:
+            return self._routing.timestamp_ms
+        column = table.column("timestamp")
+        if not column.null_count:
+            return column
+        now = self._pa.scalar(self._routing.timestamp_ms, self._pa.timestamp("ms")).cast(column.type)
+        return column.fill_null(now)
 
     def _first_alone(self, target: int, rows: int) -> list[int]:
         """So many rows of a target, in parts."""
@@ -253,15 +264,29 @@ class Encoder:
 
     # --- rows that cannot be written ---
     def _too_large(self, table: Any) -> Any:
-        np = self._np
-        size = np.zeros(table.num_rows, np.int64)
+        return self._sizes(table) > self._routing.max_record_bytes
+
+    def _sizes(self, table: Any) -> Any:
+        """Bytes of the key, the value and the headers of each row."""
         import pyarrow.compute as pc
 
+        sizes = self._np.zeros(table.num_rows, self._np.int64)
         for name in ("key", "value"):
             if name in table.column_names:
-                lengths = pc.binary_length(table.column(name)).fill_null(0)
-                size += lengths.to_numpy().astype(np.int64)
-        return size > self._routing.max_record_bytes
+                sizes += pc.binary_length(table.column(name)).fill_null(0).to_numpy()
+        if "headers" in table.column_names:
+            sizes += self._header_bytes(table.column("headers").combine_chunks())
+        return sizes
+
+    def _header_bytes(self, headers: Any) -> Any:
+        import pyarrow.compute as pc
+
+        np, flat = self._np, headers.flatten()
+        each = sum(pc.binary_length(flat.field(i)).fill_null(0).to_numpy(zero_copy_only=False) for i in range(2))
+        before = np.concatenate([[0], np.cumsum(each + HEADER_OVERHEAD_BYTES)])
+        counts = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(counts)
+        return before[ends] - before[ends - counts]
 
     def _mark(self, reasons: Any, rows: Any, reason: Any) -> Any:
         """The reasons, with another one for rows that have none yet: one text, or an array with a text for each row."""
@@ -300,19 +325,32 @@ class Encoder:
         """Dead letters say in their headers why they are dead and where they were going. Slow, and rare."""
         pa = self._pa
         topics = table.column("topic").to_pylist() if "topic" in table.column_names else [None] * table.num_rows
-        old = table.column("headers").to_pylist() if "headers" in table.column_names else [None] * table.num_rows
-        headers = [
-            had if reason is None else [*(had or []), *_reason_headers(str(reason), topic or self._routing.topic)]
-            for had, reason, topic in zip(old, reasons.tolist(), topics, strict=True)
-        ]
+        headers = table.column("headers").to_pylist() if "headers" in table.column_names else [None] * table.num_rows
+        sizes, cut = self._sizes(table).tolist(), self._np.zeros(table.num_rows, bool)
+        for row in self._np.flatnonzero(reasons != None).tolist():  # noqa: E711 (an array)
+            why = reason_headers(str(reasons[row]), topics[row] or self._routing.topic)
+            cut[row] = sizes[row] + sum(len(value) for _, value in why) > self._routing.max_record_bytes
+            if cut[row]:
+                why.append((SIZE_HEADER, b"%d" % sizes[row]))
+            kept = [] if cut[row] else headers[row] or []
+            headers[row] = [*kept, *({"key": name, "value": value} for name, value in why)]
         kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
         if "headers" in table.column_names:
             table = table.drop_columns(["headers"])
-        return table.append_column("headers", pa.array(headers, kind))
+        table = table.append_column("headers", pa.array(headers, kind))
+        return self._beginnings(table, cut) if cut.any() else table
 
+    def _beginnings(self, table: Any, cut: Any) -> Any:
+        """Rows that are too large for a dead letter, too, keep what surely fits: the beginning of key and value."""
+        import pyarrow.compute as pc
 
-def _reason_headers(reason: str, topic: str | None) -> list[dict[str, Any]]:
-    return [{"key": name, "value": value} for name, value in reason_headers(reason, topic)]
+        most_bytes = {"key": self._routing.max_record_bytes // 4, "value": self._routing.max_record_bytes // 2}
+        for name, most in most_bytes.items():
+            if name in table.column_names:
+                whole = table.column(name).cast(self._pa.binary())  # a text may be cut in the middle of a character
+                chosen = pc.if_else(self._pa.array(cut), pc.binary_slice(whole, 0, most), whole)
+                table = table.set_column(table.column_names.index(name), name, chosen)
+        return table
 
 
 def in_parts(batches: Iterator[Any]) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pyarrow as pa
 import pytest
 
-from semel.client.dead_letters import REASON_HEADER, TOPIC_HEADER
+from semel.client.dead_letters import REASON_HEADER, SIZE_HEADER, TOPIC_HEADER
 from semel.protocol.columns_decode import decode_record_set
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import encoding
@@ -97,13 +97,56 @@ def test_rows_that_cannot_be_written_become_dead_letters_that_say_why():
     assert found["out", 0][0]["headers"] is None
     reasons = {row["value"][:4]: {h["key"]: h["value"] for h in row["headers"]} for row in found["dead", 0]}
     assert reasons[b"xxxx"] == {
-        "h": b"1",
+        SIZE_HEADER: b"2008",
         REASON_HEADER: b"record larger than max.request.size",
         TOPIC_HEADER: b"out",
     }
     assert reasons[b"lost"] == {REASON_HEADER: b"unknown topic", TOPIC_HEADER: b"nowhere"}
     assert reasons[b"far"] == {REASON_HEADER: b"partition out of range", TOPIC_HEADER: b"out"}
     assert reasons[b"bad"] == {REASON_HEADER: b"not JSON", TOPIC_HEADER: b"out"}
+
+
+def size_of(row) -> int:
+    headers = sum(len(h["key"]) + len(h["value"]) for h in row["headers"] or [])
+    return len(row["key"] or b"") + len(row["value"] or b"") + headers
+
+
+LARGE = 40_000
+TOO_LARGE = {
+    "value": {"value": b"v" * LARGE},
+    "key": {"key": b"k" * LARGE},
+    "headers": {"headers": [{"key": "h", "value": b"h" * LARGE}]},
+    "reason": {"value": b"v" * (LARGE - 100), "bad": "r" * 2_000},  # as a record it is not too large, as a letter it is
+}
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string()], ids=str)
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_a_row_that_is_too_large_for_a_dead_letter_too_keeps_its_beginning_and_says_its_size(case, kind):
+    good = {"key": b"k", "value": b"v", "headers": None, "bad": None}
+    kinds = pa.schema([("key", kind), ("value", kind), ("headers", HEADERS), ("bad", pa.string())])
+    rows = [good, {**good, **TOO_LARGE[case]}, good]
+    found, dead = encode(pa.Table.from_pylist(rows, kinds), max_record_bytes=LARGE)
+    assert dead == 1
+    (letter,) = found.pop(("dead", 0))
+    assert size_of(letter) < LARGE
+    headers = {h["key"]: h["value"] for h in letter["headers"]}
+    assert int(headers[SIZE_HEADER]) > LARGE - 100
+    assert headers[REASON_HEADER] == (b"r" * 2_000 if case == "reason" else b"record larger than max.request.size")
+    assert letter["value"].strip(b"v") == letter["key"].strip(b"k") == b""
+    assert [(row["key"], row["value"]) for rows in found.values() for row in rows] == [(b"k", b"v")] * 2
+
+
+def test_headers_count_for_the_size_of_a_record():
+    headers = pa.array([None, [], [{"key": "h", "value": b"x" * 2000}], [{"key": "h", "value": None}]], HEADERS)
+    with pytest.raises(BadRowError, match=r"^1 rows .*larger than max\.request\.size"):
+        encode(pa.table({"value": pa.array([b"v"] * 4), "headers": headers}), dead_letter=None)
+
+
+def test_rows_without_a_timestamp_get_the_time_of_writing():
+    times = pa.array([5_000_000, None], pa.timestamp("us", "UTC"))
+    found, _ = encode(pa.table({"value": pa.array([b"a", b"b"]), "timestamp": times}))
+    assert {row["value"]: row["timestamp"] for rows in found.values() for row in rows} == {b"a": 5000, b"b": 1234}
 
 
 def test_without_a_dead_letter_topic_a_bad_row_fails_with_the_row_and_the_remedy():
@@ -141,7 +184,8 @@ def test_an_empty_reason_marks_nothing_and_an_earlier_reason_stays():
     table = pa.table({"value": pa.array([b"a", b"b", b"x" * 2000]), "bad": pa.array(["", None, "not JSON"])})
     found, dead = encode(table)
     assert dead == 1
-    assert {h["value"] for h in found["dead", 0][0]["headers"]} == {b"record larger than max.request.size", b"out"}
+    reasons = [h["value"] for h in found["dead", 0][0]["headers"] if h["key"] == REASON_HEADER]
+    assert reasons == [b"record larger than max.request.size"]
 
 
 def test_a_task_without_shuffle_keeps_to_one_partition():
