@@ -7,6 +7,8 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -18,6 +20,7 @@ from semel.client.cluster import Cluster as ClientCluster
 from semel.client.errors import FencedError, KafkaError, error_of
 from semel.client.producer.batches import Identity
 from semel.client.settings import ClientSettings
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
 from semel.spark import ledger_topic, owners
@@ -27,6 +30,7 @@ from semel.spark.ledger_topic import create, last_entry
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
+from semel.spark.write_job import Cancelled
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.reading import read_values
@@ -367,3 +371,33 @@ def test_stateful_batch_that_gives_other_rows_when_it_runs_again_is_refused(
     app.sink(stateful=True, accept_lost_state=True)._batch(Frame("a", "c"), app.batch(0, 0, 2))
     assert "gave other rows" in caplog.text
     assert app.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_what_a_task_still_writes_after_its_query_was_stopped_never_becomes_visible(
+    tmp_path: Path, generation: int
+) -> None:
+    """Brokers before Kafka 3.6, and later ones without verification, take a write of a transaction that has ended. Only
+    a newer epoch in the partition refuses it."""
+    version, unverified = f"transaction.version={generation}", "transaction.partition.verification.enable=false"
+    with SemelBroker(tmp_path, "--set", version, "--set", unverified) as broker:
+        app = Application(Cluster("semel", broker))
+        stopped, writers = app.sink(), list[Any]()
+
+        def cancelled(df: Any, options: Any, targets: Any, batch: MicroBatch, handle: Any) -> list[Report]:
+            writers.append(handle.writer())
+            writers[0].write(*targets.place(0), pa.table({"value": [b"a"]}))
+            writers[0].finish()
+            raise Cancelled
+
+        stopped.job = cancelled
+        with pytest.raises(Cancelled):
+            stopped._batch(Frame(), app.batch(0, 0, 1))
+        with suppress(KafkaError):  # Spark has not killed the task yet
+            writers[0].write(*stopped.transaction.targets.place(0), pa.table({"value": [b"late"]}))
+        with pytest.raises(KafkaError):
+            writers[0].finish()
+        writers[0].close()
+        app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+        assert app.values() == ["a"]
+        app.close()

@@ -303,9 +303,16 @@ class BatchTransaction(Closing):
             ) from error
 
     def abort(self) -> None:
-        """As well as it can be done: a transaction that stays open is aborted by the next owner or the timeout."""
+        """As well as it can be done: a transaction that stays open is aborted by the next owner or the timeout.
+
+        Under a new epoch, because tasks that Spark has not killed yet may still write. EndTxn raises it with TV2 only;
+        with TV1 a broker that does not verify writes would take them, into the next transaction of this id.
+        """
         try:
-            self.owner.end(commit=False)
+            if self.owner.generation == 1:
+                self.owner.renew()
+            else:
+                self.owner.end(commit=False)
             self.remember()
         except KafkaError as error:
             log.warning("the transaction could not be aborted now: %s", error)
