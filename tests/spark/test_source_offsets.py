@@ -427,6 +427,23 @@ def test_a_topic_that_is_gone_for_a_while_is_still_known_when_it_is_created_anew
     assert stream.values() == names(1000, 1000 + 2 * ROWS)
 
 
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_topics_that_the_options_name_no_more_are_not_said_to_be_deleted(topics: Topics) -> None:
+    name, other = topics.make(), topics.make(rows=3)
+    before = topics.stream(subscribe=f"{name},{other}", startingOffsets="earliest")
+    before.run()
+    topics.fill(name, 3, first=100)
+    for options in ({"subscribe": name}, {"subscribePattern": name}, {"assign": json.dumps({name: [0, 1, 2]})}):
+        changed = topics.stream(**options, startingOffsets="latest")
+        changed.start = before.start
+        with pytest.raises(DataLossError, match=rf"{other}-0 up to .* do not name it any more.*failOnDataLoss=false"):
+            changed.plan()
+        lenient = topics.stream(**options, startingOffsets="latest", failOnDataLoss="false")
+        lenient.start = before.start
+        assert lenient.values() == names(100, 103)
+        assert lenient.start[other] == before.start[other]
+
+
 def test_a_batch_that_was_planned_before_the_topic_was_created_anew_does_not_read_the_new_one(topics: Topics) -> None:
     name = topics.make()
     both = [

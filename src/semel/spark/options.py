@@ -135,6 +135,12 @@ class SourceOptions:
     application_id: str | None = None
     emit_ranges: bool = False
 
+    def selects(self, topic: str, partition: int) -> bool:
+        """Whether the query reads a partition, if the cluster has it."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics or partition in self.assigned.get(topic, [])
+
     @classmethod
     def parse(cls, raw: Mapping[str, str], streaming: bool) -> SourceOptions:
         given = {str(name).lower(): str(value) for name, value in raw.items()}

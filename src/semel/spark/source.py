@@ -259,9 +259,23 @@ class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow
                 found = latest.get(topic, {}).get(partition)
                 if found is None or found < offset:
                     if self.options.fail_on_data_loss and topic not in self.topic_offsets.left_out:
-                        raise DataLossError(_what_is_lost(topic, partition, offset, found))
+                        raise DataLossError(self._what_is_lost(topic, partition, offset, found))
                     end.setdefault(topic, {})[partition] = offset
         return end
+
+    def _what_is_lost(self, topic: str, partition: int, offset: int, end: int | None) -> str:
+        if not self.options.selects(topic, partition):
+            return (
+                f"the query has read {topic}-{partition} up to offset {offset}, as its checkpoint says, but its "
+                "options do not name it any more. Name it again; or set failOnDataLoss=false to leave it where it is, "
+                "or start with a new checkpoint"
+            )
+        found = "is gone" if end is None else f"ends at offset {end}"
+        return (
+            f"{topic}-{partition} {found}, but the query has read up to offset {offset}: the topic was deleted, "
+            "truncated or created anew. Set failOnDataLoss=false to go on with what is there, or start with a new "
+            "checkpoint"
+        )
 
     def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
         if self._must_wait(begin, latest):
@@ -321,14 +335,6 @@ class RefusedReader(DataSourceStreamReader):
         raise self._error
 
     initialOffset = latestOffset = partitions = read = _refuse
-
-
-def _what_is_lost(topic: str, partition: int, offset: int, end: int | None) -> str:
-    found = "is gone" if end is None else f"ends at offset {end}"
-    return (
-        f"{topic}-{partition} {found}, but the query has read up to offset {offset}: the topic was deleted, truncated "
-        "or created anew. Set failOnDataLoss=false to go on with what is there, or start with a new checkpoint"
-    )
 
 
 def committed_ends(cluster: Cluster, application_id: str | None) -> Edge:
