@@ -170,8 +170,9 @@ def _why_apart(last: LedgerEntry, batch: MicroBatch) -> str:
         )
     which = f"batch {left_out[0]}" if len(left_out) == 1 else f"batches {left_out[0]} to {left_out[-1]}"
     return (
-        f"Spark has finished {which} without the sink: a function in foreachBatch must call it for every batch, also "
-        "for one without rows (`if df.isEmpty(): return` leaves one out), and let its errors pass"
+        f"Spark has finished {which}, but the ledger has no entry of that. A function in foreachBatch must call the "
+        "sink for every batch, also for one without rows (`if df.isEmpty(): return` leaves one out), and let its "
+        "errors pass. If it does, the ledger has lost its last entries (a topic that was restored from an older copy)"
     )
 
 
@@ -199,7 +200,8 @@ def _other_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
         f"the ledger was written by query {last.query_id} up to {describe(last.starts, last.ends)}, but this is query "
         f"{batch.query_id}, batch {batch.batch_id}, {describe(batch.starts, batch.ends)}. Two queries share one "
         "application id, or the checkpoint is of another query. Give each query its own application id; to continue "
-        "with a new checkpoint use startingOffsets=committed",
+        "with a new checkpoint use startingOffsets=committed (for a source in another cluster than the ledger's: the "
+        "offsets up to which the ledger goes)",
     )
 
 

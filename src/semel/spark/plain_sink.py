@@ -18,7 +18,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle
 from semel.client.types import OffsetAndMetadata, TopicPartition
-from semel.spark.base_sink import BaseSink
+from semel.spark.base_sink import BaseSink, log
 from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
@@ -74,6 +74,12 @@ class PlainSink(BaseSink):
             )
         started_s = time.monotonic()
         if self._was_tried(batch, offsets):
+            log.warning(
+                "batch %d is left out: group %r has its offsets already, so it was tried before and its rows may be "
+                "written (at_most_once)",
+                batch.batch_id,
+                self.options.application_id,
+            )
             df.write.format("noop").mode("overwrite").save()
             self._report(batch, "already tried", 0, 0, 1, started_s, started_s)
             return
