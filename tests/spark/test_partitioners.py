@@ -119,3 +119,21 @@ def test_routing_for_writers_keeps_the_partition_that_a_row_has(session: Any, qu
     assert {found[str(n)] for n in range(1, ROWS, 4)} == {3}
     if partitioner == "murmur2":
         assert all(found[str(n)] == partition_for_key(f"key-{n}".encode(), WIDE) for n in range(0, ROWS, 2))
+
+
+@pytest.mark.timeout(300)
+@SEMEL
+def test_routing_for_writers_knows_how_many_partitions_the_topic_of_a_row_has(session: Any, query: Query) -> None:
+    counts = {query.output: WIDE, query.source: 2}
+    topic = f"if(id % 2 = 1, '{query.source}', if(id % 4 = 2, NULL, '{query.output}')) AS topic"
+    rows = session.range(0, ROWS, 1, 3).selectExpr("concat('key-', id) AS key", "cast(id AS STRING) AS value", topic)
+    routed = semel.route(rows, query.bootstrap, topic=query.output, topics=query.source)
+    assert all(
+        row.partition == partition_for_key(row.key.encode(), counts[row.topic or query.output])
+        for row in routed.collect()
+    )
+    routed.write.format("semel").options(
+        **{"kafka.bootstrap.servers": query.bootstrap, "topic": query.output, "topics": query.source}
+    ).option("applicationId", query.application_id).mode("append").save()
+    found = Counter((value or b"").decode() for _, _, value in read_values(query.bootstrap, query.output))
+    assert found == Counter(str(n) for n in range(0, ROWS, 2))

@@ -11,12 +11,12 @@ partitions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import IntegerType, StructType
+from pyspark.sql.types import LongType, StructType
 
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import TransactionHandle
@@ -28,7 +28,7 @@ from semel.spark.ledger_topic import all_entries, wait_for_markers
 from semel.spark.sink_columns import HASH_OF_KEY, check_schema
 from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
 from semel.spark.transaction import BatchTransaction
-from semel.spark.writing import Report, task_identity, write_rows
+from semel.spark.writing import Report, write_rows
 
 
 class AlreadyDoneError(RuntimeError):
@@ -110,57 +110,74 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def route(
-    df: Any, brokers: str, *, topic: str, partitioner: str = MURMUR2, client: Mapping[str, Any] | None = None
+    df: Any,
+    brokers: str,
+    *,
+    topic: str,
+    topics: Iterable[str] | str = (),
+    partitioner: str = MURMUR2,
+    client: Mapping[str, Any] | None = None,
 ) -> Any:
     """The same rows with a column `partition`, each partition's rows in one task: what a transaction needs.
 
     murmur2 puts a key where any Kafka producer would, hash where Spark's own hash says (no Python needed). Rows without
-    a key are shared out; so are all with partitioner=none. A row that has a partition keeps it.
+    a key are shared out; so are all with partitioner=none. A row that has a partition keeps it. `topics` are further
+    topics that a column `topic` may name, as the writer has them: each has its own number of partitions.
     """
     settings = ClientSettings.of({"bootstrap.servers": brokers, "allow.auto.create.topics": False, **(client or {})})
     with Cluster(settings) as cluster:
-        count = Targets.of(cluster, [topic]).count
-    columns = _columns(df)
+        targets = Targets.of(cluster, [topic, *([topics] if isinstance(topics, str) else topics)])
+    counts = {target.name: target.partitions for target in targets.topics}
+    columns = _columns(df, is_mixed=len(counts) > 1)
     by_key = partitioner != SPREAD and "key" in columns
     if not by_key and "partition" not in columns:
-        return df.coalesce(count)
+        return df.coalesce(min(counts.values()))
     from pyspark.sql import functions as f
-    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
-    if by_key and partitioner == MURMUR2:
-        chosen = arrow_udf(_partition_of_key(count), IntegerType(), ArrowUDFType.SCALAR)("key")
-    else:
-        hashed = HASH_OF_KEY if by_key else "NULL"
-        chosen = f.expr(f"cast(pmod(coalesce({hashed}, spark_partition_id()), {count}) AS INT)")
+    hashed = _hash_of_key(partitioner) if by_key else f.lit(None).cast("bigint")
+    size = _count_by_topic(counts, topic) if len(counts) > 1 and "topic" in columns else f.lit(counts[topic])
+    chosen = f.pmod(f.coalesce(hashed, f.spark_partition_id()), size).cast("int")
     if "partition" in columns:
         chosen = f.coalesce(f.col("partition").cast("int"), chosen)
-    return df.withColumn("partition", chosen).repartitionById(count, f.col("partition"))
+    return df.withColumn("partition", chosen).repartitionById(max(counts.values()), f.col("partition"))
 
 
-def _columns(df: Any) -> list[str]:
-    """Declarative pipelines do not let a DataFrame be looked at; there a key is expected, and no partition."""
+def _columns(df: Any, is_mixed: bool) -> list[str]:
+    """Declarative pipelines do not let a DataFrame be looked at; there a key is expected, and a topic if there are
+    several, and no partition."""
     try:
         found: list[str] = df.columns
         return found
     except Exception as error:
         if "ATTEMPT_ANALYSIS" in (condition_of(error) or ""):
-            return ["key"]
+            return ["key", "topic"] if is_mixed else ["key"]
         raise
 
 
-def _partition_of_key(count: int) -> Any:
-    def partition_of_key(keys: Any) -> Any:
-        """Where Kafka's partitioner puts a key. Rows without one go by their task, so that a rerun does the same."""
-        import numpy as np
-        import pyarrow as pa
+def _count_by_topic(counts: Mapping[str, int], default: str) -> Any:
+    """How many partitions a row's topic has. A topic that is not known is the writer's to refuse."""
+    from pyspark.sql import functions as f
 
-        from semel.protocol.partitioning import partitions_for_keys
+    sizes = f.create_map(*(f.lit(part) for item in counts.items() for part in item))
+    return f.coalesce(f.element_at(sizes, f.col("topic")), f.lit(counts[default]))
 
-        task, _ = task_identity()
-        chosen = np.full(len(keys), task % count, np.int32)
-        has = keys.is_valid().to_numpy(zero_copy_only=False)
-        if has.any():
-            chosen[has] = partitions_for_keys(keys.filter(pa.array(has)), count)
-        return pa.array(chosen, pa.int32())
 
-    return partition_of_key
+def _hash_of_key(partitioner: str) -> Any:
+    """A number for each key, null without one."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+
+    if partitioner != MURMUR2:
+        return f.expr(HASH_OF_KEY)
+    return arrow_udf(_positive_murmur2, LongType(), ArrowUDFType.SCALAR)("key")
+
+
+def _positive_murmur2(keys: Any) -> Any:
+    """What Kafka's partitioner divides by the number of partitions."""
+    import numpy as np
+    import pyarrow as pa
+
+    from semel.protocol.partitioning import murmur2_column
+
+    is_null = keys.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(murmur2_column(keys).astype(np.int64) & 0x7FFFFFFF, pa.int64(), mask=is_null)

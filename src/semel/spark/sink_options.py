@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from semel.client.errors import ConfigError
 from semel.client.settings import COMPRESSIONS, ProducerSettings
-from semel.spark.ledger import MicroBatch, refuse_loop
+from semel.spark.ledger import MicroBatch, refuse_loop, topic_of
 from semel.spark.options import OptionError, check_known, client_options, number
 
 EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at_most_once"
@@ -61,6 +61,19 @@ class SinkOptions:
             raise OptionError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if self.topic is None and not self.extra_topics:
             raise OptionError("the sink has no topic; give topic=..., or topics=[...] for rows with a topic column")
+
+        self._refuse_own_topics()
+
+    def _refuse_own_topics(self) -> None:
+        """Rows, dead letters and ledger entries are told apart by their topics."""
+        rows = {self.topic, *self.extra_topics}
+        if self.dead_letter_topic is not None and self.dead_letter_topic in rows:
+            raise OptionError(f"dead_letter_topic is {self.dead_letter_topic!r}, where rows go too; give another one")
+        if topic_of(self.application_id) in {*rows, self.dead_letter_topic}:
+            raise OptionError(
+                f"topic {topic_of(self.application_id)!r} is the ledger of application {self.application_id!r}; rows "
+                "cannot go there. Choose another topic or another application_id"
+            )
 
     def topics(self) -> list[str]:
         """Every topic that rows may go to."""

@@ -73,6 +73,9 @@ def test_missing_brokers_and_topics_are_named():
         ({"compression": "brotli"}, "compression is 'brotli'"),
         ({"topic": None}, "no topic"),
         ({"max_attempts": 0}, "at least 1"),
+        ({"dead_letter_topic": "t"}, "where rows go too"),
+        ({"extra_topics": ("app.ledger",)}, "is the ledger of application 'app'"),
+        ({"dead_letter_topic": "app.ledger"}, "is the ledger of application 'app'"),
     ],
 )
 def test_wrong_sink_options_are_refused_by_name(changes, message):
