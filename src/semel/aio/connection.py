@@ -42,6 +42,8 @@ Response = TypeVar("Response", bound=Struct)
 
 log = logging.getLogger("semel.client")
 
+LOOK_EVERY_S = 0.01  # below TLS no event says that all is written
+
 
 class AsyncConnection(asyncio.BufferedProtocol):
     """An open connection. Make one with `AsyncConnection.open`."""
@@ -59,7 +61,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._wire = Wire(settings.client_id)
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
+        self._plain: asyncio.Transport | None = None  # below TLS
         self._is_full = False  # the transport holds more than it should; it says when it takes more
+        self._handed_bytes = 0  # of `outgoing`, to the transport, which may not have written them
         self._then: dict[Pending, Callable[[Pending], None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = float("inf")
@@ -108,7 +112,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise not_encrypted(error, self.address) from None
         if encrypted is None:
             raise failed(self.address, "the connection was closed during the handshake of TLS")
-        self._transport = encrypted
+        self._plain, self._transport = plain, encrypted
 
     async def _negotiate(self, deadline: Deadline) -> None:
         steps = opening(self, self._settings, time.monotonic)
@@ -190,12 +194,35 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._set_alarm(self.throttled_until_s)
 
     def _write(self) -> None:
-        wire = self._wire
-        if self.closed or self._is_full or self._transport is None or not wire.outgoing or self.is_throttled:
+        wire, transport = self._wire, self._transport
+        if self.closed or self._is_full or self._handed_bytes or transport is None or self.is_throttled:
             return
+        if not wire.outgoing:
+            return
+        if wire.without_response and self._plain is None:
+            transport.set_write_buffer_limits(high=0)  # it says when it holds nothing any more
         parts = list(wire.outgoing)
-        self._transport.writelines(parts)
-        self._finish(wire.written(sum(map(len, parts))))
+        transport.writelines(parts)
+        self._handed_bytes = sum(map(len, parts))
+        self._take_written()
+
+    def _take_written(self) -> None:
+        """What was handed over is written. A request without a response (acks=0) is done with that, so not before the
+        transport holds nothing of it any more: what it holds is lost when the connection is closed."""
+        handed_bytes = self._handed_bytes
+        if self.closed or not handed_bytes:
+            return
+        if self._wire.without_response and self._is_holding():
+            if self._plain is not None:
+                self._loop.call_later(LOOK_EVERY_S, self._take_written)
+            return
+        self._handed_bytes = 0
+        self._finish(self._wire.written(handed_bytes))
+        self._write()
+
+    def _is_holding(self) -> bool:
+        layers = (self._transport, self._plain)
+        return any(layer.get_write_buffer_size() for layer in layers if layer is not None)
 
     def _finish(self, done: Iterable[Pending]) -> None:
         for pending in done:
@@ -233,6 +260,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
+        self._take_written()
         self._write()
 
     def get_buffer(self, sizehint: int) -> memoryview:

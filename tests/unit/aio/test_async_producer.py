@@ -30,6 +30,7 @@ from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, eventually
 
 PATIENCE_MS = PATIENCE_S * 1000
+MORE_THAN_SOCKETS_HOLD = 100_000_000  # bytes
 _numbers = count(1)
 
 
@@ -216,6 +217,35 @@ def test_without_acknowledgements_a_record_is_done_when_it_is_written(broker: st
 
     in_loop(main())
     eventually(lambda: values(broker, topic), lambda found: found == [b"x"])
+
+
+def test_without_acknowledgements_nothing_is_lost_at_close_while_the_broker_does_not_read(
+    semel_broker: SemelBroker,
+) -> None:
+    """What the transport of asyncio holds is not written yet."""
+    bootstrap = semel_broker.bootstrap
+    topic = create_topic(bootstrap, "aio-unacked")
+    options = {"acks": 0, "buffer_memory": 2_000_000, "max_block_ms": 1000, "send_buffer_bytes": 65536}
+
+    async def main() -> int:
+        producer = AsyncProducer(bootstrap_servers=bootstrap, **options)
+        await (await producer.send(topic, b"first"))
+        semel_broker.pause()
+        sent = 1
+        with pytest.raises(BufferFullError):
+            while sent * 10_000 < MORE_THAN_SOCKETS_HOLD:
+                await producer.send(topic, bytes(10_000))
+                sent += 1
+        assert producer.metrics().buffer_used_bytes <= 2_000_000
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        semel_broker.resume()
+        await closing
+        return sent
+
+    sent = in_loop(main())
+    eventually(lambda: len(values(bootstrap, topic)), lambda found: found == sent)
 
 
 def test_a_broker_that_is_killed_and_started_again(semel_broker: SemelBroker) -> None:
