@@ -101,12 +101,33 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._queue.clear()
+        self._queue = deque(frame for frame in self._queue if self._is_unacknowledged(frame))
         self._server.forget(self)
         for slot in self._slots:
             if slot.future is not None and slot.served.cancel_on_disconnect:
                 slot.future.cancel()
-        self._slots.clear()
+        self._slots = deque(slot for slot in self._slots if slot.future is not None and not slot.future.cancelled())
+        self._work_off()
+
+    def _is_unacknowledged(self, frame: bytearray) -> bool:
+        """Whether it is a Produce request with acks=0. Its client is done once it is written, and may have gone away
+        since: as in Kafka, that takes nothing back."""
+        if len(frame) < 2 or frame[0] or frame[1]:
+            return False
+        try:
+            header = read_request_header(frame, FLEXIBLE_FROM)
+            served = self._server.dispatcher.find(header.api_key, header.version)
+            request: Any = served.decode(frame, header.version, header.body_at)
+        except ProtocolError:
+            return False
+        return bool(request.acks == 0)
+
+    def _work_off(self, done: ResponseSlot | None = None) -> None:
+        """After the end of the connection: what is left in the queue, each when the one before it is done."""
+        if done in self._slots:
+            self._slots.remove(done)
+        while self._queue and not self._slots:
+            self._handle(self._queue.popleft())
 
     def close(self, reason: str, *, level: int = logging.INFO) -> None:
         """Ends the connection at once, without a response to what is under way."""
@@ -244,7 +265,10 @@ class Connection(asyncio.BufferedProtocol):
         future.add_done_callback(lambda future: self._on_response(slot, future))
 
     def _on_response(self, slot: ResponseSlot, future: asyncio.Future[Struct | None]) -> None:
-        if self._transport is None or future.cancelled():
+        if self._transport is None:
+            self._work_off(slot)
+            return
+        if future.cancelled():
             return
         error = future.exception()
         if error is not None:
@@ -278,7 +302,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_framed(self, slot: ResponseSlot, future: asyncio.Future[list[Any]]) -> None:
         """A thread encoded a large response."""
-        if self._transport is None or future.cancelled():
+        if self._transport is None:
+            self._work_off(slot)
+            return
+        if future.cancelled():
             return
         error = future.exception()
         if error is not None:

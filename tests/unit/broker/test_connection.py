@@ -117,6 +117,12 @@ def request(api: Any, correlation_id: int) -> bytes:
     return b"".join(api.frame_request(body, version, correlation_id, "test"))
 
 
+async def until_idle() -> None:
+    """Until all that is ready has run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def run(body: Callable[[Server], Awaitable[None]]) -> None:
     async def go() -> None:
         await body(Server())
@@ -223,6 +229,35 @@ def test_a_coroutine_that_began_goes_on_to_its_end_when_the_client_leaves() -> N
         await asyncio.wait_for(ended.wait(), PATIENCE_S)
         await asyncio.sleep(0)
         assert transport.answered() == []
+
+    run(body)
+
+
+def test_what_waits_without_acknowledgement_is_written_although_the_client_left() -> None:
+    """With acks=0 a client is done once its requests are written, and closes. One that waits for a response sends its
+    requests again instead."""
+
+    async def body(server: Server) -> None:
+        written: list[int] = []
+        turns = [server.loop.create_future() for _ in range(4)]
+
+        async def handler(_: object, __: object, produce: ProduceRequest) -> ProduceResponse | None:
+            number = produce.timeout_ms
+            await turns[number]
+            written.append(number)
+            return None if produce.acks == 0 else ProduceResponse()
+
+        server.handle(0, handler)
+        connection, _ = connect(server)
+        for number, acks in enumerate((0, 0, -1, 0)):
+            asked = ProduceRequest(acks=acks, timeout_ms=number)
+            receive(connection, b"".join(PRODUCE.frame_request(asked, 9, number, "test")))
+        connection.connection_lost(None)
+        assert written == []
+        for turn in turns:
+            turn.set_result(None)
+            await until_idle()
+        assert written == [0, 1, 3]
 
     run(body)
 
