@@ -39,6 +39,8 @@ class Waker:
                     os.write(self._write_fd, b"\0")
 
     def drain(self) -> None:
+        if self._closed:  # by a signal handler, while the owner waited
+            return
         with contextlib.suppress(BlockingIOError):
             while os.read(self.fd, 4096):
                 pass

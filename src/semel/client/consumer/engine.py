@@ -96,6 +96,8 @@ class ConsumerEngine(Generic[Connection]):
             if deadline.expired:
                 return False
             await self.wait(deadline)
+            if self.closed:  # by a signal handler, say
+                self.check_usable()
 
     # -- the group -----------------------------------------------------------------------------------------------------
     async def _turn_group(self, member: GroupMember[Connection]) -> None:

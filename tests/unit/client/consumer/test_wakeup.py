@@ -1,10 +1,16 @@
-"""wakeup(): no call is lost, whenever it comes. No broker is needed: nothing is to be read."""
+"""wakeup(): no call is lost, whenever it comes. What else may end a poll from outside."""
 
 from __future__ import annotations
 
+import signal
 import time
 
+import pytest
+
 from semel.client.consumer import Consumer
+from semel.client.errors import ClosedError
+from semel.local.brokers import SemelBroker
+from tests.support.reading import create_topic
 
 LONG_MS = 60_000
 
@@ -30,3 +36,16 @@ def test_wakeup_before_a_loop_ends_the_loop() -> None:
     with unreachable() as consumer:
         consumer.wakeup()
         assert list(consumer) == []
+
+
+def test_a_signal_handler_that_closes_the_consumer_ends_its_poll(shared_semel_broker: SemelBroker) -> None:
+    consumer = Consumer(bootstrap_servers=shared_semel_broker.bootstrap)
+    consumer.assign([(create_topic(shared_semel_broker.bootstrap, "closed-by-a-signal"), 0)])
+    assert consumer.poll(100) == []
+    before = signal.signal(signal.SIGALRM, lambda *_: consumer.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(ClosedError):
+            consumer.poll(LONG_MS)
+    finally:
+        signal.signal(signal.SIGALRM, before)
