@@ -149,8 +149,7 @@ class Emitter:
             *reason_headers(f"{type(error).__name__}: {error}", self.sink),
             (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
         ]
-        timestamp = record.timestamp if record.timestamp >= 0 else None
-        letter = Output(record.value, record.key, self.dead_letter_topic, None, timestamp, headers)
+        letter = Output(record.value, record.key, self.dead_letter_topic, None, _timestamp(record), headers)
         made.dead_letters.append(letter)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -198,13 +197,18 @@ def rows_of(returned: Any, record: ConsumerRecord) -> list[Output]:
     if isinstance(returned, bytes | str):
         return [Output(returned, record.key)]
     if isinstance(returned, ConsumerRecord):
-        return [Output(returned.value, returned.key, None, None, returned.timestamp, returned.headers)]
+        return [Output(returned.value, returned.key, None, None, _timestamp(returned), returned.headers)]
     if isinstance(returned, Iterable) and not isinstance(returned, Mapping | bytearray | memoryview):
         return [output for part in returned for output in rows_of(part, record)]
     raise ConfigError(
         f"the function returned {type(returned).__name__}; expected None, bytes, str, Output, the record, or several "
         "of them in a list or generator"
     )
+
+
+def _timestamp(record: ConsumerRecord) -> int | None:
+    """None for a record that has none (-1): the producer would refuse that."""
+    return record.timestamp if record.timestamp >= 0 else None
 
 
 def sendable(table: Any) -> Any:

@@ -95,3 +95,9 @@ def test_missing_sink_is_said() -> None:
     emitter = Emitter(lambda record: b"x", None, tables=False)
     with pytest.raises(ConfigError, match="no sink topic"):
         emitter.send(Recorder(), emitter.outputs([RECORD]))  # type: ignore[arg-type]
+
+
+def test_a_record_without_a_timestamp_is_passed_on() -> None:
+    """It has -1, which the producer refuses; it gets a new one."""
+    record = RECORD._replace(timestamp=-1)
+    assert rows_of(record, record) == [Output(record.value, record.key, None, None, None, record.headers)]
