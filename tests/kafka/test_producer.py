@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
+from semel.client.admin import Admin
 from semel.client.cluster import Cluster as Connections
 from semel.client.errors import (
     BufferFullError,
@@ -436,3 +437,27 @@ print(json.dumps([before, sorted(thread.name for thread in threading.enumerate()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout) == [["MainThread", "semel-producer"], ["MainThread"]]
+
+
+def test_a_topic_that_was_created_again_with_fewer_partitions_is_written_where_it_has_some(
+    cluster: Cluster, wide_topic: str
+) -> None:
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        producer = producer_for(cluster, linger_ms=0)
+        producer.send(wide_topic, b"first", partition=6).result(timeout_ms=PATIENCE_S * 1000)
+        admin.delete_topics([wide_topic])
+        until(lambda: wide_topic not in admin.list_topics())
+        create_topic(cluster.bootstrap, wide_topic, partitions=1)
+        producer.send(wide_topic, b"to a partition that is gone", partition=6)
+
+        def is_refused() -> bool:
+            try:
+                producer.send(wide_topic, b"to a partition that is gone", partition=6)
+            except ConfigError as error:
+                return "has 0 to 0" in str(error)
+            return False
+
+        until(is_refused, "the producer goes on with the partitions of the deleted topic")
+        deliveries = [producer.send(wide_topic, b"x", key=b"key %d" % number) for number in range(20)]
+        assert {delivery.result(timeout_ms=PATIENCE_S * 1000).partition for delivery in deliveries} == {0}
+        producer.close(timeout_ms=0)

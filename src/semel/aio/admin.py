@@ -26,6 +26,7 @@ class AsyncAdmin(AdminCalls):
         settings = admin_settings(options, keywords)
         self._cluster = AsyncCluster(settings, LoopGuard("AsyncAdmin"))
         super().__init__(settings, self._cluster)
+        self._cluster.close_with(self)
 
     async def close(self) -> None:
         """Closes its connections. Calls of other tasks that wait fail."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,13 +18,27 @@ from semel.aio.connection import AsyncConnection
 from semel.aio.loop_guard import LoopGuard
 from semel.client.cluster import Outages
 from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response
-from semel.client.errors import ClosedError, ConnectionFailedError
+from semel.client.errors import ClosedError, ConnectionFailedError, KafkaError
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode
 
 Key = tuple[str, str, int]  # lane, host, port
+
+
+@contextlib.asynccontextmanager
+async def held(lock: asyncio.Lock, deadline: Deadline, too_late: KafkaError) -> AsyncIterator[None]:
+    """With a lock that others may have for long: raises if it is not free by the deadline."""
+    try:
+        async with asyncio.timeout(deadline.remaining_s()):
+            await lock.acquire()
+    except TimeoutError:
+        raise too_late from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class AsyncCluster(ClusterCalls[AsyncConnection]):
@@ -120,22 +135,19 @@ class AsyncCluster(ClusterCalls[AsyncConnection]):
         self.was_reached = True
         return connection
 
-    @contextlib.asynccontextmanager
-    async def _opening(self, key: Key, deadline: Deadline) -> AsyncIterator[None]:
+    def _opening(self, key: Key, deadline: Deadline) -> contextlib.AbstractAsyncContextManager[None]:
         """One task at a time opens a connection; those that want the same one wait for it, up to their deadline."""
-        lock = self._openings.setdefault(key, asyncio.Lock())
-        try:
-            async with asyncio.timeout(deadline.remaining_s()):
-                await lock.acquire()
-        except TimeoutError:
-            raise ConnectionFailedError(
-                f"another task has been connecting to {key[1]}:{key[2]} for longer than {deadline.total_s:.3g} s",
-                ErrorCode.NETWORK_EXCEPTION,
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        too_late = ConnectionFailedError(
+            f"another task has been connecting to {key[1]}:{key[2]} for longer than {deadline.total_s:.3g} s",
+            ErrorCode.NETWORK_EXCEPTION,
+        )
+        return held(self._openings.setdefault(key, asyncio.Lock()), deadline, too_late)
+
+    def close_with(self, owner: object) -> weakref.finalize[Any, Any]:
+        """Closes the connections once nobody holds the owner any more, who did not close it."""
+        closing = weakref.finalize(owner, self.guard.call_soon, self.close)
+        closing.atexit = False
+        return closing
 
     def close(self) -> None:
         """Closes every connection. Calls that wait fail."""

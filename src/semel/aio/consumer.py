@@ -44,7 +44,7 @@ class AsyncConsumer(ConsumerBase[AsyncConnection]):
         network = self._engine.network
         assert isinstance(network, AsyncNetwork)
         self._guard = TaskGuard("consumer", network.guard)
-        network.close_with(self)
+        network.calls.close_with(self)
 
     _poll = guarded("_poll", ConsumerBase._poll)
     poll = ConsumerBase._poll_records

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -87,10 +86,6 @@ class AsyncNetwork(Network[AsyncConnection]):
             for task in self._tasks:
                 task.cancel()
         self.calls.close()
-
-    def close_with(self, owner: object) -> None:
-        """Closes the connections once nobody holds the owner any more, who did not close it."""
-        weakref.finalize(owner, self.guard.call_soon, self.calls.close).atexit = False
 
 
 class Wakeups:

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from semel.aio.cluster import AsyncCluster
+from semel.aio.cluster import AsyncCluster, held
 from semel.aio.loop_guard import LoopGuard
 from semel.aio.sender import AsyncDelivery, AsyncSender, AsyncTableDelivery, forgettable
-from semel.client.errors import ClosedError, FatalError, KafkaError
+from semel.client.errors import ClosedError, FatalError, KafkaError, TimedOutError
 from semel.client.metrics import ProducerMetrics
 from semel.client.producer.base import (
     ABORTED_AT_CLOSE,
@@ -71,15 +71,15 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         self._sender = self._make_sender()
         self._countings: dict[str, asyncio.Lock] = {}  # one task at a time looks a topic up
         self._offset_tasks: set[asyncio.Task[None]] = set()  # go on although their callers were cancelled
-        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._finalizer = self._cluster.close_with(self)
 
     def _make_sender(self) -> AsyncSender:
         settings = self.settings
         if settings.transactional_id is None:
-            return AsyncSender(settings, self._cluster, self._write_identity())
+            return AsyncSender(settings, self._cluster, self._write_identity(), forget_count=self._forget_count())
         coordinator = CoordinatorCalls(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
-        sender = AsyncSender(settings, self._cluster, transaction, coordinator)
+        sender = AsyncSender(settings, self._cluster, transaction, coordinator, self._forget_count())
         self._transactions = TransactionCalls(transaction, coordinator, sender)
         return sender
 
@@ -241,8 +241,7 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
             log.warning("records were not acknowledged before the producer was closed")
 
     async def _shut_down(self) -> None:
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        self._finalizer.detach()
         self._cluster.close()  # which ends the calls that the task may wait in
         await self._sender.stop()
         self._sender.fail_all(ClosedError("the producer was closed before this record was acknowledged"))
@@ -275,15 +274,19 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
     def _start(self) -> None:
         if self._sender.task is None:
             self._sender.start()
+            self._finalizer.detach()
             self._finalizer = weakref.finalize(self, self._sender.finish)
             self._finalizer.atexit = False
 
     async def _count_partitions(self, topic: str, now_s: float) -> int:
-        async with self._countings.setdefault(topic, asyncio.Lock()):
+        deadline = Deadline(self._block_s(None))
+        too_late = TimedOutError(f"looking up topic {topic!r} did not succeed within {deadline.total_s:.3g} s")
+        async with held(self._countings.setdefault(topic, asyncio.Lock()), deadline, too_late):
             known = self._known_count(topic, now_s)  # another task may have looked it up meanwhile
             if known is not None:
                 return known
-            return self._remember_count(topic, len(await self._cluster.partitions(topic, self._block_s(None))), now_s)
+            found = await self._cluster.partitions(topic, deadline.remaining_s())
+            return self._remember_count(topic, len(found), now_s)
 
     async def _checked_partition(self, topic: str, partition: int) -> int:
         """A partition that was not there when the topic was last looked at may be new."""

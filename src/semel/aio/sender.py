@@ -155,7 +155,9 @@ class AsyncDelivery(Delivery):
         self._callbacks.append((function, context))
 
     def remove_done_callback(self, function: Callable[[Any], Any]) -> int:
-        before = getattr(self, "_callbacks", [])
+        before = getattr(self, "_callbacks", None)
+        if before is None:
+            return 0
         self._callbacks = [each for each in before if each[0] != function]
         return len(before) - len(self._callbacks)
 
@@ -198,8 +200,9 @@ class AsyncSender(BatchSender[LoopState]):
         cluster: AsyncCluster,
         identity: WriteIdentity,
         coordinator: CoordinatorCalls | None = None,
+        forget_count: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(settings, cluster, identity, coordinator, LoopState(cluster.guard))
+        super().__init__(settings, cluster, identity, coordinator, LoopState(cluster.guard), forget_count)
         self.cluster = cluster
         self.task: asyncio.Task[None] | None = None
         self.crash: BaseException | None = None

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import semel
-from semel.aio import AsyncProducer
+from semel.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from semel.client.errors import (
     BufferFullError,
     ClosedError,
@@ -27,7 +27,7 @@ from semel.protocol.messages.records import PRODUCE
 from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.event_loop import in_loop, in_other_thread
 from tests.support.reading import create_topic, read_topic
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import PATIENCE_S, STALL_S, eventually
 
 PATIENCE_MS = PATIENCE_S * 1000
 MORE_THAN_SOCKETS_HOLD = 100_000_000  # bytes
@@ -231,11 +231,7 @@ def test_without_acknowledgements_nothing_is_lost_at_close_while_the_broker_does
         producer = AsyncProducer(bootstrap_servers=bootstrap, **options)
         await (await producer.send(topic, b"first"))
         semel_broker.pause()
-        sent = 1
-        with pytest.raises(BufferFullError):
-            while sent * 10_000 < MORE_THAN_SOCKETS_HOLD:
-                await producer.send(topic, bytes(10_000))
-                sent += 1
+        sent = 1 + await _fill(producer, topic)
         assert producer.metrics().buffer_used_bytes <= 2_000_000
         closing = asyncio.create_task(producer.close())
         await asyncio.sleep(0)
@@ -246,6 +242,16 @@ def test_without_acknowledgements_nothing_is_lost_at_close_while_the_broker_does
 
     sent = in_loop(main())
     eventually(lambda: len(values(bootstrap, topic)), lambda found: found == sent)
+
+
+async def _fill(producer: AsyncProducer, topic: str) -> int:
+    """Sends until memory is full; how many records went in."""
+    for sent in range(MORE_THAN_SOCKETS_HOLD // 10_000):
+        try:
+            await producer.send(topic, bytes(10_000))
+        except BufferFullError:
+            return sent
+    raise AssertionError("buffer.memory was never full")
 
 
 def test_a_broker_that_is_killed_and_started_again(semel_broker: SemelBroker) -> None:
@@ -476,3 +482,51 @@ def test_what_waits_for_deliveries_can_be_cancelled_and_their_records_are_sent(
 
     in_loop(main())
     assert values(bootstrap, topic) == [b"first", b"gathered", b"waited for", b"awaited"]
+
+
+def test_a_callback_is_called_although_another_was_removed_before(broker: str, topic: str) -> None:
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=broker, linger_ms=60_000) as producer:
+            delivery = await producer.send(topic, b"x")
+            assert delivery.remove_done_callback(print) == 0
+            called = asyncio.Event()
+            delivery.add_done_callback(lambda _: called.set())
+            await producer.flush()
+            await called.wait()
+
+    in_loop(main(), 30)
+
+
+def test_many_sends_to_a_topic_that_is_not_there_wait_together(broker: str) -> None:
+    """Each for max.block.ms, not one after the other."""
+    options = {"max_block_ms": 1000, "allow_auto_create_topics": False}
+
+    async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=broker, **options) as producer:
+            sends = [asyncio.create_task(producer.send("aio-not-there", b"x")) for _ in range(100)]
+            done, waiting = await asyncio.wait(sends, timeout=STALL_S)
+            for each in waiting:
+                each.cancel()
+            assert not waiting
+            assert {type(each.exception()) for each in done} == {TimedOutError}
+            assert all("aio-not-there" in str(each.exception()) for each in done)
+
+    in_loop(main())
+
+
+def test_what_was_never_closed_leaves_no_connection(broker: str, topic: str) -> None:
+    def connections() -> int:
+        transports = [each for each in gc.get_objects() if isinstance(each, asyncio.Transport)]
+        return sum(not transport.is_closing() for transport in transports)
+
+    async def main() -> None:
+        before = connections()
+        await AsyncProducer(bootstrap_servers=broker).partitions_for(topic)
+        await AsyncAdmin(bootstrap_servers=broker).list_topics()
+        await AsyncConsumer(bootstrap_servers=broker).partitions_for(topic)
+        async with asyncio.timeout(PATIENCE_S):
+            while connections() > before:
+                gc.collect()
+                await asyncio.sleep(0.01)
+
+    in_loop(main())

@@ -70,6 +70,11 @@ class ProducerBase(Generic[Calls]):
         self._partition_counts[topic] = (count, now_s + self.settings.metadata_max_age_ms / 1000)
         return count
 
+    def _forget_count(self) -> Callable[[str], object]:
+        """For the sender, which must not hold the producer: a topic, or a partition of it, is not there any more."""
+        counts = self._partition_counts
+        return lambda topic: counts.pop(topic, None)
+
     def _partition_of(self, topic: str, row: Row, size_bytes: int, count: int) -> int:
         """The key's partition, as the Java client hashes it; without a key one that is kept until a batch is full."""
         return self._sticky.partition(topic, count, size_bytes) if row[0] is None else partition_for_key(row[0], count)

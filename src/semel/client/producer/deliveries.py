@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from threading import Condition, Lock
-from typing import Any, NamedTuple
+from threading import Condition, Lock, get_ident
+from typing import Any, NamedTuple, TypeVar
 
 from semel.client.errors import IllegalStateError, KafkaError, TimedOutError
 from semel.client.producer.batches import BatchMetadata, ProducerBatch, RecordMetadata
 from semel.client.producer.futures import DeliveryFuture
 from semel.client.timeouts import timeout_in_ms
+from semel.client.timing import Deadline
+
+Value = TypeVar("Value")
 
 
 class DeliveryCondition(Condition):
-    """Notified when batches are done; of use only in the process whose thread sends them."""
+    """Notified when batches are done; of use only in the process whose thread sends them, and not in that thread, which
+    runs the callbacks of deliveries: it would wait for itself."""
 
     def __init__(self, lock: Lock) -> None:
         super().__init__(lock)
         self._owner_pid = os.getpid()
+        self.sending_thread: int | None = None  # its identifier, while it runs
+
+    def wait_for(self, predicate: Callable[[], Value], timeout: float | None = None) -> Value:
+        if timeout != 0 and get_ident() == self.sending_thread and not predicate():
+            raise IllegalStateError(
+                "a callback of a delivery cannot wait for the producer: it runs in the thread that sends; let another "
+                "thread do it"
+            )
+        return super().wait_for(predicate, timeout)
 
     def check_process(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -53,7 +66,7 @@ class Delivery(DeliveryFuture):
         """Once the batch is done."""
         batch, index = self._batch.part_with(self._index)
         if batch.error is not None:
-            raise batch.error
+            raise without_traceback(batch.error)
         offset = batch.base_offset + index if batch.base_offset >= 0 else -1
         stamped = batch.log_append_time if batch.log_append_time >= 0 else self._timestamp
         return RecordMetadata(batch.topic, batch.partition, offset, stamped)
@@ -108,7 +121,7 @@ class TableDelivery(DeliveryFuture):
         """Waits for all of them; one entry per stored batch. Raises the first error."""
         error = self.exception(timeout_ms=timeout_ms)
         if error is not None:
-            raise error
+            raise without_traceback(error)
         return [run for share in self._shares for run in share.batch.metadata(share.first, share.row_count)]
 
     get = result
@@ -116,8 +129,9 @@ class TableDelivery(DeliveryFuture):
     @timeout_in_ms
     def exception(self, *, timeout_ms: float | None = None) -> KafkaError | None:
         """Waits; the first error, or None if every row was stored."""
+        deadline = None if timeout_ms is None else Deadline(timeout_ms / 1000)
         for batch in self._batches:
-            wait_done(batch, self._changed, timeout_ms)
+            wait_done(batch, self._changed, timeout_ms, deadline)
         return next((batch.error for batch in self._batches if batch.error is not None), None)
 
     def add_done_callback(self, function: Callable[[TableDelivery], Any]) -> None:
@@ -164,11 +178,20 @@ def _offsets_of(run: BatchMetadata) -> Any:
     return np.arange(run.base_offset, run.base_offset + run.record_count)
 
 
-def wait_done(batch: ProducerBatch, changed: DeliveryCondition, timeout_ms: float | None) -> ProducerBatch:
+def without_traceback(error: KafkaError) -> KafkaError:
+    """The error of a batch is raised for each of its records, and would keep the frames of all who got it."""
+    return error.with_traceback(None)
+
+
+def wait_done(
+    batch: ProducerBatch, changed: DeliveryCondition, timeout_ms: float | None, deadline: Deadline | None = None
+) -> ProducerBatch:
+    """Up to the timeout, or to the deadline of a call that waits for several batches and has this timeout."""
     if not batch.done:
         changed.check_process()
+        limit_s = None if timeout_ms is None else timeout_ms / 1000
         with changed:
-            if not changed.wait_for(lambda: batch.done, None if timeout_ms is None else timeout_ms / 1000):
+            if not changed.wait_for(lambda: batch.done, limit_s if deadline is None else deadline.remaining_s()):
                 raise TimedOutError(
                     f"no response yet for a record sent to {batch.topic}-{batch.partition} after {timeout_ms:g} ms of "
                     "waiting; it is still on its way: wait longer, or see delivery.timeout.ms"

@@ -89,10 +89,10 @@ class Producer(ProducerBase[Transactions], Closing):
     def _make_sender(self) -> Sender:
         settings = self.settings
         if settings.transactional_id is None:
-            return Sender(settings, self._cluster, self._write_identity())
+            return Sender(settings, self._cluster, self._write_identity(), forget_count=self._forget_count())
         coordinator = CoordinatorClient(self._cluster, settings, settings.transactional_id)
         transaction = TransactionCore(settings.transactional_id)
-        sender = Sender(settings, self._cluster, transaction, coordinator)
+        sender = Sender(settings, self._cluster, transaction, coordinator, self._forget_count())
         self._transactions = Transactions(transaction, coordinator, sender)
         return sender
 
@@ -137,7 +137,7 @@ class Producer(ProducerBase[Transactions], Closing):
             else:
                 partition = self._sticky.partition(topic, count, size)
         elif not 0 <= partition < count:
-            partition = self._checked_partition(topic, partition)
+            partition = self._checked_partition(topic, partition, count)
         return self._sender.append(topic, partition, row, size, transaction)
 
     def send_table(self, topic: str, table: Any) -> TableDelivery:
@@ -246,6 +246,9 @@ class Producer(ProducerBase[Transactions], Closing):
             return
         self._closed = True
         deadline = self._longest(timeout_ms)
+        if self._thread is threading.current_thread():
+            deadline = Deadline(0)
+            log.warning("close() was called by a delivery callback, which cannot wait: what is on its way fails")
         try:
             self._finish_work(deadline)
         finally:
@@ -307,13 +310,14 @@ class Producer(ProducerBase[Transactions], Closing):
     def _count_partitions(self, topic: str, now_s: float) -> int:
         return self._remember_count(topic, len(self._cluster.partitions(topic, self._block_s(None))), now_s)
 
-    def _checked_partition(self, topic: str, partition: int) -> int:
+    def _checked_partition(self, topic: str, partition: int, count: int) -> int:
         """A partition that was not there when the topic was last looked at may be new."""
         if partition >= 0:
             self._cluster.metadata.forget(topic)
-            if partition < self._count_partitions(topic, time.time()):
+            count = self._count_partitions(topic, time.time())
+            if partition < count:
                 return partition
-        raise unknown_partition(topic, partition, self._partition_counts[topic][0])
+        raise unknown_partition(topic, partition, count)
 
 
 class ProducerTransaction(TransactionBlock):
@@ -367,6 +371,7 @@ class _SenderThread(threading.Thread):
 
     def run(self) -> None:
         sender = self._sender
+        sender.changed.sending_thread = threading.get_ident()
         end: KafkaError = ClosedError("the producer was closed before this record was acknowledged")
         _running.add(self)
         try:
@@ -385,6 +390,7 @@ class _SenderThread(threading.Thread):
         finally:
             _running.discard(self)
             sender.fail_all(end)
+            sender.changed.sending_thread = None  # the number may be given to another thread
             if self._finishing:
                 sender.cluster.close()  # it is not shared
             sender.close()

@@ -49,11 +49,12 @@ class Sender(BatchSender[DeliveryCondition]):
         cluster: Cluster,
         identity: WriteIdentity,
         coordinator: CoordinatorClient | None = None,
+        forget_count: Callable[[str], object] | None = None,
     ) -> None:
         self.cluster = cluster
         self.lock = Lock()  # guards the core
         calls = None if coordinator is None else coordinator.calls
-        super().__init__(settings, cluster.calls, identity, calls, DeliveryCondition(self.lock))
+        super().__init__(settings, cluster.calls, identity, calls, DeliveryCondition(self.lock), forget_count)
         self._waker = Waker()
         self._asleep = False
 

@@ -50,8 +50,10 @@ class BatchSender(Generic[Changed]):
         identity: WriteIdentity,
         coordinator: CoordinatorCalls | None,
         changed: Changed,
+        forget_count: Callable[[str], object] | None,
     ) -> None:
         self.settings = settings
+        self._forget_count = forget_count  # called with a topic that is not there, or has fewer partitions than before
         self.core = ProducerCore(settings, identity, random.random)
         self.changed = changed  # guards the core; notified when batches are done, or a transaction's state changes
         self._calls = calls
@@ -175,6 +177,8 @@ class BatchSender(Generic[Changed]):
                 groups.setdefault(leader, []).append(queue)
             except KafkaError as error:
                 failed_topics.add(queue.topic)
+                if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and self._forget_count is not None:
+                    self._forget_count(queue.topic)
                 self._unreachable([each for each in queues if each.topic == queue.topic], error)
         return groups
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import FatalError
+from semel.client.errors import FatalError, TimedOutError
 from semel.client.producer.batches import ProducerBatch
 from semel.client.producer.deliveries import Delivery, DeliveryCondition, TableDelivery, TableShare
 
@@ -207,3 +207,35 @@ def test_the_callback_of_a_table_comes_once_after_its_last_batch(sending: Sendin
     assert seen == [True, True], "of one that is done, at once"
     sending.table().add_done_callback(lambda given: seen.append(given.done()))
     assert seen == [True, True, True], "of one without rows, too"
+
+
+def test_a_table_of_many_batches_is_waited_for_no_longer_than_its_timeout(sending: Sending) -> None:
+    """Each batch comes within the timeout; all of them together take much longer."""
+    batches = [sending.batch() for _ in range(200)]
+    table = sending.table(*batches)
+    is_over = threading.Event()
+
+    def finish_slowly() -> None:
+        for batch in batches:
+            if is_over.wait(0.25):
+                return
+            sending.finish(batch)
+
+    sender = in_a_thread(finish_slowly)
+    with pytest.raises(TimedOutError):
+        table.result(timeout_ms=1000)
+    done = sum(batch.done for batch in batches)
+    is_over.set()
+    sender.join(PATIENCE_S)
+    assert done < len(batches)
+
+
+def test_the_error_of_a_batch_does_not_collect_the_frames_of_all_who_got_it(sending: Sending) -> None:
+    batch = sending.batch(100)
+    sending.finish(batch, error=FatalError("refused"))
+    lengths = set()
+    for delivery in [*(sending.delivery(batch, index) for index in range(batch.count)), sending.table(batch)]:
+        with pytest.raises(FatalError) as caught:
+            delivery.result()
+        lengths.add(len(caught.traceback))
+    assert max(lengths) < 10

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import ClosedError, FatalError
+from semel.client.errors import ClosedError, FatalError, IllegalStateError
 from semel.client.producer import Producer
 from semel.client.producer.sender import Sender
 from semel.local.brokers import SemelBroker
@@ -165,3 +165,39 @@ def test_a_wake_up_after_the_end_is_written_nowhere(
     finally:
         for file in files:
             file.close()
+
+
+def test_a_callback_that_would_wait_for_its_own_thread_is_told_so(shared_semel_broker: SemelBroker, topic: str) -> None:
+    raised: list[BaseException] = []
+    with Producer(bootstrap_servers=shared_semel_broker.bootstrap, linger_ms=0) as producer:
+        called = threading.Event()
+
+        def wait_inside(_: Any) -> None:
+            behind = producer.send(topic, b"behind")
+            for wait in (behind.result, producer.flush):
+                try:
+                    wait()
+                except IllegalStateError as error:
+                    raised.append(error)
+            called.set()
+
+        producer.send(topic, b"x").add_done_callback(wait_inside)
+        assert called.wait(PATIENCE_S)
+        producer.flush(timeout_ms=PATIENCE_S * 1000)
+    assert ["callback" in str(error) for error in raised] == [True, True]
+    assert [row.value for row in read_topic(shared_semel_broker.bootstrap, topic)] == [b"x", b"behind"]
+
+
+def test_a_callback_may_close_its_producer(shared_semel_broker: SemelBroker, topic: str) -> None:
+    """It cannot wait for what is on its way: that fails."""
+    before = set(sender_threads())
+    producer = Producer(bootstrap_servers=shared_semel_broker.bootstrap, linger_ms=0)
+    left: list[Any] = []
+
+    def close(_: Any) -> None:
+        left.append(producer.send(topic, b"behind"))
+        producer.close()
+
+    producer.send(topic, b"x").add_done_callback(close)
+    until(lambda: set(sender_threads()) <= before, "the thread is still there")
+    assert isinstance(left[0].exception(timeout_ms=PATIENCE_S * 1000), ClosedError)
