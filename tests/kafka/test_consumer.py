@@ -498,6 +498,11 @@ def test_wrong_order_and_wrong_arguments_are_refused_with_a_remedy(cluster: Clus
 
 def test_subscribe_and_assign_do_not_mix(cluster: Cluster, single: str) -> None:
     with consumer_for(cluster, group_id=cluster.unique("g")) as consumer:
+        with pytest.raises(ConfigError, match="a topic is named by text"):
+            consumer.subscribe([single, 5])  # type: ignore[list-item]
+        for offset in ("x", 1.5, None, -1, 2**63, ()):
+            with pytest.raises(ConfigError, match="a committed offset is"):
+                consumer.commit({(single, 0): offset})  # type: ignore[dict-item]
         consumer.subscribe([single])
         with pytest.raises(IllegalStateError, match="unsubscribe"):
             consumer.assign([(single, 0)])

@@ -365,6 +365,9 @@ def test_wrong_calls_say_what_to_do(cluster: Cluster, topic: str) -> None:
         producer.send_table(topic, pa.table({"value": [b"x", b"x" * 10_000]}))
     with pytest.raises(ConfigError, match="encode it first"):
         producer.send(topic, {"a": 1})  # type: ignore[arg-type]
+    for name in (None, 5):
+        with pytest.raises(ConfigError, match="a topic is named by text"):
+            producer.send(name, b"x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="milliseconds"):
         producer.send(topic, b"x", timestamp=1.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="does not know the columns"):

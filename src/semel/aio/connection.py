@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
-from semel.client.errors import ConnectionFailedError, KafkaError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError
 from semel.client.frames import Frames
 from semel.client.handshake import (
     Opening,
@@ -24,6 +24,7 @@ from semel.client.handshake import (
     copied,
     failed,
     not_connected,
+    not_encodable,
     not_encrypted,
     opening,
     refused_certificate,
@@ -34,7 +35,7 @@ from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
 from semel.client.wire import Capabilities, Pending, Wire
 from semel.protocol.api import Api
-from semel.protocol.errors import EncodeError, ErrorCode
+from semel.protocol.errors import EncodeError
 from semel.protocol.schema import Struct
 
 Request = TypeVar("Request", bound=Struct)
@@ -169,7 +170,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             pending = self._wire.send(api, request, version, deadline_s, context, response)
         except EncodeError as error:
-            raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+            raise not_encodable(api.name, self.address, error) from error
         pending.on_throttle = self._throttle
         self._then[pending] = then
         self._write()

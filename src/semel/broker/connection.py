@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _work_off(self, done: ResponseSlot | None = None) -> None:
         """After the end of the connection: what is left in the queue, each when the one before it is done."""
-        if done in self._slots:
+        if done is not None and done in self._slots:
             self._slots.remove(done)
         while self._queue and not self._slots:
             self._handle(self._queue.popleft())

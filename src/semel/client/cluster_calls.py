@@ -23,6 +23,7 @@ from semel.client.errors import (
 from semel.client.metadata import BrokerAddress, Metadata, PartitionMetadata, TopicMetadata
 from semel.client.settings import ClientSettings, parse_address
 from semel.client.timing import Backoff, Deadline
+from semel.client.types import checked_topic
 from semel.client.wire import Capabilities
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode, Recovery
@@ -265,7 +266,9 @@ class ClusterCalls(Generic[Connection]):
     ) -> Metadata:
         """Metadata of these topics from any broker (None: all, empty: brokers only). One attempt."""
         deadline = deadline or self.deadline()
-        wanted = None if topics is None else [messages.MetadataRequestTopic(name=name) for name in topics]
+        wanted = (
+            None if topics is None else [messages.MetadataRequestTopic(name=checked_topic(each)) for each in topics]
+        )
         request = messages.MetadataRequest(
             topics=wanted, allow_auto_topic_creation=self.settings.allow_auto_create_topics
         )

@@ -20,13 +20,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from semel.client.errors import ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
+from semel.client.errors import ConnectionFailedError, KafkaError, RequestTimedOutError
 from semel.client.frames import Frames, ReadAhead
 from semel.client.handshake import (
     closed_by_broker,
     copied,
     failed,
     not_connected,
+    not_encodable,
     not_encrypted,
     opening,
     refused_certificate,
@@ -164,7 +165,7 @@ class BrokerConnection:
             try:
                 pending = self._wire.send(api, request, version, deadline_s, context, response)
             except EncodeError as error:
-                raise error_of(ErrorCode.UNSUPPORTED_VERSION, f"{api.name} at {self.address}", str(error)) from error
+                raise not_encodable(api.name, self.address, error) from error
             except BaseException:
                 self._interrupted()
                 raise

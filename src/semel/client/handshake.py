@@ -8,12 +8,19 @@ from os import strerror
 from socket import gaierror
 from typing import Any, NamedTuple, Protocol
 
-from semel.client.errors import AuthenticationError, ConnectionFailedError, KafkaError, RequestTimedOutError, error_of
+from semel.client.errors import (
+    AuthenticationError,
+    ConnectionFailedError,
+    KafkaError,
+    RequestTimedOutError,
+    UnsupportedByBrokerError,
+    error_of,
+)
 from semel.client.security import sasl_exchange
 from semel.client.settings import ClientSettings
 from semel.client.wire import Capabilities, Pending, read_api_versions
 from semel.protocol.api import Api
-from semel.protocol.errors import DecodeError, ErrorCode
+from semel.protocol.errors import DecodeError, EncodeError, ErrorCode
 from semel.protocol.messages import security as messages
 from semel.protocol.messages.cluster import API_VERSIONS, ApiVersionsRequest
 
@@ -122,6 +129,14 @@ def timed_out(address: str, late: Pending, why: str) -> RequestTimedOutError:
         f"{address} did not respond to {late.api.name} within its timeout; {why}",
         ErrorCode.REQUEST_TIMED_OUT,
         maybe_sent=True,
+    )
+
+
+def not_encodable(api_name: str, address: str, error: EncodeError) -> UnsupportedByBrokerError:
+    return UnsupportedByBrokerError(
+        f"{api_name} was not sent to {address}: {error}; a value is of the wrong type or out of range, or this broker "
+        "is too old for it",
+        ErrorCode.UNSUPPORTED_VERSION,
     )
 
 

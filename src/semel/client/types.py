@@ -20,6 +20,13 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+def checked_topic(name: Any) -> str:
+    """Refuses what names no topic; a broker would say that it does not exist (yet)."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a topic is named by text, not {name!r}")
+    return name
+
+
 class OffsetAndMetadata(NamedTuple):
     """An offset to commit: that of the next record to read."""
 

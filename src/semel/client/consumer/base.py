@@ -41,6 +41,7 @@ from semel.client.types import (
     OffsetAndTimestamp,
     RebalanceError,
     TopicPartition,
+    checked_topic,
 )
 from semel.protocol.errors import ErrorCode
 
@@ -124,7 +125,7 @@ class ConsumerBase(Generic[Connection]):
         if isinstance(topics, re.Pattern):
             subscription = TopicSubscription(pattern=topics)
         else:
-            subscription = TopicSubscription([topics] if isinstance(topics, str) else topics)
+            subscription = TopicSubscription(map(checked_topic, [topics] if isinstance(topics, str) else topics))
             if not subscription.names:
                 raise ConfigError("subscribe() needs at least one topic; unsubscribe() ends a subscription")
         self._rebalances.listener = listener or RebalanceListener()
@@ -514,12 +515,7 @@ class ConsumerBase(Generic[Connection]):
         self._need_group("a commit")
         if offsets is None:
             return self.consumed()
-        positions = [
-            OffsetAndMetadata(at) if isinstance(at, int) else OffsetAndMetadata(*at) for at in offsets.values()
-        ]
-        if any(position.offset < 0 for position in positions):
-            raise ConfigError("a committed offset is that of the next record to read, from 0 up")
-        return dict(zip(checked_partitions(offsets), positions, strict=True))
+        return dict(zip(checked_partitions(offsets), map(_offset_to_commit, offsets.values()), strict=True))
 
     def _auto_commit(self) -> None:
         if not self.settings.enable_auto_commit or self.settings.group_id is None:
@@ -589,6 +585,14 @@ def _check_limits(**limits: int | None) -> None:
     for name, limit in limits.items():
         if limit is not None and limit < 1:
             raise ConfigError(f"{name} is {limit}; it must be at least 1")
+
+
+def _offset_to_commit(at: Any) -> OffsetAndMetadata:
+    """A number, or what OffsetAndMetadata consists of."""
+    given = OffsetAndMetadata(*at) if isinstance(at, tuple) and 1 <= len(at) <= 3 else OffsetAndMetadata(at)
+    if not isinstance(given.offset, int) or not 0 <= given.offset < 2**63:
+        raise ConfigError(f"a committed offset is that of the next record to read, a number from 0 up, not {at!r}")
+    return given
 
 
 def _commit_error(error: KafkaError) -> KafkaError:
