@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from semel.client.producer import Producer
 from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
 from tests.support.event_loop import in_loop
 from tests.support.missing import skip_loudly
-from tests.support.waiting import PATIENCE_S
+from tests.support.reading import read_topic
+from tests.support.waiting import PATIENCE_S, eventually
 
 USER, PASSWORD = "alice", "s3cret,with=signs"
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -167,6 +169,27 @@ def write_one(request: pytest.FixtureRequest) -> Write:
 
 def test_tls_with_a_client_certificate(secured: Secured, write_one: Write) -> None:
     assert write_one(secured.options("TLS")) >= 0
+
+
+@pytest.mark.parametrize("driver", ["blocking", "asyncio"])
+def test_nothing_that_was_sent_without_acknowledgement_is_lost_at_close(secured: Secured, driver: str) -> None:
+    """Below TLS, no event says when all is written."""
+    topic, options = f"unacked-{driver}", secured.options("TLS", acks="0")
+    value = os.urandom(10_000)
+
+    async def send() -> None:
+        async with AsyncProducer(options) as producer:
+            for _ in range(500):
+                await producer.send(topic, value)
+
+    if driver == "asyncio":
+        in_loop(send())
+    else:
+        with Producer(options) as producer:
+            for _ in range(500):
+                producer.send(topic, value)
+    bootstrap = secured.options("PLAINTEXT")["bootstrap.servers"]
+    eventually(lambda: len(read_topic(bootstrap, topic)), lambda found: found == 500)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
