@@ -11,8 +11,9 @@ import os
 import queue
 import socket
 import struct
-import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Iterator
 
 from semel.client.errors import ConnectionFailedError
@@ -82,21 +83,37 @@ class Frames:
 
 
 class FramePool:
-    """Memory for large frames, used again once it is free: fresh memory costs as much as filling it."""
+    """Memory for large frames, used again once nobody can see it: fresh memory costs as much as filling it.
+
+    Each frame is a numpy array of its own over that memory, and its end returns the memory. Whatever shows a part of a
+    frame (a view, another array, a buffer or a table of Arrow) holds the array, so it cannot end before them. The cycle
+    collector does not know such arrays, so that not even garbage with a `__del__` sees its frame overwritten.
+    Reference counts say none of this: what `sys.getrefcount` returns for the same situation differs between versions
+    of Python."""
 
     KEPT = 3  # one being read, one being decoded, one to spare
-    _FREE = 3  # references to a buffer that is in the list, in the loop below and an argument, and nowhere else
 
     def __init__(self) -> None:
-        self._buffers: list[bytearray | mmap.mmap] = []
+        # Filled by whichever thread lets go of a frame, emptied by the reader alone: each step is one call.
+        self._free: deque[bytearray | mmap.mmap] = deque(maxlen=self.KEPT)
 
     def take(self, size: int) -> memoryview:
-        for buffer in self._buffers:
-            if len(buffer) >= size and sys.getrefcount(buffer) == self._FREE:
-                return memoryview(buffer)[:size]
-        fresh = _fresh_memory(size + size // 8)  # the next frame is often a little larger
-        self._buffers = [*self._buffers[1 - self.KEPT :], fresh]
-        return memoryview(fresh)[:size]
+        import numpy as np  # not with the module: those who read no large responses do not need it
+
+        memory = self._free_memory(size) or _fresh_memory(size + size // 8)  # the next frame is often a little larger
+        frame = np.frombuffer(memory, np.uint8, size)
+        weakref.finalize(frame, self._free.append, memory).atexit = False
+        return memoryview(frame)  # type: ignore[arg-type]  # types know it from Python 3.12 on
+
+    def _free_memory(self, size: int) -> bytearray | mmap.mmap | None:
+        for _ in range(len(self._free)):
+            memory = self._free.popleft()
+            if len(memory) >= size:
+                return memory
+            self._free.append(memory)
+        if self._free:
+            self._free.popleft()  # too small, as all of them: the fresh one takes its place
+        return None
 
 
 def _fresh_memory(size: int) -> bytearray | mmap.mmap:
