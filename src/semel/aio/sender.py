@@ -89,14 +89,18 @@ class LoopState:
 class AsyncDelivery(Delivery):
     """What `send` returns: the place of one record, once it is known. `await` it; `result()` has it afterwards.
 
-    asyncio takes it for a future of its own, so that `gather`, `wait` and `wait_for` need no task for it. If one of
-    these is cancelled or runs out of time, it cancels the delivery: it has no result then, but its record is sent."""
+    asyncio takes it for a future of its own, so that `gather`, `wait` and `wait_for` need no task for it. A `gather`
+    that is cancelled cancels its deliveries, and so does `wait_for` before Python 3.12, also at its timeout: they have
+    no result then, but their records are sent. Since 3.12 `wait_for` cancels only the task that waits."""
 
     __slots__ = ("_callbacks", "_is_cancelled")  # both empty until they are needed
 
     _asyncio_future_blocking = (
         False  # by which asyncio knows a future; nothing sets it, because `await` does not yield it
     )
+    # What `gather` and `shield` read of a future that was cancelled or has failed.
+    _cancel_message = None
+    _source_traceback = None
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Cancelling the task that waits does not take the record back, and does not cancel the delivery."""
@@ -108,6 +112,8 @@ class AsyncDelivery(Delivery):
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop_state().guard.loop
+
+    _loop = property(get_loop)  # so does `shield`
 
     def done(self) -> bool:
         return self._batch.done or self.cancelled()
