@@ -22,12 +22,13 @@ test: setup ## run the tests (with Apache Kafka too, where Java and Maven are th
 	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-test-full: setup ## run the tests and the long campaigns, then with other versions of PySpark and of Kafka
+test-full: setup ## run the tests and the long campaigns, then with other versions of PySpark, Kafka and Python
 	@scripts/kafka --if-possible
 	@$(BIN)/python -m tests.support.jvm
 	$(BIN)/python -m pytest -m "" $(PARALLEL) $(ARGS)
 	@scripts/spark-matrix
 	@scripts/kafka-matrix
+	@scripts/python-matrix
 
 simulate: setup ## run clients and broker in simulated worlds: ARGS="--seconds 60", ARGS="--workload producer --seed 17"
 	@$(BIN)/python -m tests.simulation $(ARGS)

@@ -1,4 +1,5 @@
 """Makes the working environment: .venv with the locked dependencies, semel itself, and a Java runtime for Spark.
+SEMEL_VENV names another folder than .venv, inside the checkout, for a second Python.
 
 Uses only the standard library, because it runs before anything is installed. A stamp inside .venv says what was
 installed; it is written last and removed first, so an interrupted run is noticed and starts from nothing.
@@ -18,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("SEMEL_VENV", ".venv")
+NAME = VENV.relative_to(ROOT)  # in messages
 STAMP = VENV / ".semel-stamp"
 JAVA_STAMP = VENV / ".semel-java"
 LOCK = Path("requirements/dev.lock")
@@ -84,14 +86,15 @@ def make_environment() -> None:
     if installed == wanted:
         return
     started = time.monotonic()
-    say(f"installing the locked dependencies into .venv (Python {sys.version_info.major}.{sys.version_info.minor}) ...")
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    say(f"installing the locked dependencies into {NAME} ({python}) ...")
     if installed is None or not same_interpreter():
         create_venv()
     STAMP.unlink(missing_ok=True)
     install_dependencies()
     install_semel()
     STAMP.write_text(wanted)
-    say(f"the environment is ready after {time.monotonic() - started:.0f} s; the command is .venv/bin/semel")
+    say(f"the environment is ready after {time.monotonic() - started:.0f} s; the command is {NAME}/bin/semel")
 
 
 def runs(python: Path) -> bool:
@@ -99,7 +102,7 @@ def runs(python: Path) -> bool:
 
 
 def same_interpreter() -> bool:
-    """Whether .venv has the Python that runs this file (same minor version)."""
+    """Whether the environment has the Python that runs this file (same minor version)."""
     return (VENV / f"bin/python{sys.version_info.major}.{sys.version_info.minor}").exists()
 
 
@@ -116,7 +119,7 @@ def create_venv() -> None:
     if apt_install(package) and attempt():
         return
     raise SetupError(
-        f"could not create .venv with {sys.executable}. Install Python's venv module "
+        f"could not create {NAME} with {sys.executable}. Install Python's venv module "
         f"(Debian and Ubuntu: apt-get install {package}), then run make again"
     )
 
@@ -139,7 +142,7 @@ def install_dependencies() -> None:
 def install_semel() -> None:
     options = ("--no-deps", "--no-build-isolation", "--editable", ".")
     if not (uv("install", *options) or pip_install(*options)):
-        raise SetupError("could not install semel itself into .venv; the output above says why")
+        raise SetupError(f"could not install semel itself into {NAME}; the output above says why")
 
 
 def pip_install(*options: str | Path) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import types
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_apt_tries_the_packages_in_turn_and_can_be_forbidden(
     monkeypatch.setenv("SEMEL_SYSTEM_PACKAGES", "no")
     assert not environment.apt_install("second")
     assert log.read_text().splitlines() == calls
+
+
+def test_other_pythons_are_those_of_the_classifiers_and_missing_ones_are_named(tmp_path: Path) -> None:
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [each.rsplit(" ", 1)[1] for each in classifiers if each.startswith("Programming Language :: Python ::")]
+    assert all(f" python{version}" in (ROOT / "scripts/setup").read_text() for version in versions)
+    for name in ("dirname", "sed"):
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path), "PYENV_ROOT": str(tmp_path)}
+    bash = shutil.which("bash")
+    assert bash is not None
+    tree = tmp_path / "tree"
+    program(tree / ".venv/bin/python", f"echo {versions[0]}")
+    (tree / "scripts").mkdir()
+    for name in ("pyproject.toml", "scripts/python-matrix"):
+        shutil.copy(ROOT / name, tree / name)
+    words = [bash, str(tree / "scripts/python-matrix")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    expected = "NOT TESTED, because this machine does not have them: Python " + " ".join(versions[1:])
+    assert expected in done.stderr
 
 
 @pytest.mark.full
