@@ -70,12 +70,14 @@ from semel.protocol.messages.topics import (
     ALTER_REPLICA_LOG_DIRS,
     CREATE_TOPICS,
     DESCRIBE_LOG_DIRS,
+    ELECT_LEADERS,
     AlterReplicaLogDir,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
     CreatableTopic,
     CreateTopicsRequest,
     DescribeLogDirsRequest,
+    ElectLeadersRequest,
     PartitionsOfTopic,
 )
 from semel.protocol.rows import Record, encode_batch
@@ -382,6 +384,21 @@ def eventually_folder(client: DirectClient, topic: str) -> str:
     soon(lambda: len(client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].topics), 1)
     folder: str = client.call(DESCRIBE_LOG_DIRS, request, 4).results[0].log_dir
     return folder
+
+
+@pytest.mark.parametrize(
+    "election_type, code, partition_code",
+    [(0, E.NONE, E.ELECTION_NOT_NEEDED), (1, E.NONE, E.ELECTION_NOT_NEEDED), (7, E.INVALID_REQUEST, E.INVALID_REQUEST)],
+)
+def test_kinds_of_elections(
+    cluster: Cluster, client: DirectClient, election_type: int, code: E, partition_code: E
+) -> None:
+    topic = cluster.unique("elected")
+    client.create_topic(topic, 1)
+    request = ElectLeadersRequest(election_type, [PartitionsOfTopic(topic, [0])])
+    answer = client.call(ELECT_LEADERS, request, 2)
+    (partition,) = answer.replica_election_results[0].partition_result
+    assert (answer.error_code, partition.error_code) == (code, partition_code)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -483,6 +483,12 @@ def test_first_and_last_offset_in_every_version(client: DirectClient, topic: str
     assert list_offset(client, topic, -2, version=version).offset == 0
 
 
+def test_first_offset_of_an_empty_partition_has_the_leaders_epoch(client: DirectClient, topic: str) -> None:
+    for timestamp in (-1, -2, -4):
+        found = list_offset(client, topic, timestamp, version=8)
+        assert (found.offset, found.leader_epoch) == (0, 0)
+
+
 def test_offsets_refuse_unknown_partitions_versions_and_epochs(client: DirectClient, topic: str) -> None:
     assert list_offset(client, topic + "-not", -1).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     assert list_offset(client, topic, -1, partition=9).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
@@ -533,7 +539,7 @@ def test_producers_of_a_partition_are_described(client: DirectClient, topic: str
 def test_metadata_creates_a_topic_only_if_asked_to(cluster: Cluster, client: DirectClient) -> None:
     name = cluster.unique("auto")
     assert metadata(client, name, create=False).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
-    metadata(client, name, create=True)
+    assert metadata(client, name, create=True).error_code == E.UNKNOWN_TOPIC_OR_PARTITION  # at first, as in Kafka
     wait_for_topic(client, name)
 
 
@@ -584,7 +590,9 @@ def test_topics_that_may_not_be_created(cluster: Cluster, client: DirectClient, 
     assert code(CreatableTopic("no spaces", 1, 1)) == E.INVALID_TOPIC_EXCEPTION
     assert code(CreatableTopic("", 1, 1)) == E.INVALID_TOPIC_EXCEPTION
     assert code(CreatableTopic("x" * 250, 1, 1)) == E.INVALID_TOPIC_EXCEPTION
+    assert code(CreatableTopic("__cluster_metadata", 1, 1)) == E.INVALID_REQUEST
     assert code(CreatableTopic(name, 0, 1)) == E.INVALID_PARTITIONS
+    assert code(CreatableTopic(name, 10_001, 1)) == E.POLICY_VIOLATION
     assert code(CreatableTopic(name, 1, 0)) == E.INVALID_REPLICATION_FACTOR
     assert code(CreatableTopic(name, 1, 3)) == E.INVALID_REPLICATION_FACTOR
     assert manual([7]) == E.INVALID_REPLICA_ASSIGNMENT

@@ -296,7 +296,7 @@ class Topics:
             raise TopicError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
         if partition_count > MAX_PARTITIONS_PER_TOPIC:
             raise TopicError(
-                ErrorCode.INVALID_PARTITIONS, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
+                ErrorCode.POLICY_VIOLATION, f"Number of partitions may be {MAX_PARTITIONS_PER_TOPIC} at most."
             )
         check_configs(configs)
 

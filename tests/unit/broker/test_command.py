@@ -84,7 +84,9 @@ def test_settings_come_from_the_file_then_set_then_options(tmp_path: Path) -> No
     )  # fmt: skip
     assert broker.line.endswith("fsync=os)\n")
     with DirectClient(broker.bootstrap) as client:
-        answer = client.call(METADATA, MetadataRequest([MetadataRequestTopic(name="auto")]), 12)
+        request = MetadataRequest([MetadataRequestTopic(name="auto")])
+        client.call(METADATA, request, 12)  # creates it
+        answer = client.call(METADATA, request, 12)
     assert [(node.node_id, node.rack) for node in answer.brokers] == [(7, "r1")]
     assert len(answer.topics[0].partitions) == 5
     broker.stop()

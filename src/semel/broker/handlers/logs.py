@@ -91,7 +91,8 @@ async def _look(broker: BrokerNode, log: PartitionLog, timestamp_ms: int, isolat
         return -1, end_offset, log.leader_epoch
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         epoch = log.epoch_at(log.start_offset)
-        return -1, log.start_offset, epoch
+        is_empty = log.start_offset == log.high_watermark  # the next record there is of the current epoch
+        return -1, log.start_offset, log.leader_epoch if epoch == -1 and is_empty else epoch
     if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _NOTHING  # there is no tiered storage
     found = await _look_by_time(broker, log, timestamp_ms)

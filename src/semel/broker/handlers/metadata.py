@@ -72,23 +72,26 @@ def _find(
             return messages.MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, asked.topic_id)
         return _describe(broker, by_id, operations)
     topic = broker.topics.get(asked.name)
-    if topic is None:
-        try:
-            topic = _create(broker, asked.name, may_create)
-        except TopicError as error:
-            is_internal = asked.name in INTERNAL_TOPICS
-            return messages.MetadataResponseTopic(error.code, asked.name, is_internal=is_internal)
-    return _describe(broker, topic, operations)
+    if topic is not None:
+        return _describe(broker, topic, operations)
+    code = _create(broker, asked.name, may_create)
+    return messages.MetadataResponseTopic(code, asked.name, is_internal=asked.name in INTERNAL_TOPICS)
 
 
-def _create(broker: BrokerNode, name: str, may_create: bool) -> Topic:
+def _create(broker: BrokerNode, name: str, may_create: bool) -> ErrorCode:
+    """Creates a topic if that may be. The response says UNKNOWN_TOPIC_OR_PARTITION nevertheless, as Kafka's does, which
+    creates it meanwhile: the client's next request finds it. One that looks whether its topic was deleted sees that."""
     if name_problem(name):
-        raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, name)
-    if not may_create or broker.topics.is_changing(name):  # in the latter case the client asks again
-        raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name)
-    if name in INTERNAL_TOPICS:
-        return broker.topics.internal(name)
-    return broker.topics.create(name, broker.settings["num.partitions"])
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    try:
+        if may_create and not broker.topics.is_changing(name):
+            if name in INTERNAL_TOPICS:
+                broker.topics.internal(name)
+            else:
+                broker.topics.create(name, broker.settings["num.partitions"])
+    except TopicError as error:
+        return error.code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _describe(broker: BrokerNode, topic: Topic, operations: int) -> messages.MetadataResponseTopic:

@@ -35,8 +35,19 @@ async def elect_leaders(
 ) -> messages.ElectLeadersResponse:
     """Every leader is the only replica already; asked for all partitions, there is nothing to report."""
     topics = ((topic.topic, topic.partitions) for topic in request.topic_partitions or [])
+    if request.election_type not in _ELECTION_TYPES:
+        refuse = partial(_refuse_election, request.election_type)
+        refused = await Turns().map_topics(messages.ReplicaElectionResult, refuse, topics)
+        return messages.ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST, replica_election_results=refused)
     results = await Turns().map_topics(messages.ReplicaElectionResult, partial(_elect, broker), topics)
     return messages.ElectLeadersResponse(replica_election_results=results)
+
+
+_ELECTION_TYPES = (0, 1)  # preferred, unclean
+
+
+def _refuse_election(election_type: int, topic: str, index: int) -> messages.PartitionResult:
+    return messages.PartitionResult(index, ErrorCode.INVALID_REQUEST, f"Unknown election type {election_type}")
 
 
 def _elect(broker: BrokerNode, topic: str, index: int) -> messages.PartitionResult:

@@ -9,6 +9,7 @@ from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.handlers.configs import accept_topic_settings
 from semel.broker.handlers.replicas import check_assignment
+from semel.broker.partition_plan import KAFKAS_OWN
 from semel.broker.topics import MAX_PARTITIONS_PER_TOPIC, Topic, TopicError, check_collision, plain_name
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
@@ -75,6 +76,8 @@ def _refused(name: str, error: TopicError) -> messages.CreatableTopicResult:
 def _check_new(broker: BrokerNode, asked: messages.CreatableTopic, earlier: dict[str, str]) -> Wanted:
     """(name, partitions, settings) of a topic that may be created next to the earlier ones of the request, whose names
     stand under their plain form."""
+    if asked.name == KAFKAS_OWN:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {asked.name} is prohibited.")
     plain = plain_name(asked.name)
     if plain in earlier:
         check_collision(asked.name, earlier[plain])
