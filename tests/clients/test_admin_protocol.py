@@ -387,7 +387,7 @@ def eventually_folder(client: DirectClient, topic: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "election_type, code, partition_code",
+    ("election_type", "code", "partition_code"),
     [(0, E.NONE, E.ELECTION_NOT_NEEDED), (1, E.NONE, E.ELECTION_NOT_NEEDED), (7, E.INVALID_REQUEST, E.INVALID_REQUEST)],
 )
 def test_kinds_of_elections(

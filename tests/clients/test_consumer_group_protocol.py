@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Iterator
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.cluster import FIND_COORDINATOR, FindCoordinatorRequest
 from semel.protocol.messages.groups import (
+    CONSUMER_ASSIGNMENT,
     CONSUMER_GROUP_DESCRIBE,
     CONSUMER_GROUP_HEARTBEAT,
+    CONSUMER_SUBSCRIPTION,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,
     HEARTBEAT,
     JOIN_GROUP,
     LEAVE_GROUP,
     LIST_GROUPS,
+    SYNC_GROUP,
     ConsumerGroupDescribeRequest,
     ConsumerGroupHeartbeatRequest,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    ConsumerProtocolTopic,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     HeartbeatRequest,
@@ -29,6 +39,8 @@ from semel.protocol.messages.groups import (
     LeaveGroupRequest,
     ListGroupsRequest,
     MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
     TopicPartitions,
 )
 from semel.protocol.messages.offsets import (
@@ -383,3 +395,163 @@ def test_empty_group_changes_its_protocol_with_its_next_member(groups: Groups) -
     back = groups.member()
     assert (back.join().error_code, back.epoch) == (0, 2)
     assert groups.commit(6, back) == 0
+
+
+# -- migration: both protocols in one group ----------------------------------------------------------------------------
+class ClassicMember:
+    """A consumer of the classic protocol. `has` is what its last SyncGroup told, `held` what it has not given back."""
+
+    def __init__(self, groups: Groups, protocol: str = "range", rebalance_timeout_ms: int = 60_000) -> None:
+        self.groups, self.protocol, self.rebalance_timeout_ms = groups, protocol, rebalance_timeout_ms
+        self.id, self.generation = "", -1
+        self.has: list[int] = []
+        self.held: set[int] = set()
+
+    def join(self, *owned: int, protocol_type: str = "consumer") -> Any:
+        held = [ConsumerProtocolTopic(self.groups.topic, list(owned))] if owned else []
+        subscription = ConsumerProtocolSubscription([self.groups.topic], owned_partitions=held)
+        metadata = struct.pack(">h", 1) + CONSUMER_SUBSCRIPTION.encode(subscription, 1)
+        request = JoinGroupRequest(
+            group_id=self.groups.group,
+            session_timeout_ms=45_000,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            member_id=self.id,
+            protocol_type=protocol_type,
+            protocols=[JoinGroupRequestProtocol(self.protocol, metadata)],
+        )
+        answer = self.groups.client.call(JOIN_GROUP, request, 9)
+        if answer.error_code == E.MEMBER_ID_REQUIRED:
+            self.id = answer.member_id
+            return self.join(*owned, protocol_type=protocol_type)
+        if answer.error_code == 0:
+            self.generation, self.held = answer.generation_id, set(owned)
+        return answer
+
+    def sync(self, *leader_assigns: int) -> int:
+        named = ConsumerProtocolAssignment([ConsumerProtocolTopic(self.groups.topic, list(leader_assigns))])
+        data = struct.pack(">h", 1) + CONSUMER_ASSIGNMENT.encode(named, 1)
+        given = [SyncGroupRequestAssignment(self.id, data)] if leader_assigns else []
+        request = SyncGroupRequest(
+            self.groups.group, self.generation, self.id, None, "consumer", self.protocol, assignments=given
+        )
+        answer = self.groups.client.call(SYNC_GROUP, request, 5)
+        if answer.error_code == 0:
+            topics = CONSUMER_ASSIGNMENT.decode_from(answer.assignment, 1, 2)[0].assigned_partitions
+            self.has = sorted(index for topic in topics for index in topic.partitions)
+            self.held |= set(self.has)
+        return int(answer.error_code)
+
+    def heartbeat(self) -> int:
+        request = HeartbeatRequest(self.groups.group, self.generation, self.id)
+        return int(self.groups.client.call(HEARTBEAT, request, 4).error_code)
+
+    def follow(self, *, keeps: bool = False) -> None:
+        """Joins again if it has to, with what it has or without."""
+        if self.heartbeat() == E.REBALANCE_IN_PROGRESS:
+            assert self.join(*(self.has if keeps else ())).error_code == 0
+            assert self.sync() in (E.NONE, E.REBALANCE_IN_PROGRESS)
+
+    def leads(self) -> ClassicMember:
+        """The only member of a classic group, with everything assigned to itself."""
+        other = copy(self.groups)
+        other.group = f"{self.groups.group}-first"
+        other.alone()  # Kafka's coordinator learns of a topic a moment after its brokers do
+        assert self.join().error_code == 0
+        assert (self.sync(0, 1, 2, 3), self.has) == (0, [0, 1, 2, 3])
+        return self
+
+
+def kind_of(groups: Groups) -> str:
+    listed = groups.client.call(LIST_GROUPS, ListGroupsRequest(), 5).groups
+    return next((each.group_type for each in listed if each.group_id == groups.group), "none")
+
+
+def share(old: ClassicMember, new: Member, *, keeps: bool = False) -> None:
+    """Until each has two of the partitions; the broker never hands out what the other one still holds."""
+
+    def step() -> bool:
+        assert new.beat().error_code == 0
+        assert old.held.isdisjoint(new.partitions)
+        old.follow(keeps=keeps)
+        return (len(old.has), len(new.partitions), old.heartbeat()) == (2, 2, 0)
+
+    until(step)
+    assert sorted(old.has + new.partitions) == [0, 1, 2, 3]
+
+
+def test_classic_group_becomes_a_consumer_group_and_a_classic_one_again(groups: Groups) -> None:
+    old, new = ClassicMember(groups).leads(), groups.member()
+    assert new.join().error_code == 0
+    assert kind_of(groups) == "consumer"
+    assert (old.heartbeat(), new.partitions) == (E.REBALANCE_IN_PROGRESS, [])
+    joined = old.join()  # it gave everything back before, as consumers without cooperation do
+    assert (joined.error_code, joined.leader, joined.members) == (0, "", [])
+    assert old.sync() == 0
+    share(old, new)
+    assert sorted(each.member_type for each in groups.describe().members) == [0, 1]
+    who = {"generation_id_or_member_epoch": old.generation, "member_id": old.id}
+    assert groups.commit(5, version=8, **who) == E.NONE
+    assert groups.commit(5, version=8, **{**who, "generation_id_or_member_epoch": 99}) == E.ILLEGAL_GENERATION
+    assert new.leave().error_code == 0
+    assert kind_of(groups) == "classic"
+    assert old.heartbeat() == E.REBALANCE_IN_PROGRESS
+    last = old.generation
+    assert (old.join().leader, old.generation) == (old.id, last + 1)
+    assert (old.sync(0, 1, 2, 3), old.has, old.heartbeat()) == (0, [0, 1, 2, 3], 0)
+
+
+def test_cooperative_member_gives_back_before_the_others_get_it(groups: Groups) -> None:
+    old, new = ClassicMember(groups, "cooperative-sticky").leads(), groups.member()
+    assert new.join().error_code == 0
+    share(old, new, keeps=True)
+
+
+def test_classic_member_joins_and_leaves_a_consumer_group(groups: Groups) -> None:
+    new, old = groups.alone(), ClassicMember(groups)
+    assert ClassicMember(groups).join(protocol_type="connect").error_code == E.INCONSISTENT_GROUP_PROTOCOL
+    assert old.join().error_code == 0
+    assert ClassicMember(groups, "roundrobin").join().error_code == E.INCONSISTENT_GROUP_PROTOCOL
+    assert (old.sync(), old.has) == (0, [])
+    share(old, new)
+    left = groups.client.call(LEAVE_GROUP, LeaveGroupRequest(groups.group, members=[MemberIdentity(old.id)]), 5)
+    assert [each.error_code for each in left.members] == [0]
+    until(lambda: new.beat().error_code == 0 and new.partitions == [0, 1, 2, 3])
+    assert (kind_of(groups), old.heartbeat()) == ("consumer", E.UNKNOWN_MEMBER_ID)
+
+
+def test_classic_member_that_does_not_join_again_is_removed(groups: Groups) -> None:
+    old, new = ClassicMember(groups, rebalance_timeout_ms=500).leads(), groups.member()
+    assert new.join().error_code == 0
+    until(lambda: old.heartbeat() == E.UNKNOWN_MEMBER_ID)
+    until(lambda: new.beat().error_code == 0 and new.partitions == [0, 1, 2, 3])
+
+
+def test_group_of_both_kinds_survives_kill_9(semel_broker: SemelBroker) -> None:
+    with DirectClient(semel_broker.bootstrap) as client:
+        groups = Groups(Cluster("semel", semel_broker), client)
+        old, new = ClassicMember(groups).leads(), groups.member()
+        assert (new.join().error_code, old.join().error_code, old.sync()) == (0, 0, 0)
+        until(lambda: new.beat().error_code == 0 and len(new.partitions) == 2)
+    semel_broker.kill()
+    semel_broker.start()
+    with DirectClient(semel_broker.bootstrap) as client:
+        groups.client = client
+        assert (old.heartbeat(), old.sync(), new.beat().error_code) == (0, 0, 0)
+        assert sorted(old.has + new.partitions) == [0, 1, 2, 3]
+        assert new.leave().error_code == 0
+    semel_broker.kill()
+    semel_broker.start()
+    with DirectClient(semel_broker.bootstrap) as client:
+        groups.client = client
+        assert (kind_of(groups), old.join().leader) == ("classic", old.id)
+
+
+def test_migration_can_be_switched_off(tmp_path: Path) -> None:
+    with (
+        SemelBroker(tmp_path, "--set", "group.consumer.migration.policy=disabled") as broker,
+        DirectClient(broker.bootstrap) as client,
+    ):
+        groups = Groups(Cluster("semel", broker), client)
+        old, new = ClassicMember(groups).leads(), groups.member()
+        assert new.join().error_code == E.GROUP_ID_NOT_FOUND
+        assert (kind_of(groups), old.heartbeat()) == ("classic", 0)

@@ -298,6 +298,25 @@ def test_partitions_are_shared_by_the_broker_also_over_kill_9(brisk_broker: Seme
         until(lambda: shares(first), "the last member did not get everything")
 
 
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_group_moves_to_the_consumer_protocol_and_back_while_it_reads(brisk_broker: SemelBroker, strategy: str) -> None:
+    bootstrap, settings = brisk_broker.bootstrap, {"partition.assignment.strategy": strategy}
+    create_topic(bootstrap, "moved")
+    produce(bootstrap, "moved", [f"a{n}" for n in range(60)])
+    first = Worker(bootstrap, "g", "moved", **settings)
+    with workers(first):
+        until(lambda: len(first.values) == 60 and shares(first), "the first member did not read everything")
+        second = Worker(bootstrap, "g", "moved", **{"group.protocol": "consumer"})
+        with workers(second):
+            until(lambda: shares(first, second) and len(second.assigned) == 3, "two members do not share")
+            produce(bootstrap, "moved", [f"b{n}" for n in range(60)])
+            everything = sorted(f"{letter}{n}" for letter in "ab" for n in range(60))
+            until(lambda: sorted(first.values + second.values) == everything, "not every record was read once")
+        until(lambda: shares(first), "the last member did not get everything")
+        produce(bootstrap, "moved", ["c"])
+        until(lambda: "c" in first.values, "the group did not read on")
+
+
 def test_kafkas_java_consumer_and_tools_use_the_consumer_protocol(
     brisk_broker: SemelBroker, kafka_installation: Path
 ) -> None:

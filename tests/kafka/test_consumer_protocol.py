@@ -484,10 +484,7 @@ def test_members_keep_their_partitions_over_kill_9_of_the_broker(tmp_path: Path)
             assert diary.events[events:] == []
 
 
-def test_group_changes_to_the_consumer_protocol_member_by_member_where_the_broker_allows_it(
-    cluster: Cluster, topic: str, group: str
-) -> None:
-    """Apache Kafka converts a group with classic members; semel's broker says that they must leave first."""
+def test_group_changes_to_the_consumer_protocol_member_by_member(cluster: Cluster, topic: str, group: str) -> None:
     fill(cluster, topic, 60)
     classic = {"group_protocol": "classic", "heartbeat_interval_ms": 300}
     with (
@@ -502,15 +499,25 @@ def test_group_changes_to_the_consumer_protocol_member_by_member_where_the_broke
         second.close()
         settle(first)
         new.subscribe([topic])
-        if cluster.name == "semel":
-            with pytest.raises(FatalError, match=r"members with group\.protocol=classic"):
-                until(lambda: new.poll(200), "not refused")
-        else:
-            settle(first, new)
+        settle(first, new)
         newer.subscribe([topic])
         first.commit()
         first.close()
         settle(new, newer)
+
+
+def test_group_with_classic_members_is_named_where_the_broker_may_not_convert_it(tmp_path: Path) -> None:
+    with (
+        SemelBroker(tmp_path, "--set", "group.consumer.migration.policy=disabled") as broker,
+        member_of(broker.bootstrap, "g", group_protocol="classic") as old,
+        member_of(broker.bootstrap, "g") as new,
+    ):
+        create_topic(broker.bootstrap, "t")
+        old.subscribe(["t"])
+        settle(old, total=1)
+        new.subscribe(["t"])
+        with pytest.raises(FatalError, match=r"members with group\.protocol=classic"):
+            until(lambda: new.poll(200), "not refused")
 
 
 def test_consumer_for_asyncio_shares_with_the_blocking_one(cluster: Cluster, topic: str, group: str) -> None:

@@ -292,6 +292,13 @@ _GROUP = (
     _int("group.max.session.timeout.ms", 1_800_000, "The longest session timeout.", 0),
     _int("group.max.size", INT32_MAX, "The most members of a group.", 1),
     Setting(
+        "group.consumer.migration.policy",
+        "string",
+        "bidirectional",
+        "Which groups with members may change their protocol: classic ones (upgrade), consumer groups (downgrade).",
+        choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+    ),
+    Setting(
         "group.coordinator.rebalance.protocols",
         "list",
         ("classic", "consumer"),
@@ -413,7 +420,6 @@ MEANINGLESS: dict[str, str] = {
     "group.streams.": "streams groups are not served",
     "group.coordinator.threads": _NO_THREADS,
     "group.coordinator.append.linger.ms": "positions are written at once; the fsync is shared",
-    "group.consumer.migration.policy": "a group changes its protocol when it has no members",
     "offsets.commit.timeout.ms": _ONE_NODE,
     "offsets.load.buffer.size": "positions are read in fixed steps",
     "offsets.topic.compression.codec": "internal topics are not compressed",

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from semel.broker.groups import Committer
-from semel.broker.groups.classic_group import GroupError
+from semel.broker.groups.classic_group import GroupError, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroupState as S
 from semel.broker.groups.consumer.planner import Beat, check_request
 from semel.protocol.errors import ErrorCode as E
-from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest, MemberIdentity, TopicPartitions
+from semel.protocol.messages.groups import (
+    CONSUMER_ASSIGNMENT,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerProtocolAssignment,
+    ConsumerProtocolTopic,
+    JoinGroupResponse,
+    MemberIdentity,
+    TopicPartitions,
+)
+from tests.unit.broker_groups.world import SESSION_MS as CLASSIC_SESSION_MS
 from tests.unit.broker_groups.world import World, in_world
 
 SESSION_MS = 45_000
@@ -335,15 +344,14 @@ async def test_unread_offsets_expire_and_empty_groups_with_them(world: World) ->
 
 # -- both protocols ----------------------------------------------------------------------------------------------------
 @in_world()
-async def test_group_changes_its_protocol_only_when_it_is_empty(world: World) -> None:
+async def test_empty_group_changes_its_protocol(world: World) -> None:
     world.topics.create("t", 1)
     (classic,) = await world.stable()
     await world.commit(5, Committer(classic.generation_id, classic.member_id))
-    assert await refused(Member(world, "a").join()) is E.GROUP_ID_NOT_FOUND
+    assert await refused(Member(world, "a").join()) is E.GROUP_ID_NOT_FOUND  # its assignments cannot be read
     await world.leave(classic.member_id)
     member = await Member(world, "a").join()
     assert (world.groups.find("g"), world.committed(), member.count) == (None, 5, 1)
-    assert (await world.join()).result().error_code == E.INCONSISTENT_GROUP_PROTOCOL
     await world.crash_and_restart()
     assert world.groups.find("g") is None
     await settle(member)
@@ -449,3 +457,77 @@ async def test_after_a_failed_fsync_a_consumer_group_is_as_its_log_says(world: W
     assert (await Member(world, "b").join()).epoch > member.epoch
     await world.pass_time(SESSION_MS + 1)  # sessions go on: both are out
     assert state(world) is S.EMPTY
+
+
+# -- migration ---------------------------------------------------------------------------------------------------------
+async def lone_consumer(world: World, *partitions: int) -> JoinGroupResponse:
+    """The only member of a classic group, which has these partitions."""
+    joining = await world.join()
+    await world.pass_time(0)
+    joined = joining.result()
+    named = ConsumerProtocolAssignment([ConsumerProtocolTopic("t", list(partitions))])
+    data = b"\0\0" + CONSUMER_ASSIGNMENT.encode(named, 0)
+    assert (await world.sync(joined, {joined.member_id: data})).result().error_code == 0
+    return joined
+
+
+@pytest.mark.parametrize("moment", ["refuse", "lose"])
+@in_world()
+async def test_classic_group_goes_on_where_its_upgrade_cannot_be_written(world: World, moment: str) -> None:
+    world.topics.create("t", 2)
+    classic = await lone_consumer(world, 0, 1)
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
+    assert await refused(Member(world, "a").join()) is E.NOT_COORDINATOR
+    setattr(world.log, moment, None)
+    await world.settle()
+    assert (world.state, state(world), world.beat(classic)) == (GroupState.STABLE, None, E.NONE)
+    assert (await Member(world, "a").join()).count == 0
+    assert (world.groups.find("g"), world.beat(classic)) == (None, E.REBALANCE_IN_PROGRESS)
+
+
+@pytest.mark.parametrize("moment", ["refuse", "lose"])
+@in_world()
+async def test_group_of_both_kinds_stays_where_its_downgrade_cannot_be_written(world: World, moment: str) -> None:
+    world.topics.create("t", 2)
+    classic, member = await lone_consumer(world, 0, 1), await Member(world, "a").join()
+    setattr(world.log, moment, E.KAFKA_STORAGE_ERROR)
+    assert await refused(member.send(member_epoch=-1)) is E.NOT_COORDINATOR
+    setattr(world.log, moment, None)
+    await world.settle()
+    assert (state(world), world.groups.find("g")) == (S.RECONCILING, None)
+    assert (await member.beat()).count == 0
+    await member.send(member_epoch=-1)
+    assert (state(world), world.state) == (None, GroupState.PREPARING)
+    assert list(world.members) == [classic.member_id]
+
+
+@in_world()
+async def test_requests_that_wait_are_sent_again_after_an_upgrade(world: World) -> None:
+    world.topics.create("t", 2)
+    await lone_consumer(world, 0, 1)
+    waiting = await world.join()
+    assert not waiting.done()
+    await Member(world, "a").join()
+    answer = await waiting
+    assert answer.error_code == E.REBALANCE_IN_PROGRESS
+    assert (await world.join(answer.member_id)).result().error_code == 0
+
+
+@in_world()
+async def test_sessions_go_on_after_a_migration(world: World) -> None:
+    world.topics.create("t", 2)
+    classic, member = await lone_consumer(world, 0, 1), await Member(world, "a").join()
+    await world.pass_time(CLASSIC_SESSION_MS - 1)
+    await member.beat()
+    assert world.beat(classic, generation=-1) is E.ILLEGAL_GENERATION  # it is still there
+    await world.pass_time(1)
+    await settle(member)
+    assert (member.count, world.beat(classic)) == (2, E.UNKNOWN_MEMBER_ID)
+    again = await world.join()
+    assert again.result().error_code == 0
+    for _ in range(SESSION_MS // (CLASSIC_SESSION_MS - 1) + 1):  # the member of the consumer protocol is silent
+        world.beat(again.result())
+        await world.pass_time(CLASSIC_SESSION_MS - 1)
+    assert (state(world), list(world.members)) == (None, [again.result().member_id])
+    await world.pass_time(CLASSIC_SESSION_MS)
+    assert world.members == {}

@@ -45,6 +45,7 @@ SETTINGS = {
     "group.consumer.session.timeout.ms": 45_000,
     "group.consumer.heartbeat.interval.ms": 5000,
     "group.consumer.max.size": 2**31 - 1,
+    "group.consumer.migration.policy": "bidirectional",
     "group.consumer.assignors": ("uniform", "range"),
     "group.version": 1,
     "group.coordinator.rebalance.protocols": ("classic", "consumer"),

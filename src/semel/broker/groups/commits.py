@@ -218,12 +218,15 @@ def _check_consumer(group: ConsumerGroup, who: Committer, version: int | None) -
     """Whether a client may commit to a group of the consumer protocol; no version: inside a transaction."""
     if who.generation < 0 and group.state is ConsumerGroupState.EMPTY:
         return
-    if version is not None and who.member_id in group.current and version < GROUP_ID_NOT_FOUND_FROM:
+    member = group.subscriptions.get(who.member_id)
+    is_classic = member is not None and member.classic is not None
+    is_known = who.member_id in group.current and not is_classic
+    if version is not None and is_known and version < GROUP_ID_NOT_FOUND_FROM:
         raise GroupError(ErrorCode.UNSUPPORTED_VERSION)
     try:
         _check_member_epoch(group, who.member_id, who.generation)
     except GroupError as error:
-        if version is None and error.code is ErrorCode.STALE_MEMBER_EPOCH:
+        if (version is None or is_classic) and error.code is ErrorCode.STALE_MEMBER_EPOCH:
             raise GroupError(ErrorCode.ILLEGAL_GENERATION) from error
         raise
 

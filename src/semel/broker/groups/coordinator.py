@@ -15,6 +15,7 @@ from semel.broker.groups.commits import Commits
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.membership import ClassicMembership
+from semel.broker.groups.mixed import MixedMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import CommittedOffset, GroupRecord, GroupsRecord, OffsetKey, OffsetRecord
 from semel.broker.groups.state import Core, GroupsState, expired_slots
@@ -60,8 +61,9 @@ class GroupCoordinator:
             new_id,
         )
         self._rebalance = Rebalance(core)
-        self.consumers = ConsumerGroups(core, topics, settings, self._timing_of)
-        self.membership = ClassicMembership(core, self._rebalance, self.consumers)
+        self.consumers = ConsumerGroups(core, self._rebalance, topics, settings, self._timing_of)
+        mixed = MixedMembership(core, self.consumers, topics)
+        self.membership = ClassicMembership(core, self._rebalance, self.consumers, mixed)
         self.commits = Commits(core, self._rebalance)
         self._expiry = Alarm(self._timers, self._expire)
         self._running: set[asyncio.Task[ErrorCode]] = set()

@@ -335,7 +335,7 @@ async def delete_groups(
     return messages.DeleteGroupsResponse(results=results)
 
 
-CONSUMER_MEMBER = 1  # member type: follows the consumer protocol
+CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1  # member types: the protocol that it speaks
 
 
 async def consumer_group_heartbeat(
@@ -413,7 +413,7 @@ def _describe_consumer_member(broker: BrokerNode, group: ConsumerGroup, member_i
         subscribed_topic_regex=subscription.regex or "",
         assignment=_assignment(broker, current.assigned),
         target_assignment=_assignment(broker, group.target.get(member_id, NOTHING)),
-        member_type=CONSUMER_MEMBER,
+        member_type=CONSUMER_MEMBER if subscription.classic is None else CLASSIC_MEMBER,
     )
 
 

@@ -14,6 +14,7 @@ from semel.broker.groups.classic_group import Act, ClassicMember, Group, GroupEr
 from semel.broker.groups.consumer.heartbeats import ConsumerGroups
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState
 from semel.broker.groups.consumer.planner import deletion_of
+from semel.broker.groups.mixed import MixedMembership
 from semel.broker.groups.rebalance import (
     NO_MEMBER_ID,
     Rebalance,
@@ -68,10 +69,11 @@ class Joiner(NamedTuple):
 class ClassicMembership:
     """The requests of the rebalance protocol of classic groups."""
 
-    def __init__(self, core: Core, rebalance: Rebalance, consumers: ConsumerGroups) -> None:
+    def __init__(self, core: Core, rebalance: Rebalance, consumers: ConsumerGroups, mixed: MixedMembership) -> None:
         self._core = core
         self._rebalance = rebalance
         self._consumers = consumers
+        self._mixed = mixed
 
     # -- JoinGroup -----------------------------------------------------------------------------------------------------
     async def join(self, joiner: Joiner) -> JoinGroupResponse:
@@ -82,6 +84,8 @@ class ClassicMembership:
         if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return join_error(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
         group, stored = self._core.groups.get(request.group_id), None
+        if group is None and (consumers := self._mixed.find(request.group_id)) is not None:
+            return await self._mixed.join(consumers, joiner)
         if group is None and request.member_id != NO_MEMBER_ID:
             return join_error(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
         try:
@@ -211,6 +215,8 @@ class ClassicMembership:
         if not request.group_id:
             return sync_error(ErrorCode.INVALID_GROUP_ID)
         group = self._core.groups.get(request.group_id)
+        if group is None and (consumers := self._mixed.find(request.group_id)) is not None:
+            return self._mixed.sync(consumers, request)
         if group is None:
             return sync_error(ErrorCode.UNKNOWN_MEMBER_ID)
         try:
@@ -243,6 +249,8 @@ class ClassicMembership:
         if not group_id:
             return ErrorCode.INVALID_GROUP_ID
         group = self._core.groups.get(group_id)
+        if group is None and (consumers := self._mixed.find(group_id)) is not None:
+            return self._mixed.heartbeat(consumers, generation, member_id, instance_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         try:

@@ -7,10 +7,10 @@ written to the log, and what follows from it happens when it is durable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from semel.broker.coordinator_runtime import client_error
-from semel.broker.groups.classic_group import Act, Cell, ClassicMember, Group, GroupEvent, GroupState
+from semel.broker.groups.classic_group import Act, Cell, ClassicMember, Group, GroupEvent, GroupState, Protocols
 from semel.broker.groups.records import GroupRecord
 from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm, cancel_all
@@ -268,6 +268,26 @@ class Rebalance:
         cancel_all(group.join_alarm, group.sync_alarm)
         if self._core.groups.get(group.group_id) is group:
             del self._core.groups[group.group_id]
+
+    def dismiss(self, group: Group) -> None:
+        """A consumer group took its place: requests that wait are to be sent again, to that one."""
+        for member in group.members.values():
+            cancel_all(member.session)
+            member.answer_join(join_error(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+            member.answer_sync(sync_error(ErrorCode.REBALANCE_IN_PROGRESS))
+        for member_id in list(group.pending):
+            group.forget_pending(member_id)
+        cancel_all(group.join_alarm, group.sync_alarm)
+
+    def take_over(self, group: Group, protocols: Mapping[str, Protocols]) -> None:
+        """What is left of a consumer group: its members, with all the protocols that they support, join anew."""
+        for member in group.members.values():
+            timeouts_ms = (member.rebalance_timeout_ms, member.session_timeout_ms)
+            group.update(member, protocols[member.member_id], *timeouts_ms)
+        self.resume(group)
+        if group.state is GroupState.STABLE:
+            cell = group.decide(GroupEvent.MEMBERS_LEFT)
+            self.carry_out(group, cell, "the last member of the consumer protocol left")
 
     def store(
         self,

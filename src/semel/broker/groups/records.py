@@ -13,6 +13,7 @@ from typing import NamedTuple
 from semel.broker.coordinator_runtime import KeyValue
 from semel.broker.groups.consumer.model import (
     Change,
+    ClassicMetadata,
     Current,
     CurrentSet,
     EpochSet,
@@ -214,13 +215,23 @@ def _member_value(value: Subscription) -> bytes:
             value.regex or "",  # as Kafka writes it
             value.rebalance_timeout_ms,
             value.assignor,
+            _classic_value(value.classic),
         ),
         0,
     )
 
 
+def _classic_value(classic: ClassicMetadata | None) -> log.ClassicMemberMetadata | None:
+    if classic is None:
+        return None
+    return log.ClassicMemberMetadata(
+        classic.session_timeout_ms, [log.ClassicProtocol(*protocol) for protocol in classic.protocols]
+    )
+
+
 def _read_member(body: bytes) -> Subscription:
     read = log.CONSUMER_GROUP_MEMBER_METADATA_VALUE.decode(body, 0)
+    classic = read.classic_member_metadata
     return Subscription(
         read.instance_id,
         read.rack_id,
@@ -230,6 +241,11 @@ def _read_member(body: bytes) -> Subscription:
         read.subscribed_topic_regex or None,
         read.rebalance_timeout_ms,
         read.server_assignor,
+        None
+        if classic is None
+        else ClassicMetadata(
+            classic.session_timeout_ms, tuple((each.name, bytes(each.metadata)) for each in classic.supported_protocols)
+        ),
     )
 
 

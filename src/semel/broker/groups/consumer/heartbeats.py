@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from semel.broker.coordinator_runtime import client_error
 from semel.broker.groups.classic_group import GroupError, GroupState
 from semel.broker.groups.consumer.model import ConsumerGroup, ConsumerGroupState, Current, MemberState
 from semel.broker.groups.consumer.planner import JOINS, Beat, Draft, HeartbeatResult, Planner, deletion_of
+from semel.broker.groups.migration import DOWNGRADE, UPGRADE, downgrade, upgrade
+from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.records import GroupRecord, GroupsRecord, OffsetRecord
 from semel.broker.groups.state import Core
 from semel.broker.groups.timers import Alarm, cancel_all
@@ -23,7 +25,6 @@ from semel.broker.resource_settings import GroupTiming
 from semel.broker.settings import Settings
 from semel.broker.topics import Topics
 from semel.protocol.errors import ErrorCode
-from semel.protocol.messages.groups import ConsumerGroupHeartbeatRequest
 from semel.storage import StorageError
 
 logger = logging.getLogger(__name__)
@@ -34,24 +35,35 @@ REMOVED_AGAIN_MS = 1_000  # after the log did not take it
 class ConsumerGroups:
     """Heartbeats, sessions and assignments of all consumer groups."""
 
-    def __init__(self, core: Core, topics: Topics, settings: Settings, timing_of: Callable[[str], GroupTiming]) -> None:
+    def __init__(
+        self,
+        core: Core,
+        rebalance: Rebalance,
+        topics: Topics,
+        settings: Settings,
+        timing_of: Callable[[str], GroupTiming],
+    ) -> None:
         self._core = core
+        self._rebalance = rebalance
+        self._topics = topics
+        self._settings = settings
         self.timing_of = timing_of
         self.planner = Planner(topics, settings, core.clock, core.new_id)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._sessions: dict[tuple[str, str], Alarm] = {}
         self._revocations: dict[tuple[str, str], Alarm] = {}
+        self._joins: dict[tuple[str, str], Alarm] = {}  # of classic members that have to join again
         self._running: set[asyncio.Task[None]] = set()
         self._is_stopped = False
 
     def resume(self, group: ConsumerGroup) -> None:
         """Takes up a group that was read from the log."""
         for member_id in group.subscriptions:
-            self._watch(group, member_id)
+            self.watch(group, member_id)
 
     async def stop(self) -> None:
         self._is_stopped = True
-        cancel_all(*self._sessions.values(), *self._revocations.values())
+        cancel_all(*self._sessions.values(), *self._revocations.values(), *self._joins.values())
         if self._running:
             await asyncio.wait(self._running)
 
@@ -66,15 +78,19 @@ class ConsumerGroups:
         request = beat.request
         async with self._locks.setdefault(request.group_id, asyncio.Lock()):
             await self.planner.look_at_topics(self._core.consumer_groups.get(request.group_id), beat)
-            draft = Draft(self._find_or_draft(request))
+            draft = self._find_or_draft(beat)
+            before = draft.group
             if request.member_epoch < 0:
                 answer = self.planner.leave(draft, request)
             else:
                 answer = self.planner.follow(draft, beat)
-            if draft.changes:
-                await self._store(draft)
+                cancel_all(self._joins.pop((request.group_id, answer.member_id), None))
+            if not draft.changes:
+                self.watch(draft.group, answer.member_id)
+            elif request.member_epoch < 0:
+                await self._store_without(before, draft)
             else:
-                self._watch(draft.group, answer.member_id)
+                await self._store(draft)
             return answer
 
     async def remove(self, group_id: str, member_ids: Iterable[str], reason: str) -> None:
@@ -90,7 +106,7 @@ class ConsumerGroups:
                     logger.info("group %s: %s is out: %s", group_id, member_id, reason)
                     self.planner.drop(draft, member_id)
             if draft.changes:
-                await self._store(draft)
+                await self._store_without(group, draft)
 
     async def delete(self, group_id: str) -> None:
         """Deletes a group without members, and its offsets. GroupError: it has some, or could not be written."""
@@ -101,28 +117,60 @@ class ConsumerGroups:
             slots = self._core.offsets.slots_of(group_id)
             await self._write(group_id, [*(OffsetRecord(slot, None) for slot in slots), *deletion_of(group_id)])
 
-    def _find_or_draft(self, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroup:
+    def _find_or_draft(self, beat: Beat) -> Draft:
+        """The group as it is, a new one, or what a classic group becomes with its first member of this protocol."""
+        request = beat.request
         group, classic = self._core.consumer_groups.get(request.group_id), self._core.groups.get(request.group_id)
         if group is not None and classic is None:
-            return group
-        if request.member_epoch != JOINS or (classic is not None and classic.state is not GroupState.EMPTY):
+            return Draft(group)
+        if beat.classic is not None:  # the group became a classic one while the request waited
+            raise GroupError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        is_in_use = classic is not None and classic.state is not GroupState.EMPTY
+        may_upgrade = self._settings["group.consumer.migration.policy"] in UPGRADE
+        if request.member_epoch != JOINS or (is_in_use and not may_upgrade):
             what = "not found" if classic is None else "not a consumer group"
             raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {request.group_id} is {what}.")
-        return ConsumerGroup(request.group_id)
+        draft = Draft(ConsumerGroup(request.group_id))
+        if classic is not None and is_in_use:
+            most = self._settings["group.consumer.max.size"]
+            for change in upgrade(classic, self._topics, most, self._core.clock.now_ms()):
+                draft.change(change)
+        return draft
 
     # -- when time passes ----------------------------------------------------------------------------------------------
-    def _watch(self, group: ConsumerGroup, member_id: str) -> None:
-        """Sets the member's alarms by what it is now."""
+    def watch(self, group: ConsumerGroup, member_id: str) -> None:
+        """Sets the member's alarms by what it is now. It is alive."""
         key = (group.group_id, member_id)
         if member_id not in group.subscriptions:
-            cancel_all(self._sessions.pop(key, None), self._revocations.pop(key, None))
+            self._forget(key)
             return
-        self._watch_session(key, self.timing_of(group.group_id).session_timeout_ms)
+        classic = group.subscriptions[member_id].classic
+        of_group_ms = self.timing_of(group.group_id).session_timeout_ms
+        self._watch_session(key, of_group_ms if classic is None else classic.session_timeout_ms)
         current = group.current.get(member_id, Current())
         if current.state is not MemberState.UNREVOKED:
             cancel_all(self._revocations.pop(key, None))
         elif key not in self._revocations:
             self._watch_revocation(key, current.epoch, group.subscriptions[member_id].rebalance_timeout_ms)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        cancel_all(self._sessions.pop(key, None), self._revocations.pop(key, None), self._joins.pop(key, None))
+
+    def await_join(self, group: ConsumerGroup, member_id: str) -> None:
+        """A classic member was told to join again: it has its rebalance timeout for that."""
+        key = (group.group_id, member_id)
+        if key not in self._joins:
+            self._watch_join(key, group.subscriptions[member_id].rebalance_timeout_ms)
+
+    def _watch_join(self, key: tuple[str, str], timeout_ms: int) -> None:
+        self._joins[key] = Alarm(self._core.timers, lambda: self._join_over(key))
+        self._joins[key].set(timeout_ms)
+
+    def _join_over(self, key: tuple[str, str]) -> None:
+        self._joins.pop(key, None)
+        group = self._core.consumer_groups.get(key[0])
+        if group is not None and key[1] in group.subscriptions and group.must_join(key[1]):
+            self._run_remove(key, "it did not join again in time", lambda: self._watch_join(key, REMOVED_AGAIN_MS))
 
     def _watch_session(self, key: tuple[str, str], timeout_ms: int) -> None:
         if key not in self._sessions:
@@ -167,24 +215,45 @@ class ConsumerGroups:
     async def _store(self, draft: Draft) -> None:
         """Writes the draft's changes; then the group is as the draft. GroupError: nothing changed."""
         group_id = draft.group.group_id
-        classic = self._core.groups.get(group_id)  # one without members: this group takes its place
-        records: list[GroupsRecord] = [] if classic is None else [GroupRecord(group_id, None)]
-        if classic is not None:
-            classic.enter(GroupState.DEAD, classic.state_time_ms)  # nobody joins what is about to go
+        classic = self._core.groups.get(group_id)  # one that this group takes the place of
+        if classic is None:
+            await self._write(group_id, draft.changes, lambda: self._watch_all(group_id, draft.members))
+            return
+        before = (classic.state, classic.previous_state, classic.state_time_ms)
+        classic.enter(GroupState.DEAD, classic.state_time_ms)  # nobody joins what is about to go
+
+        def stored() -> None:
+            self._rebalance.dismiss(classic)
+            self._watch_all(group_id, draft.members)
+
         try:
-            await self._write(group_id, [*records, *draft.changes], lambda: self._watch_all(group_id, draft.members))
+            await self._write(group_id, [GroupRecord(group_id, None), *draft.changes], stored)
         except GroupError:
-            if classic is not None:
-                classic.enter(GroupState.EMPTY, classic.state_time_ms)
+            classic.state, classic.previous_state, classic.state_time_ms = before
             raise
+
+    async def _store_without(self, before: ConsumerGroup, draft: Draft) -> None:
+        """The same after members went. If only classic members are left, they are a classic group again."""
+        if not draft.group.is_all_classic or self._settings["group.consumer.migration.policy"] not in DOWNGRADE:
+            await self._store(draft)
+            return
+        group_id = before.group_id
+        records, protocols = downgrade(before, draft.group, self._topics, self._core.clock.now_ms(), deletion_of)
+
+        def stored() -> None:
+            for member_id in before.subscriptions:
+                self._forget((group_id, member_id))
+            self._rebalance.take_over(self._core.groups[group_id], protocols)
+
+        await self._write(group_id, records, stored)
 
     def _watch_all(self, group_id: str, member_ids: Iterable[str]) -> None:
         group = self._core.consumer_groups[group_id]
         for member_id in member_ids:
-            self._watch(group, member_id)
+            self.watch(group, member_id)
 
     async def _write(
-        self, group_id: str, records: list[GroupsRecord], stored: Callable[[], None] = lambda: None
+        self, group_id: str, records: Sequence[GroupsRecord], stored: Callable[[], None] = lambda: None
     ) -> None:
         """Returns when it is replayed, also where the client is gone: the group's lock must be held until then."""
         try:

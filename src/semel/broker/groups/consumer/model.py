@@ -75,6 +75,13 @@ class ConsumerGroupState(Enum):
     STABLE = "Stable"
 
 
+class ClassicMetadata(NamedTuple):
+    """What a member that speaks the classic protocol said when it joined."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]  # name and metadata, in the order that the member prefers
+
+
 class Subscription(NamedTuple):
     """Who a member is and what it wants."""
 
@@ -86,6 +93,7 @@ class Subscription(NamedTuple):
     regex: str | None = None
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
+    classic: ClassicMetadata | None = None  # None: a member of the consumer protocol
 
     def wants(self, topic: str) -> bool:
         """By name or by expression."""
@@ -207,6 +215,19 @@ class ConsumerGroup:
         if all(self.is_reconciled(member_id) for member_id in self.subscriptions):
             return ConsumerGroupState.STABLE
         return ConsumerGroupState.RECONCILING
+
+    @property
+    def is_all_classic(self) -> bool:
+        """Whether members are left, and none of them speaks the consumer protocol."""
+        return bool(self.subscriptions) and all(each.classic is not None for each in self.subscriptions.values())
+
+    def must_join(self, member_id: str) -> bool:
+        """Whether a classic member has to join again to get what it is assigned."""
+        current = self.current.get(member_id, Current())
+        if current.epoch < self.epoch or current.state is MemberState.UNREVOKED:
+            return True
+        missing = self.target.get(member_id, NOTHING) - current.assigned
+        return current.state is MemberState.UNRELEASED and any(map(self.is_free, missing))
 
     def is_reconciled(self, member_id: str) -> bool:
         current = self.current.get(member_id, Current())

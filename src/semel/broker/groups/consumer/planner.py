@@ -19,6 +19,7 @@ from semel.broker.groups.consumer.model import (
     LEFT_FOR_A_WHILE,
     NOTHING,
     Change,
+    ClassicMetadata,
     ConsumerGroup,
     Current,
     CurrentSet,
@@ -46,6 +47,7 @@ class Beat(NamedTuple):
     request: ConsumerGroupHeartbeatRequest
     client_id: str
     client_host: str
+    classic: ClassicMetadata | None = None  # set: a JoinGroup of the classic protocol in the form of a heartbeat
 
     @property
     def owned(self) -> Partitions | None:
@@ -217,7 +219,7 @@ class Planner:
             return request.member_id
         member_id = request.member_id or self._new_id()
         if known is not None and known != member_id:
-            if group.current.get(known, Current()).epoch != LEFT_FOR_A_WHILE:
+            if beat.classic is None and group.current.get(known, Current()).epoch != LEFT_FOR_A_WHILE:
                 raise GroupError(
                     ErrorCode.UNRELEASED_INSTANCE_ID,
                     f"instance {instance_id} is used by member {known}, which has not left",
@@ -255,6 +257,7 @@ class Planner:
                 base.rebalance_timeout_ms if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms
             ),
             assignor=base.assignor if request.server_assignor is None else request.server_assignor,
+            classic=beat.classic,
         )
         if new != old:
             draft.change(SubscriptionSet(draft.group.group_id, member_id, new))
