@@ -88,7 +88,7 @@ from tests.support.waiting import eventually
 
 BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
 SET, DELETE = 0, 1
-SOURCE_DEFAULT, SOURCE_METRICS, SOURCE_GROUP = 5, 7, 8
+SOURCE_DEFAULT, SOURCE_LOGGER, SOURCE_METRICS, SOURCE_GROUP = 5, 6, 7, 8
 EXACT, DEFAULT, ANY = 0, 1, 2
 
 
@@ -466,3 +466,15 @@ def test_synonyms_of_topic_settings_are_those_that_kafka_names(
     (config,) = client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs
     broker_keys = {"cleanup.policy": ["log.cleanup.policy"], "max.message.bytes": ["message.max.bytes"]}
     assert [synonym.name for synonym in config.synonyms] == broker_keys.get(key, [])
+
+
+def test_levels_of_loggers_are_shown(cluster: Cluster, client: DirectClient) -> None:
+    described_levels = configs(client, BROKER_LOGGER, "1")
+    if cluster.name == "semel":  # what Kafka has depends on its logging framework
+        assert described_levels["root"] == ("WARN", SOURCE_LOGGER)
+        assert described_levels["semel"] == ("INFO", SOURCE_LOGGER)
+    listed = client.call(LIST_CONFIG_RESOURCES, ListConfigResourcesRequest([BROKER_LOGGER]), 1).config_resources
+    assert [each.resource_name for each in listed] == ["1"]
+    for name in ("", "7", "x"):
+        request = DescribeConfigsRequest([DescribeConfigsResource(BROKER_LOGGER, name, None)])
+        assert client.call(DESCRIBE_CONFIGS, request, 4).results[0].error_code == E.INVALID_REQUEST

@@ -3,6 +3,7 @@ IncrementalAlterConfigs (44), ListConfigResources (74)."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -144,8 +145,31 @@ def _entries(broker: BrokerNode, resource: messages.DescribeConfigsResource) -> 
         is_whole = is_whole_cluster(broker, resource.resource_name)
         describe = resource_settings.describe_cluster_settings if is_whole else resource_settings.describe_broker
         return describe(broker, names)
+    if resource.resource_type == BROKER_LOGGER:
+        if is_whole_cluster(broker, resource.resource_name):
+            raise TopicError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        return [entry for entry in _loggers() if not names or entry.name in names]
     check_named(resource.resource_type, resource.resource_name)
     return resource_settings.describe_named(broker, resource.resource_type, resource.resource_name, names)
+
+
+_SOURCE_LOGGER, _STRING = 6, 2
+_KAFKAS_LEVELS = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+
+
+def _loggers() -> list[DescribedConfig]:
+    """The levels of the broker's loggers. Clients cannot change them."""
+    root = logging.getLogger()
+    known = {"root": root} | {
+        name: logger
+        for name, logger in root.manager.loggerDict.items()
+        if name.partition(".")[0] == "semel" and isinstance(logger, logging.Logger)
+    }
+    levels = {name: logging.getLevelName(logger.getEffectiveLevel()) for name, logger in known.items()}
+    return [
+        DescribedConfig(name, _KAFKAS_LEVELS.get(level, level), _SOURCE_LOGGER, True, [], _STRING, "", False)
+        for name, level in sorted(levels.items())
+    ]
 
 
 def _result(entry: DescribedConfig, request: messages.DescribeConfigsRequest) -> messages.DescribeConfigsResourceResult:
@@ -290,6 +314,8 @@ def list_config_resources(
         found += [messages.ConfigResource(topic.name, TOPIC) for topic in broker.topics]
     if BROKER in asked:
         found.append(messages.ConfigResource(str(broker.node_id), BROKER))
+    if BROKER_LOGGER in asked:
+        found.append(messages.ConfigResource(str(broker.node_id), BROKER_LOGGER))
     for kind in resource_settings.KINDS.keys() & asked:
         names = sorted(name for name, _ in broker.store.items(resource_settings.KINDS[kind].key))
         found += [messages.ConfigResource(name, kind) for name in names]
