@@ -137,7 +137,7 @@ def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) 
     kafka = ApacheKafka(folder / "node", jvm=QUICK_JVM)
     tls, sasl, both = free_ports(3)
     ports = {"TLS": tls, "SASL": sasl, "BOTH": both}
-    kafka.properties |= broker_settings(folder, ports, kafka.port, kafka._controller_port)
+    kafka.properties |= broker_settings(folder, ports, kafka.port, kafka.controller_port)
     with kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):

@@ -228,3 +228,24 @@ def test_wrong_use_is_explained(topic: str, settings: ProducerSettings, owner: T
     with pytest.raises(IllegalStateError, match="closed"):
         writer.flush()
     owner.end(False, 30)
+
+
+def test_an_open_transaction_is_ended_before_the_id_is_renewed(
+    cluster: Cluster, topic: str, settings: ProducerSettings
+) -> None:
+    """Kafka before 4.0 takes an owner that does not for another one, and fences it. TV2 needs no EndTxn for it."""
+    with Proxy(cluster.bootstrap) as proxy:
+        behind = settings.replace(bootstrap_servers=(proxy.bootstrap,))
+        with TransactionOwner(behind) as owner:
+            first = owner.own(30)
+            with owner.begin(places(topic)).writer() as writer:
+                writer.write(topic, 0, rows("open", 3))
+                writer.finish(30)
+            assert owner.renew(30).epoch > first.epoch
+            assert proxy.seen[END_TXN.key] == (1 if owner.generation == 1 else 0)
+            owner.begin(places(topic))
+            owner.end(commit=True)
+            ends = proxy.seen[END_TXN.key]
+            owner.renew(30)
+            assert proxy.seen[END_TXN.key] == ends, "nothing was open"
+    assert read_topic(cluster.bootstrap, topic) == []

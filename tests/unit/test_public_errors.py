@@ -21,6 +21,7 @@ INTERNAL = {
     "FailedGuessError",  # the batch runs again with a shuffle
     "MovedRowsError",  # the same
     "UnevenError",  # the transaction is aborted, the batch runs again
+    "NoOtherReplicaError",  # a campaign waits until there is one
     "OutputTooLargeError",  # the cause of a RecordError
 }
 

@@ -181,6 +181,10 @@ class ApacheKafka(BrokerProcess):
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def controller_port(self) -> int:
+        return self._quorum.controller_ports[self.node_id]
+
     def start(self, *, timeout_ms: float | None = None) -> Self:
         """Returns when the node takes requests."""
         self.launch()
@@ -223,7 +227,7 @@ class ApacheKafka(BrokerProcess):
         settings = {
             "process.roles": "broker,controller",
             "node.id": str(self.node_id),
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controllers[self.node_id]}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.listener.names": "CONTROLLER",

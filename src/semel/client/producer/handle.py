@@ -33,9 +33,10 @@ from semel.client.producer.identities import NAMES_UP_TO, FixedIdentity
 from semel.client.producer.sender import Sender
 from semel.client.producer.transaction import VERSIONS
 from semel.client.settings import ProducerSettings
+from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.batch import next_sequence
-from semel.protocol.errors import ErrorCode
+from semel.protocol.errors import ErrorCode, Recovery
 
 
 @dataclass(frozen=True)
@@ -262,29 +263,42 @@ class TransactionOwner(Closing):
         self.identity: Identity | None = None
         self._coordinator = CoordinatorClient(self.cluster, settings, settings.transactional_id)
         self._epoch_used = False
+        self._may_be_open = False  # a transaction of the current epoch
 
     def own(self, timeout_s: float | None = None) -> Identity:
         """Takes the id over: earlier owners are fenced, what they left open is finished first."""
         deadline = self.cluster.deadline(timeout_s)
         self.generation = self._coordinator.generation(deadline.remaining_s())
         self.identity = self._coordinator.init(deadline.remaining_s())
-        self._epoch_used = False
+        self._epoch_used = self._may_be_open = False
         return self.identity
 
     def resume(self, handle: TransactionHandle) -> None:
         """Goes on with a transaction that this owner began in another process, to end it."""
         self.generation = handle.generation
         self.identity = handle.identity
-        self._epoch_used = True
+        self._epoch_used = self._may_be_open = True
 
     def renew(self, timeout_s: float | None = None) -> Identity:
         """The next epoch, if the id is still ours; aborts what was open and settles an end without a response.
 
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
-        self.identity = self._coordinator.init(self.cluster.deadline(timeout_s).remaining_s(), self._owned())
-        self._epoch_used = False
+        deadline = self.cluster.deadline(timeout_s)
+        if self.generation == 1 and self._may_be_open:
+            self._abort_open(deadline)
+        self.identity = self._coordinator.init(deadline.remaining_s(), self._owned())
+        self._epoch_used = self._may_be_open = False
         return self.identity
+
+    def _abort_open(self, deadline: Deadline) -> None:
+        """Kafka before 4.0 fences an owner that renews its id while its transaction is open. Whether the id is still
+        ours, and how a commit without a response ended, the renewal says."""
+        try:
+            self._coordinator.end(self._owned(), False, self.generation, deadline)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INVALID_TXN_STATE and error.recovery is not Recovery.FENCED:
+                raise
 
     def begin(self, partitions: Iterable[Place], timeout_s: float | None = None) -> TransactionHandle:
         """Opens a transaction for these partitions; under a new epoch if this one was used."""
@@ -294,7 +308,7 @@ class TransactionOwner(Closing):
         places = tuple(partitions)
         if self.generation == 1 and places:
             self._coordinator.add_partitions(self._owned(), places, deadline.remaining_s())
-        self._epoch_used = True
+        self._epoch_used = self._may_be_open = True
         return TransactionHandle(self.settings, *self._owned(), self.generation, places)
 
     def send_offsets(
@@ -313,6 +327,7 @@ class TransactionOwner(Closing):
         response = self._coordinator.end(self._owned(), commit, self.generation, self.cluster.deadline(timeout_s))
         self.identity = response.identity
         self._epoch_used = self.generation == 1  # TV2 has raised it with the end
+        self._may_be_open = False
 
     def last_sequences(self, partitions: Iterable[Place], timeout_s: float | None = None) -> dict[Place, int]:
         """What the log holds of the current transaction: the last sequence per partition that has one."""
