@@ -177,8 +177,10 @@ class ClientProcess:
         self.preemption_rate = 0.0  # of calls that could let another thread run
         self.preemption_s = 0.002  # how long that takes, at most
         self.frozen_until_s = 0.0
+        self.offline_until_s = 0.0
         self.on_end: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
+        self.on_request: Callable[[int], None] = lambda api_key: None  # that is on its way
         self.sockets: list[SimulatedSocket] = []
         self.refused_s: list[float] = []  # when a connection was refused
         self._fibers: list[_Fiber] = []
@@ -199,6 +201,13 @@ class ClientProcess:
         """SIGSTOP, and SIGCONT after a while."""
         self.world.fault(f"{self.name} is frozen for {seconds:.1f} s")
         self.frozen_until_s = self.world.now_s + seconds
+
+    def cut_connections(self, offline_s: float = 0.0) -> None:
+        """All that it has; and nobody can be reached for a while. What is on its way may arrive."""
+        self.world.fault(f"{self.name} is offline for {offline_s:.1f} s")
+        self.offline_until_s = self.world.now_s + offline_s
+        for each in list(self.sockets):
+            each.cut()
 
     def kill(self) -> None:
         if not self.is_over:
@@ -565,6 +574,8 @@ class SimulatedSocket:
             world.fault(f"a connection of {process.name} is cut")
             world.after(world.rng.random() * 4 * world.delay_s, connection.cut)
         process.on_send()
+        for api_key in _api_keys(data):
+            process.on_request(api_key)
         return len(data)
 
     def recv_into(self, space: Any, count: int, flags: int = 0) -> int:
@@ -584,6 +595,11 @@ class SimulatedSocket:
         if self._connection is not None:
             self._connection.cut()
         self._is_at_end = True
+
+    def cut(self) -> None:
+        """By the network."""
+        if self._connection is not None:
+            self._connection.cut()
 
     def reset(self) -> None:
         """The process is gone."""
@@ -607,9 +623,17 @@ class SimulatedSocket:
         """Each call says it."""
 
 
+def _api_keys(data: bytes) -> Iterator[int]:
+    """Of the requests in what is sent at once: whole frames."""
+    at = 0
+    while at + 6 <= len(data):
+        yield int.from_bytes(data[at + 4 : at + 6], "big")
+        at += 4 + int.from_bytes(data[at : at + 4], "big")
+
+
 def _create_connection(address: tuple[str, int], timeout: float | None = None) -> SimulatedSocket:
     process = _scheduler.process()
-    delay_s = process.world.network_delay_s()
+    delay_s = max(process.world.network_delay_s(), process.offline_until_s - process.world.now_s)
     if timeout is not None and timeout < delay_s:
         _sleep(timeout)
         raise TimeoutError(errno.ETIMEDOUT, "timed out")

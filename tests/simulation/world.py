@@ -185,6 +185,13 @@ class SimulatedBroker:
         self._transports: list[_BrokerTransport] = []
         self.frozen_until_s = 0.0
         self.topics = {TOPIC: PARTITIONS}  # and their partitions; created if they are not there
+        self.settings = {
+            "offsets.topic.num.partitions": "2",
+            "transaction.state.log.num.partitions": "2",
+            "group.initial.rebalance.delay.ms": "100",
+            "group.consumer.session.timeout.ms": "6000",
+            "group.consumer.heartbeat.interval.ms": "1500",
+        }
 
     @property
     def restarts(self) -> int:
@@ -225,15 +232,7 @@ class SimulatedBroker:
             self.start()
 
     async def _start(self) -> None:
-        settings = Settings(
-            {
-                "offsets.topic.num.partitions": "2",
-                "transaction.state.log.num.partitions": "2",
-                "group.initial.rebalance.delay.ms": "100",
-                "group.consumer.session.timeout.ms": "6000",
-                "group.consumer.heartbeat.interval.ms": "1500",
-            }
-        )
+        settings = Settings(self.settings)
         node = self.node = BrokerNode.__new__(BrokerNode)  # known although it may fail: it has the lock of its folder
         BrokerNode.__init__(node, settings, self._data, self._world.clock)
         node.advertised = ("broker", 9092)
