@@ -238,14 +238,18 @@ def test_an_open_transaction_is_ended_before_the_id_is_renewed(
         behind = settings.replace(bootstrap_servers=(proxy.bootstrap,))
         with TransactionOwner(behind) as owner:
             first = owner.own(30)
-            with owner.begin(places(topic)).writer() as writer:
-                writer.write(topic, 0, rows("open", 3))
-                writer.finish(30)
+            write_three(owner, topic)
             assert owner.renew(30).epoch > first.epoch
             assert proxy.seen[END_TXN.key] == (1 if owner.generation == 1 else 0)
-            owner.begin(places(topic))
+            write_three(owner, topic)
             owner.end(commit=True)
             ends = proxy.seen[END_TXN.key]
             owner.renew(30)
             assert proxy.seen[END_TXN.key] == ends, "nothing was open"
-    assert read_topic(cluster.bootstrap, topic) == []
+    read_when_there(cluster, topic, 3)
+
+
+def write_three(owner: TransactionOwner, topic: str) -> None:
+    with owner.begin(places(topic)).writer() as writer:
+        writer.write(topic, 0, rows("open", 3))
+        writer.finish(30)
