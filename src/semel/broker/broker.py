@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,7 @@ class BrokerNode:
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
         self.store = Store(data, fsync=settings["fsync"] == "commit", files=self.data_dir.files)
         settings.finalize(self.store.get(features.LEVELS) or {})  # by earlier runs
-        self.quotas = Quotas(self.store, time.monotonic)
+        self.quotas = Quotas(self.store, self.clock.monotonic_s)
         self.settings.replace_altered(self.altered_settings())
         self.settings.replace_altered(self.altered_settings(for_cluster=True), for_cluster=True)
         self.topics = Topics(self.store, self.data_dir, settings)
