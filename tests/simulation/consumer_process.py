@@ -6,7 +6,9 @@ not), and it can close in good order.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from semel.client.consumer.commits import PendingCommit
@@ -105,12 +107,20 @@ class Lane(WireClient):
         self._process.notice(lambda: WireClient._time_out(self, connection, pending))
 
 
+class ListenerError(Exception):
+    """The program's listener has a bug."""
+
+
 class _Listener(RebalanceListener):
     def __init__(self, process: ConsumerProcess) -> None:
         self._process = process
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self._process.revoked(partitions)
+        process = self._process
+        process.revoked(partitions)
+        if process.world.rng.random() < process.listener_bug_rate and process.world.may_strike():
+            process.world.fault(f"the listener of {process.name} raises")
+            raise ListenerError
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         self._process.world.note(f"{self._process.name} lost {len(partitions)} partitions")
@@ -126,6 +136,7 @@ class ConsumerProcess:
         self.is_closing = False
         self.cut_rate = 0.0  # of requests, after which the connection is cut
         self.work_s = 0.1  # on the records of one poll, at most
+        self.listener_bug_rate = 0.0  # of partitions that are given back
         self.stuck_until_s = 0.0
         self.frozen_until_s = 0.0
         self.most_bytes = 0
@@ -182,6 +193,8 @@ class ConsumerProcess:
             lane.cut()
 
     def freeze(self, seconds: float) -> None:
+        if self.is_frozen:
+            return
         self.world.fault(f"{self.name} is frozen for {seconds:.1f} s")
         self.frozen_until_s = self.world.now_s + seconds
 
@@ -258,6 +271,8 @@ class ConsumerProcess:
         except FencedError:
             self.world.note(f"{self.name} is fenced")
             self._end()
+        except ListenerError:
+            self._next_turn_s = now_s + TURN_S
         except FatalError as error:
             if error.code is not ErrorCode.UNRELEASED_INSTANCE_ID:
                 raise
@@ -436,7 +451,8 @@ class ConsumerProcess:
             self._last_commit = self._waits_for = self._commit(wanted)
             self._turn_commits(self.world.now_s)
             return
-        run(self.core.leave())
+        with contextlib.suppress(ListenerError):
+            run(self.core.leave())
         departure = self.member.leave("closed")
         lane = self._coordinator_lane("heartbeat")
         if departure is not None and lane is not None:
@@ -661,5 +677,5 @@ class ConsumerProcess:
             return
         lane.send(api, request, VERSIONS[api], self.settings.request_timeout_ms / 1000, settle)
         if self.world.rng.random() < self.cut_rate and self.world.may_strike():
-            self.world.fault("connection cut")
-            self.world.after(self.world.rng.random() * 4 * self.world.delay_s, lambda: self.notice(lane.cut))
+            cut = partial(lane.cut_by_fault, self.name)
+            self.world.after(self.world.rng.random() * 4 * self.world.delay_s, lambda: self.notice(cut))

@@ -19,7 +19,8 @@ Content = bytes | bytearray | memoryview
 
 
 class SimulatedDisk(faults.Injector):
-    """What outlives a process of the broker. `note_fault` is called for each call that fails."""
+    """What outlives a process of the broker. `note_fault` is called for each sync that fails, and once each time that
+    it is full."""
 
     def __init__(self, data: Path, note_fault: Callable[[str], None]) -> None:
         self._data = data
@@ -28,6 +29,7 @@ class SimulatedDisk(faults.Injector):
         self.failures = 0
         self.failing_syncs = 0  # so many of the next ones fail
         self.free_bytes: int | None = None  # None: enough
+        self._is_full = False  # and it was counted
         self.synced_bytes: dict[str, int] = {}  # of each file that was opened
         self.lost: dict[str, tuple[int, int]] = {}  # of each file: from, to; not durable, although a sync may say so
 
@@ -37,9 +39,14 @@ class SimulatedDisk(faults.Injector):
     def files(self, data_dir: str | Path) -> JournaledFiles:
         return _SimulatedFiles(data_dir, self)
 
+    def fill(self, free_bytes: int | None) -> None:
+        """So many bytes are left; None: enough."""
+        self.free_bytes, self._is_full = free_bytes, False
+
     def repair(self) -> None:
         """From here on nothing fails."""
-        self.failing_syncs, self.free_bytes = 0, None
+        self.failing_syncs = 0
+        self.fill(None)
 
     def cut_power(self, luck: random.Random | None) -> int:
         """As `semel.prove.powercut.cut_power`."""
@@ -50,21 +57,24 @@ class SimulatedDisk(faults.Injector):
     def check_sync(self, path: str) -> None:
         if self.failing_syncs:
             self.failing_syncs -= 1
-            raise self._failure(errno.EIO, f"fsync of {self._name(path)} fails")
+            self._note_fault(f"fsync of {self._name(path)} fails")
+            raise self._failure(errno.EIO)
 
     def take(self, wanted_bytes: int, path: str) -> int:
         """How much of it can be written."""
         if self.free_bytes is None:
             return wanted_bytes
-        if not self.free_bytes:
-            raise self._failure(errno.ENOSPC, f"no space for {self._name(path)}")
         taken = min(wanted_bytes, self.free_bytes)
+        if taken < wanted_bytes and not self._is_full:
+            self._is_full = True
+            self._note_fault(f"no space for {self._name(path)}")
+        if not taken:
+            raise self._failure(errno.ENOSPC)
         self.free_bytes -= taken
         return taken
 
-    def _failure(self, number: int, what: str) -> OSError:
+    def _failure(self, number: int) -> OSError:
         self.failures += 1
-        self._note_fault(what)
         return OSError(number, os.strerror(number))
 
     def _name(self, path: str) -> str:

@@ -31,6 +31,7 @@ class GroupHistory:
         self.visible: dict[TopicPartition, dict[int, bytes | None]] = {}
         self.deleted_to: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, tuple[int, int]] = {}  # acknowledged: offset, generation
+        self._committed_s: dict[TopicPartition, float] = {}  # when that was
         self._acknowledged: dict[tuple[GroupMetadata, TopicPartition], int] = {}
         self._sent: dict[TopicPartition, int] = {}  # the highest offset that anyone tried to commit
         self._doubtful: dict[TopicPartition, list[tuple[int, int]]] = {}  # offset, generation
@@ -50,11 +51,17 @@ class GroupHistory:
         """A member that was frozen may learn of it late, when others have committed since."""
         for partition, at in offsets.items():
             self._check_owner(partition, identity, sent_s)
+            lowest = self.lowest_start(partition)
+            is_later = sent_s > self._committed_s.get(partition, sent_s)
+            assert not is_later or lowest is None or at.offset >= lowest, (
+                f"{identity} took the group back to {at.offset} of {partition}, but {lowest} was committed"
+            )
             last = self._acknowledged.get((identity, partition), 0)
             assert at.offset >= last, f"{identity} committed {at.offset} of {partition} after {last}"
             self._acknowledged[identity, partition] = at.offset
             offset, generation = self._committed.get(partition, (-1, -1))
             self._committed[partition] = (max(offset, at.offset), max(generation, identity.generation_id))
+            self._committed_s[partition] = self._world.now_s
 
     def _check_owner(self, partition: TopicPartition, identity: GroupMetadata, sent_s: float) -> None:
         """One in each generation; a static member that was started again follows itself. One that was followed is

@@ -27,6 +27,7 @@ DRAIN_S = 200.0  # virtual; less than metadata.max.age.ms
 PREFETCH_BYTES, FETCH_BYTES, PARTITION_BYTES = 1_500, 1_200, 500
 LARGEST_BATCH_BYTES = 2_500  # the first batch of a response may exceed all limits
 CONSUMER_PROTOCOL_RATE = 0.3
+LISTENER_BUG_RATE = 0.3
 STRATEGIES = ("range", "cooperative-sticky", "sticky", "roundrobin")
 
 
@@ -90,6 +91,7 @@ class ConsumerGroup:
         name = f"c{len(self.all)}"
         process = ConsumerProcess(self._world, self._front, self._history, name, **options)
         process.cut_rate = self._cut_rate
+        process.listener_bug_rate = LISTENER_BUG_RATE if self.disturbed else 0.0
         process.work_s = self._world.rng.choice([0.1, 2.0]) if self.disturbed else 0.1
         self.all.append(process)
         self._world.processes.append(process)
@@ -99,7 +101,7 @@ class ConsumerGroup:
         """From here on nothing happens to them any more, and at least one works."""
         self.disturbed = False
         for process in self.living:
-            process.cut_rate, process.work_s = 0.0, 0.1
+            process.cut_rate, process.work_s, process.listener_bug_rate = 0.0, 0.1, 0.0
         if not any(not process.is_closing for process in self.living):
             self.start("static-0")
 
@@ -201,6 +203,6 @@ def _delete_records(world: World, history: GroupHistory, partition: int) -> None
     if rows:
         before = rows[world.rng.randrange(len(rows) // 2, len(rows))][0] + 1
         history.deleted_to[place] = max(history.deleted_to.get(place, 0), before)
-        world.fault(f"{place} is deleted up to {before}")
+        world.note(f"{place} is deleted up to {before}")
         topic = DeleteRecordsTopic(TOPIC, [DeleteRecordsPartition(partition, before)])
         ask(world, WireClient(world), DELETE_RECORDS, DeleteRecordsRequest([topic], 10_000), 2)

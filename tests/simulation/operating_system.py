@@ -36,6 +36,8 @@ from tests.simulation.world import WALL_S, SimulatedConnection, World
 PACKAGES = ("semel.client", "semel.patterns")
 IF_IMPORTED = ("semel.spark",)
 FIRST_FD = 1 << 30
+FIRST_PORT = 9092
+THROTTLE_NOTICED_S = 0.2  # so long after it has read that it is throttled, a client knows it
 STEPS_MAX = 20_000  # of a process without time passing: more is a loop that does not wait
 CALLS_MAX = 200_000  # of a clock
 
@@ -126,6 +128,7 @@ class _Fiber:
         self.error: BaseException | None = None
         self.is_ready: Callable[[], bool] = lambda: True
         self.until_s = NEVER_S
+        self.is_interrupted = False
         self._greenlet = greenlet(lambda: self._run(work))
         self._world: greenlet | None = None
 
@@ -133,7 +136,7 @@ class _Fiber:
         return f"{self.process.name}/{self.face.name}"
 
     def can_run(self, now_s: float) -> bool:
-        return now_s >= self.until_s or self.is_ready()
+        return now_s >= self.until_s or self.is_interrupted or self.is_ready()
 
     @property
     def is_started(self) -> bool:
@@ -153,6 +156,9 @@ class _Fiber:
         self._world.switch()
         if self.process.is_over:
             raise Killed
+        if self.is_interrupted:
+            self.is_interrupted = False
+            raise KeyboardInterrupt
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -183,6 +189,7 @@ class ClientProcess:
         self.on_request: Callable[[int], None] = lambda api_key: None  # that is on its way
         self.sockets: list[SimulatedSocket] = []
         self.refused_s: list[float] = []  # when a connection was refused
+        self.violations: list[str] = []  # what it must not have done
         self._fibers: list[_Fiber] = []
         self._main = self.spawn(SimulatedThread(target=main, name="main"))
         world.processes.append(self)
@@ -199,6 +206,8 @@ class ClientProcess:
 
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
+        if self.is_frozen:
+            return
         self.world.fault(f"{self.name} is frozen for {seconds:.1f} s")
         self.frozen_until_s = self.world.now_s + seconds
 
@@ -208,6 +217,23 @@ class ClientProcess:
         self.offline_until_s = self.world.now_s + offline_s
         for each in list(self.sockets):
             each.cut()
+
+    @contextlib.contextmanager
+    def interrupted_after(self, seconds: float) -> Iterator[None]:
+        """Ctrl-C, unless what is inside has ended by then: KeyboardInterrupt where the main thread waits next."""
+        fiber, state = self._main, [True]
+
+        def strike() -> None:
+            if state and not self.is_over:
+                self.world.fault(f"{self.name} is interrupted")
+                fiber.is_interrupted = True
+
+        self.world.after(seconds, strike)
+        try:
+            yield
+        finally:
+            state.clear()
+            fiber.is_interrupted = False
 
     def kill(self) -> None:
         if not self.is_over:
@@ -461,6 +487,7 @@ class _Pipe:
     def __init__(self) -> None:
         self.bytes = 0
         self.is_readable = lambda: self.bytes > 0
+        self.is_writable = lambda: True
 
 
 def _pipe() -> tuple[int, int]:
@@ -524,10 +551,14 @@ class _Poller:
         ready = []
         for fd, wanted in self._wanted.items():
             what = _scheduler.descriptors.get(fd)
-            events = select.POLLNVAL if what is None else select.POLLOUT | (select.POLLIN if what.is_readable() else 0)
+            events = select.POLLNVAL if what is None else _events(what)
             if events & (wanted | select.POLLNVAL):
                 ready.append((fd, events & (wanted | select.POLLNVAL)))
         return ready
+
+
+def _events(what: _Pipe | SimulatedSocket) -> int:
+    return (select.POLLOUT if what.is_writable() else 0) | (select.POLLIN if what.is_readable() else 0)
 
 
 _SELECT = SimpleNamespace(poll=_Poller, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
@@ -541,12 +572,15 @@ class SimulatedSocket:
         self._process = process
         self._received = bytearray()
         self._is_at_end = False
+        self._drained_s = 0.0  # when all was read that had come
         self._connection: SimulatedConnection | None = None
         self._fd = _scheduler.add_descriptor(self)
         process.sockets.append(self)
 
-    def connect(self) -> bool:
-        self._connection = self._process.world.broker.connect(self._received.extend, self._on_lost)
+    def connect(self, address: tuple[str, int]) -> bool:
+        broker = self._process.world.broker
+        if address in (("bootstrap", FIRST_PORT), ("broker", broker.port)):
+            self._connection = broker.connect(self._received.extend, self._on_lost)
         return self._connection is not None
 
     def _on_lost(self) -> None:
@@ -554,6 +588,9 @@ class SimulatedSocket:
 
     def is_readable(self) -> bool:
         return bool(self._received) or self._is_at_end
+
+    def is_writable(self) -> bool:
+        return self._is_at_end or self._connection is None or self._connection.free_bytes > 0
 
     def fileno(self) -> int:
         return self._fd
@@ -567,16 +604,25 @@ class SimulatedSocket:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         process, connection = self._process, self._connection
         assert connection is not None
-        data = b"".join(buffers)
-        connection.send(data)
+        data = b"".join(buffers)[: connection.free_bytes]
+        if not data:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        self._check_throttle(connection)
         world = process.world
+        connection.send(data)
         if world.rng.random() < process.cut_rate and world.may_strike():
-            world.fault(f"a connection of {process.name} is cut")
-            world.after(world.rng.random() * 4 * world.delay_s, connection.cut)
+            world.after(world.rng.random() * 4 * world.delay_s, lambda: connection.cut_by(process.name))
         process.on_send()
         for api_key in _api_keys(data):
             process.on_request(api_key)
         return len(data)
+
+    def _check_throttle(self, connection: SimulatedConnection) -> None:
+        process, throttled_s = self._process, connection.throttled_for_s
+        now_s = process.world.now_s
+        noticed_s = now_s - max(self._drained_s, process.frozen_until_s)
+        if THROTTLE_NOTICED_S < noticed_s < throttled_s:
+            process.violations.append(f"{process.name} sends although it was throttled {throttled_s:.1f} s ago")
 
     def recv_into(self, space: Any, count: int, flags: int = 0) -> int:
         _scheduler.check_alive()
@@ -589,6 +635,8 @@ class SimulatedSocket:
         taken = min(count, len(self._received))
         space[:taken] = self._received[:taken]
         del self._received[:taken]
+        if not self._received and taken:
+            self._drained_s = self._process.world.now_s
         return taken
 
     def shutdown(self, _: int) -> None:
@@ -639,7 +687,7 @@ def _create_connection(address: tuple[str, int], timeout: float | None = None) -
         raise TimeoutError(errno.ETIMEDOUT, "timed out")
     _sleep(delay_s)
     made = SimulatedSocket(process)
-    if not made.connect():
+    if not made.connect(address):
         made.close()
         process.refused_s.append(process.world.now_s)
         raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
@@ -741,6 +789,7 @@ def client_processes(world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        world.is_over = True
         for process in world.processes:
             if isinstance(process, ClientProcess):
                 process.on_end = lambda: None

@@ -78,9 +78,13 @@ class WireClient:
         if self._connection is not None:
             self._connection.cut()
 
+    def cut_by_fault(self, whom: str) -> None:
+        if self._connection is not None:
+            self._connection.cut_by(whom)
+
     def _time_out(self, connection: SimulatedConnection, pending: Pending) -> None:
         if not pending.done and connection is self._connection:
-            self.world.fault("request timed out")
+            self.world.note("request timed out")
             connection.cut()
 
     def _on_bytes(self, data: bytes) -> None:
@@ -154,13 +158,11 @@ class ProducerProcess:
                 PRODUCE, produce.request, self.produce_version, produce.timeout_s, self._settle, produce.sendings
             )
             if self._world.rng.random() < self.cut_rate and self._world.may_strike():
-                self._world.after(self._world.rng.random() * 4 * self._world.delay_s, self._cut)
+                self._world.after(
+                    self._world.rng.random() * 4 * self._world.delay_s, lambda: self._client.cut_by_fault("a producer")
+                )
         for batch in core.take_finished():
             self._world.note(f"{batch!r}: {batch.error or batch.base_offset}")
-
-    def _cut(self) -> None:
-        self._world.fault("connection cut")
-        self._client.cut()
 
     def _ask_for_identity(self) -> None:
         self._asks_for_identity = True
@@ -169,6 +171,8 @@ class ProducerProcess:
             self._asks_for_identity = False
             try:
                 response = pending.result()
+                if response.error_code:
+                    raise error_of(response.error_code, "InitProducerId")
             except KafkaError as error:
                 self.core.not_ready(error, self._world.now_s)
                 return

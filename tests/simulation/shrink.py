@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.simulation.world import World
 
+MEMORY = "/dev/shm"  # in memory: what is durable is decided by the simulated disk
 Workload = Callable[[int, Path, Callable[[World], None]], World]
 
 
@@ -19,7 +21,7 @@ def run(workload: Workload, seed: int, left_out: Iterable[int] = ()) -> tuple[Wo
         world.left_out = frozenset(left_out)
         worlds.append(world)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
         try:
             workload(seed, Path(folder) / "data", on_start)
         except Exception as error:

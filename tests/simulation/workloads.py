@@ -28,9 +28,10 @@ class Disturbances:
     """What happens to the broker now and then: it is frozen, killed (and started again after a while), loses its power,
     its disk fails or is full, its clocks are set or drift. Until `end`."""
 
-    def __init__(self, world: World, every_s: float = 1.0) -> None:
+    def __init__(self, world: World, every_s: float = 1.0, down_s: float = 0.5) -> None:
         self._world = world
         self._every_s = every_s
+        self.down_s = down_s  # how long it is, at most
         self.on = True
         self._next()
 
@@ -62,7 +63,7 @@ class Disturbances:
             (fault,) = rng.choices(list(FAULTS), list(FAULTS.values()))
             fault(world, rng)
             if not world.broker.is_up:
-                world.after(rng.random() * 0.5, world.broker.start)
+                world.after(rng.random() * self.down_s, world.broker.start)
 
 
 def _freeze(world: World, rng: random.Random) -> None:
@@ -82,9 +83,9 @@ def _fail_syncs(world: World, rng: random.Random) -> None:
 
 
 def _fill_the_disk(world: World, rng: random.Random) -> None:
-    world.disk.free_bytes = rng.choice([0, rng.randrange(500)])
+    world.disk.fill(rng.choice([0, rng.randrange(500)]))
     world.note(f"the disk has {world.disk.free_bytes} free bytes")
-    world.after(rng.random() * 2, lambda: setattr(world.disk, "free_bytes", None))
+    world.after(rng.random() * 2, lambda: world.disk.fill(None))
 
 
 def _set_the_clock(world: World, rng: random.Random) -> None:
@@ -122,12 +123,14 @@ def producer_and_broker(seed: int, data: Path, on_start: Callable[[World], None]
             delivery_timeout_ms=rng.choice([1_500, 5_000, 2**31 - 1]),
         )
         world.processes.append(producer)
-        producer.cut_rate, world.stall_rate = rng.random() * 0.8, rng.random() * 0.1
+        producer.cut_rate, world.stall_rate = rng.random() * 0.8, rng.random() * rng.choice([0.1, 0.5])
         disturbances = Disturbances(world, every_s=0.5)
         for number in range(RECORDS):
             partition, value = rng.randrange(PARTITIONS), b"%d" % number
+            full_since_s = world.now_s
             while not producer.send(partition, value):
                 world.run_for(0.01)
+                assert world.now_s < full_since_s + DRAIN_S, "buffer.memory stays full"
             if rng.random() < 0.3:
                 world.run_for(rng.random() * 0.1)
         disturbances.end()

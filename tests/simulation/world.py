@@ -21,6 +21,7 @@ from semel.broker import turns
 from semel.broker.broker import BrokerNode
 from semel.broker.clock import Clock
 from semel.broker.connection import Connection
+from semel.broker.quotas import CLIENT_ID, PRODUCER_BYTE_RATE
 from semel.broker.server import Server
 from semel.broker.settings import Settings
 from semel.protocol.schema import NO_UUID
@@ -32,6 +33,8 @@ from tests.simulation.loop import NEVER_S, SimulatedLoop
 
 TOPIC, PARTITIONS = "t", 3
 START_S = 1_000_000.0
+STALL = 100
+SOCKET_BYTES = 3_000  # on their way to the broker, at most
 WALL_S = 1_700_000_000.0  # what the wall clock says at START_S, less that
 
 
@@ -51,11 +54,12 @@ class World:
         self.rng = random.Random(seed)
         self.now_s = START_S
         self.trace: list[str] = []
-        self.faults = 0
+        self.faults = 0  # that happened: each is counted once, and what follows from it is not
+        self.is_over = False  # what is stopped from here on is no fault
         self.strikes = 0  # so many times something could be made to fail
         self.left_out: frozenset[int] = frozenset()  # numbers of those at which nothing is made to fail
         self.delay_s = 0.005  # of bytes on their way, most often at most
-        self.stall_rate = 0.0  # of those that take a hundred times as long
+        self.stall_rate = 0.0  # of those that take longer, up to a hundred times
         self.cuts_lose_requests = False  # that are on their way when a connection is cut; else they arrive
         self.sync_s = 0.005
         self.clock = SimulatedClock(self)
@@ -69,7 +73,7 @@ class World:
         self.trace.append(f"{self.now_s - START_S:.6f} {what}")
 
     def fault(self, what: str) -> None:
-        self.faults += 1
+        self.faults += not self.is_over
         self.note(what)
 
     def may_strike(self) -> bool:
@@ -85,9 +89,10 @@ class World:
         self.at(self.now_s + seconds, event)
 
     def network_delay_s(self) -> float:
-        is_stalled = self.rng.random() < self.stall_rate and self.may_strike()
-        self.faults += is_stalled
-        return self.rng.random() * self.delay_s * (100 if is_stalled else 1)
+        if self.rng.random() < self.stall_rate and self.may_strike():
+            self.faults += 1
+            return self.delay_s * (1 + STALL * self.rng.random())
+        return self.delay_s * self.rng.random()
 
     def run(self, until: Callable[[], bool], limit_s: float = 10_000.0) -> bool:
         """Lets time pass until it is so; False if that did not happen within the limit."""
@@ -192,6 +197,8 @@ class SimulatedBroker:
             "group.consumer.session.timeout.ms": "6000",
             "group.consumer.heartbeat.interval.ms": "1500",
         }
+        self.quotas: dict[str, float] = {}  # producer_byte_rate of client ids
+        self.port = 9092  # of the address that it advertises
 
     @property
     def restarts(self) -> int:
@@ -228,18 +235,21 @@ class SimulatedBroker:
 
     def _start_again(self) -> None:
         if self._loop is not None and not self.is_up:
-            self.kill()
+            self._end()
             self.start()
 
     async def _start(self) -> None:
         settings = Settings(self.settings)
         node = self.node = BrokerNode.__new__(BrokerNode)  # known although it may fail: it has the lock of its folder
         BrokerNode.__init__(node, settings, self._data, self._world.clock)
-        node.advertised = ("broker", 9092)
+        node.advertised = ("broker", self.port)
         await node.start()
         for name, partitions in self.topics.items():
             if node.topics.get(name) is None:
                 node.topics.create(name, partitions)
+        if self.quotas and not node.quotas.is_active:
+            for client_id, rate in self.quotas.items():
+                node.quotas.alter(((CLIENT_ID, client_id),), {PRODUCER_BYTE_RATE: rate})
         self._server = Server(node)
         self._world.note("broker is up")
 
@@ -280,9 +290,13 @@ class SimulatedBroker:
 
     def kill(self, steps: int = 0) -> None:
         """kill -9, after so many more steps of what it is doing."""
-        if self._loop is None:
-            return
-        self.advance(steps)
+        if self._loop is not None:
+            self.advance(steps)
+            self._world.fault("broker killed")
+            self._end()
+
+    def _end(self) -> None:
+        assert self._loop is not None
         self.frozen_until_s = 0.0
         for task in asyncio.all_tasks(self._loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -297,7 +311,12 @@ class SimulatedBroker:
         transports, self._transports = self._transports, []
         for transport in transports:
             transport.lose()
-        self._world.fault("broker killed")
+
+    def move(self, steps: int) -> None:
+        """It is killed, and when it starts again its address is another one. The first one still leads to it, too, if
+        clients use it under the name `bootstrap`."""
+        self.kill(steps)
+        self.port += 1
 
     def cut_power(self) -> None:
         """As `kill`, and what was not synced is lost, or in part."""
@@ -330,11 +349,28 @@ class SimulatedConnection:
         self._on_bytes = on_bytes
         self._on_lost = on_lost
         self._to_broker_s = self._to_client_s = 0.0
+        self._unread_bytes = 0  # by the broker
+        self._throttled_s = (0.0, 0.0)  # since when the client can know that it is to send nothing, and until when
         self.closed = False
+
+    @property
+    def free_bytes(self) -> int:
+        """How much a socket takes now."""
+        return max(0, SOCKET_BYTES - self._unread_bytes)
+
+    def read_by_broker(self, count: int) -> None:
+        self._unread_bytes -= count
+
+    @property
+    def throttled_for_s(self) -> float:
+        """For how long the client could know that it is to send nothing for a while; 0: it may send."""
+        since_s, until_s = self._throttled_s
+        return self._world.now_s - since_s if since_s < self._world.now_s < until_s else 0.0
 
     def send(self, data: bytes) -> None:
         """What is sent before the connection is cut arrives all the same, or in part."""
         rng = self._world.rng
+        self._unread_bytes += len(data)
         cut = rng.randrange(len(data)) if rng.random() < 0.2 else len(data)
         for piece in (data[:cut], data[cut:]):
             if piece:
@@ -344,6 +380,12 @@ class SimulatedConnection:
     def _arrive(self, piece: bytes) -> None:
         if not (self.closed and self._world.cuts_lose_requests):
             self.transport.receive(piece)
+
+    def cut_by(self, whom: str) -> None:
+        """A fault; none if it is closed already."""
+        if not self.closed:
+            self._world.fault(f"a connection of {whom} is cut")
+            self.cut()
 
     def cut(self) -> None:
         """The client takes it for dead. Of what is on its way, some arrives."""
@@ -358,6 +400,11 @@ class SimulatedConnection:
     def deliver(self, data: bytes) -> None:
         """Bytes of the broker, on their way to the client."""
         self._to_client_s = max(self._to_client_s, self._world.now_s + self._world.network_delay_s())
+        muted_s = self.transport.muted_s
+        if muted_s:
+            since_s, until_s = self._throttled_s
+            at_s = self._to_client_s
+            self._throttled_s = (at_s if at_s > until_s else since_s, max(until_s, at_s + muted_s))
         self._world.at(self._to_client_s, lambda: None if self.closed else self._on_bytes(data))
 
     def lose(self) -> None:
@@ -396,9 +443,17 @@ class _BrokerTransport(asyncio.Transport):
         if self._is_open:
             self._unread.append(data)
             self.wake()
+        else:
+            self._client.read_by_broker(len(data))
 
     def forget_unread(self) -> None:
         self._unread.clear()
+
+    @property
+    def muted_s(self) -> float:
+        """For how long the broker throttles this client from now on."""
+        left_s = self._protocol._muted_until_s - self._loop.time()
+        return max(0.0, left_s) if self._protocol._is_muted else 0.0
 
     def wake(self) -> None:
         """There may be something to read; a frozen process does it later."""
@@ -410,6 +465,7 @@ class _BrokerTransport(asyncio.Transport):
     def _read(self) -> None:
         while self._is_open and self._is_reading and self._unread:
             data = self._unread.pop(0)
+            self._client.read_by_broker(len(data))
             while data and self._is_open:
                 room = self._protocol.get_buffer(len(data))
                 count = min(len(room), len(data))
@@ -473,6 +529,7 @@ def simulated(seed: int, data: Path) -> Iterator[World]:
     try:
         yield world
     finally:
+        world.is_over = True
         world.broker.kill()
         faults.install(None)
         sync._Workers = workers  # type: ignore[misc]
