@@ -302,18 +302,29 @@ class Programs:
         with Consumer(options) as consumer:
             consumer.assign([place])
             number, in_doubt = 0, 0
+            looks_always = rng.random() < 0.5  # also after a failure, which makes the client look for the coordinator
+
+            def settled(_: object, error: KafkaError | None) -> None:
+                nonlocal in_doubt
+                if error is not None:
+                    in_doubt = number  # a request that is on its way may arrive behind newer ones
+
             while self.disturbed:
                 with self.keeps(0.2):
                     consumer.poll(200)
                 number += 1
-                consumer.commit_async({place: 2 * number})
+                failed = False
+                consumer.commit_async({place: 2 * number}, settled)
                 if rng.random() < 0.3:
                     wait_for(lambda: False, rng.random() * 0.1)
                 try:
                     with self.keeps(0.8):
                         consumer.commit({place: 2 * number + 1}, timeout_ms=800)
-                except KafkaError:
-                    in_doubt = number  # a request that is on its way may arrive behind newer ones
+                except KafkaError as error:
+                    failed = True
+                    settled(None, error)
+                if failed and not looks_always:
+                    continue
                 with suppress(KafkaError), self.keeps(0.5):
                     found = consumer.committed([place], timeout_ms=500).get(place)
                     assert in_doubt or (found is not None and found.offset >= 2 * number + 1), (

@@ -10,19 +10,19 @@ Found, with the workload, the seed and the seconds of CPU time that it took:
     lose_records_at_close_with_acks_0                           clients     0     0.5
     reconnect_without_backoff                                   clients     1     0.6
     end_before_the_first_record                                 clients     0     0.7
-    send_the_newest_commit_first                                clients     1     0.8
+    send_the_newest_commit_first                                clients     0     0.4
     show_records_of_aborted_transactions                        clients     1     1.4
     end_with_the_first_error                                    clients     1     1.7
-    take_a_commit_without_a_response_for_done                   clients     1     1.8
-    ignore_the_throttle_time                                    clients     ?     ?
+    take_a_commit_without_a_response_for_done                   clients     17    12.1
+    ignore_the_throttle_time                                    clients     4     3.1
     acknowledge_every_batch_of_a_response                       clients     4     3.8
     commit_what_an_iteration_has_not_yielded                    clients     1     3.8
     lose_what_an_iteration_has_not_yielded                      clients     0     3.9
-    leave_a_transaction_open_when_interrupted                   clients     8     6.3
-    stay_initializing_when_interrupted                          clients     10    9.6
-    keep_the_coordinator_of_assigned_partitions                 clients     15    13.8
+    leave_a_transaction_open_when_interrupted                   clients     7     6.4
+    stay_initializing_when_interrupted                          clients     3     2.9
+    keep_the_coordinator_of_assigned_partitions                 clients     4     2.9
     wait_for_a_broker_that_does_not_respond                     clients     4     17.0
-    fail_the_transaction_after_its_batch                        clients     ?     ?
+    fail_the_transaction_after_its_batch                        clients     23    19.5
     write_batches_again_after_a_timeout_under_a_new_sequence    producer    0     0.1
     commit_after_the_output                                     processing  0     0.7
     commit_offsets_beside_the_transaction                       processing  0     1.0
