@@ -41,7 +41,7 @@ BUFFER_BYTES = 1_500
 LATE_S = 1.0  # how long a call may exceed its timeout: a thread may have to wait for its turn
 CALM_COMMIT_MS = 20_000
 IDLE_STOP_MS = 300
-CATCH_UP_STALL_RATE = 0.1
+CATCH_UP_STALL_RATE = 0.02
 CONNECTIONS_MAX = 8  # refused ones of a process in a second: reconnect.backoff.ms is 200
 DRAIN_S = 300.0  # virtual
 GROUP = "readers"
@@ -355,7 +355,7 @@ class Programs:
             consumer={
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
-                "request.timeout.ms": self._request_ms,
+                "request.timeout.ms": 1_000,
                 "default.api.timeout.ms": 1_000,
                 "retry.backoff.ms": 20,
             },
