@@ -37,7 +37,7 @@ PACKAGES = ("semel.client", "semel.patterns")
 IF_IMPORTED = ("semel.spark",)
 FIRST_FD = 1 << 30
 FIRST_PORT = 9092
-THROTTLE_NOTICED_S = 0.2  # so long after it has read that it is throttled, a client knows it
+THROTTLE_NOTICED_S = 1.0  # so long after it has read that it is throttled, a client knows it
 STEPS_MAX = 20_000  # of a process without time passing: more is a loop that does not wait
 CALLS_MAX = 200_000  # of a clock
 
