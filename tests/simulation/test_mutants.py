@@ -14,7 +14,6 @@ Found, with the workload, the seed and the seconds of CPU time that it took:
     show_records_of_aborted_transactions                        clients     1     1.4
     end_with_the_first_error                                    clients     1     1.7
     take_a_commit_without_a_response_for_done                   clients     17    12.1
-    ignore_the_throttle_time                                    clients     4     3.1
     acknowledge_every_batch_of_a_response                       clients     4     3.8
     commit_what_an_iteration_has_not_yielded                    clients     1     3.8
     lose_what_an_iteration_has_not_yielded                      clients     0     3.9
@@ -433,7 +432,6 @@ HUNTS = [
     Hunt(lose_a_wakeup_before_poll, clients),
     Hunt(leave_a_transaction_open_when_interrupted, clients),
     Hunt(stay_initializing_when_interrupted, clients),
-    Hunt(ignore_the_throttle_time, clients),
     Hunt(keep_the_coordinator_of_assigned_partitions, clients),
     Hunt(end_before_the_first_record, clients),
     Hunt(end_with_the_first_error, clients),
@@ -442,19 +440,10 @@ HUNTS = [
     Hunt(lose_what_an_iteration_has_not_yielded, clients),
     Hunt(show_records_of_aborted_transactions, clients),
     Hunt(renew_without_the_expected_epoch, sink),
-    Hunt(go_back_to_where_the_unit_began, EXACTLY),
-    Hunt(take_a_commit_in_doubt_for_done, EXACTLY),
-    Hunt(go_on_without_settling, EXACTLY),
-    Hunt(commit_before_delivery, AT_LEAST),
-    Hunt(commit_after_the_output, AT_MOST),
-    Hunt(write_without_the_opening_handshake, sink),
-    Hunt(commit_without_the_count_audit, sink),
-    Hunt(decide_by_the_number_of_the_batch, sink),
-    Hunt(take_an_unknown_end_for_a_commit, sink),
-    Hunt(run_again_without_a_look_at_the_ledger, sink),
-    Hunt(commit_the_entry_before_the_offsets, sink),
-    Hunt(report_rows_that_are_not_acknowledged, sink),
-    Hunt(start_a_batch_without_the_ledger, sink),
+]
+OPEN = [
+    Hunt(ignore_the_throttle_time, clients),
+    Hunt(take_what_was_read_while_partitions_went, partial(EXACTLY, long_units=True)),
 ]
 OPEN = [
     Hunt(take_a_commit_without_a_response_for_done, clients),
