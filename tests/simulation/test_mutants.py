@@ -440,16 +440,22 @@ HUNTS = [
     Hunt(lose_what_an_iteration_has_not_yielded, clients),
     Hunt(show_records_of_aborted_transactions, clients),
     Hunt(renew_without_the_expected_epoch, sink),
+    Hunt(go_back_to_where_the_unit_began, EXACTLY),
+    Hunt(take_a_commit_in_doubt_for_done, EXACTLY),
+    Hunt(go_on_without_settling, EXACTLY),
+    Hunt(commit_before_delivery, AT_LEAST),
+    Hunt(commit_after_the_output, AT_MOST),
+    Hunt(write_without_the_opening_handshake, sink),
+    Hunt(commit_without_the_count_audit, sink),
+    Hunt(decide_by_the_number_of_the_batch, sink),
+    Hunt(take_an_unknown_end_for_a_commit, sink),
+    Hunt(run_again_without_a_look_at_the_ledger, sink),
+    Hunt(commit_the_entry_before_the_offsets, sink),
+    Hunt(report_rows_that_are_not_acknowledged, sink),
+    Hunt(start_a_batch_without_the_ledger, sink),
 ]
 OPEN = [
     Hunt(ignore_the_throttle_time, clients),
-    Hunt(take_what_was_read_while_partitions_went, partial(EXACTLY, long_units=True)),
-]
-OPEN = [
-    Hunt(take_a_commit_without_a_response_for_done, clients),
-    Hunt(wait_for_a_broker_that_does_not_respond, clients),
-    Hunt(lose_what_an_iteration_has_not_yielded, clients),
-    Hunt(show_records_of_aborted_transactions, clients),
     Hunt(take_what_was_read_while_partitions_went, partial(EXACTLY, long_units=True)),
 ]
 
