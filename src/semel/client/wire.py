@@ -5,6 +5,7 @@ A broker responds in the order of the requests, so responses are matched in orde
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -49,11 +50,20 @@ class Pending:
         if self._response is None and not self.written:
             if self.frame is None:
                 raise RuntimeError(f"{self.api.name} has no response yet")
-            _, self._response = self.api.read_response(self.frame, self.version)
-            throttle_ms = getattr(self._response, "throttle_time_ms", 0)
-            if throttle_ms > 0 and self.on_throttle is not None:
-                self.on_throttle(throttle_ms)
+            self._response = self._read(self.frame)
         return self._response
+
+    def came_late(self, frame: Buffer) -> None:
+        """Nobody waits for the response any more, but the broker may throttle with it."""
+        with contextlib.suppress(DecodeError):
+            self._read(frame)
+
+    def _read(self, frame: Buffer) -> Any:
+        _, response = self.api.read_response(frame, self.version)
+        throttle_ms = getattr(response, "throttle_time_ms", 0)
+        if throttle_ms > 0 and self.on_throttle is not None:
+            self.on_throttle(throttle_ms)
+        return response
 
 
 class Wire:
@@ -145,7 +155,9 @@ class Wire:
         """The requests whose responses the frames are, the oldest ones, without those that have timed out."""
         for frame in frames:
             pending = self._oldest(frame)
-            if not pending.done:
+            if pending.done:
+                pending.came_late(frame)
+            else:
                 pending.frame = frame
                 yield pending
 

@@ -18,6 +18,7 @@ from semel.client.errors import ConnectionFailedError, RequestTimedOutError, Tim
 from semel.client.producer import Producer
 from semel.client.settings import ClientSettings
 from semel.client.timing import Deadline
+from semel.client.wire import Wire
 from semel.local.brokers import SemelBroker
 from semel.protocol.messages.cluster import METADATA, MetadataRequest, MetadataResponse
 from semel.protocol.messages.records import PRODUCE
@@ -134,6 +135,16 @@ def test_polled_requests_are_held_back_too_and_leave_on_their_own() -> None:
         assert turns < 20, "it must sleep until the pause is over"
         assert arrivals[1] - arrivals[0] >= THROTTLE_S
         connection.close()
+
+
+def test_a_response_that_comes_after_its_timeout_throttles_too() -> None:
+    throttled: list[int] = []
+    wire = Wire("late")
+    late = wire.send(METADATA, MetadataRequest(), 9, 0.0)
+    late.error, late.on_throttle = RequestTimedOutError("no response in time"), throttled.append
+    frame = b"".join(METADATA.frame_response(MetadataResponse(throttle_time_ms=300), 9, late.correlation_id))
+    assert list(wire.match([memoryview(frame)[4:]])) == []
+    assert throttled == [300]
 
 
 def test_a_request_that_is_held_back_past_its_timeout_fails_alone() -> None:
