@@ -14,6 +14,7 @@ from semel.client.producer.coordinator import EndUnknownError
 from semel.client.producer.handle import Opening, PartitionWriter, TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.settings import ProducerSettings
 from semel.client.types import OffsetAndMetadata
+from semel.local.apache_kafka import kafka_libs, kafka_version
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.records import PRODUCE
 from semel.protocol.messages.transactions import END_TXN
@@ -230,17 +231,19 @@ def test_wrong_use_is_explained(topic: str, settings: ProducerSettings, owner: T
     owner.end(False, 30)
 
 
-def test_an_open_transaction_is_ended_before_the_id_is_renewed(
+def test_an_open_transaction_is_ended_before_the_id_is_renewed_where_kafka_needs_it(
     cluster: Cluster, topic: str, settings: ProducerSettings
 ) -> None:
-    """Kafka before 4.0 takes an owner that does not for another one, and fences it. TV2 needs no EndTxn for it."""
+    """Kafka before 4.0 takes an owner that does not for another one, and fences it (see `scripts/kafka-matrix`).
+    Elsewhere the renewal aborts it, with an epoch that keeps stragglers out of the partitions."""
+    is_old = cluster.name == "apache_kafka" and kafka_version(kafka_libs()) < (4,)
     with Proxy(cluster.bootstrap) as proxy:
         behind = settings.replace(bootstrap_servers=(proxy.bootstrap,))
         with TransactionOwner(behind) as owner:
             first = owner.own(30)
             write_three(owner, topic)
             assert owner.renew(30).epoch > first.epoch
-            assert proxy.seen[END_TXN.key] == (1 if owner.generation == 1 else 0)
+            assert proxy.seen[END_TXN.key] == int(is_old)
             write_three(owner, topic)
             owner.end(commit=True)
             ends = proxy.seen[END_TXN.key]

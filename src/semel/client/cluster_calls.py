@@ -284,10 +284,16 @@ class ClusterCalls(Generic[Connection]):
 
     async def feature(self, name: str, target: Target | None = None, timeout_s: float | None = None) -> int:
         """The level at which the cluster finalised a feature, such as 'transaction.version'; 0 if it did not."""
+        return (await self.capabilities(f"looking up {name}", target, timeout_s)).feature(name)
+
+    async def capabilities(
+        self, what: str, target: Target | None = None, timeout_s: float | None = None
+    ) -> Capabilities:
+        """Of the broker that is the target now."""
         deadline = self.deadline(timeout_s)
         where = target or AnyNode()
-        connection = await self.retry(lambda: self.connect(where, deadline), f"looking up {name}", deadline, where)
-        return connection.capabilities.feature(name)
+        connection = await self.retry(lambda: self.connect(where, deadline), what, deadline, where)
+        return connection.capabilities
 
     async def _coordinator(self, target: CoordinatorTarget, deadline: Deadline, lane: str) -> BrokerAddress:
         with self.lock:

@@ -72,6 +72,12 @@ class CoordinatorCalls:
         finalised = await self.cluster.feature(FEATURE, self._target, timeout_s)
         return max(1, min(finalised, self._settings.transaction_version_max))
 
+    async def fences_open_transactions(self, timeout_s: float) -> bool:
+        """Whether the coordinator takes an owner that renews its id while its transaction is open for another one, and
+        fences it: Kafka before 4.0, which EndTxn v5 came with."""
+        found = await self.cluster.capabilities("looking up EndTxn", self._target, timeout_s)
+        return not found.has(messages.END_TXN, at_least=5)
+
     async def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
         """Takes over the id: fences its earlier owners, finishes or aborts what they left.
 
@@ -189,6 +195,7 @@ class CoordinatorClient:
         self.calls = CoordinatorCalls(cluster.calls, settings, transactional_id)
 
     generation = blocking(CoordinatorCalls.generation)
+    fences_open_transactions = blocking(CoordinatorCalls.fences_open_transactions)
     init = blocking(CoordinatorCalls.init)
     add_partitions = blocking(CoordinatorCalls.add_partitions)
     commit_offsets = blocking(CoordinatorCalls.commit_offsets)

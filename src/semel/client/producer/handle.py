@@ -286,14 +286,16 @@ class TransactionOwner(Closing):
         """
         deadline = self.cluster.deadline(timeout_s)
         if self.generation == 1 and self._may_be_open:
-            self._abort_open(deadline)
+            self._abort_where_that_is_needed(deadline)
         self.identity = self._coordinator.init(deadline.remaining_s(), self._owned())
         self._epoch_used = self._may_be_open = False
         return self.identity
 
-    def _abort_open(self, deadline: Deadline) -> None:
-        """Kafka before 4.0 fences an owner that renews its id while its transaction is open. Whether the id is still
-        ours, and how a commit without a response ended, the renewal says."""
+    def _abort_where_that_is_needed(self, deadline: Deadline) -> None:
+        """Elsewhere the renewal aborts what is open, with a marker of the next epoch, which keeps stragglers out of the
+        partitions, too. Whether the id is still ours, and how a commit without a response ended, the renewal says."""
+        if not self._coordinator.fences_open_transactions(deadline.remaining_s()):
+            return
         try:
             self._coordinator.end(self._owned(), False, self.generation, deadline)
         except KafkaError as error:
