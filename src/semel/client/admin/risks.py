@@ -8,15 +8,16 @@ has nothing to choose.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from semel.client.admin.calls import AdminCalls, TopicInfo
+from semel.client.admin.calls import AdminCalls, ConfigEntry, TopicInfo
 from semel.client.errors import KafkaError
+from semel.client.timing import Deadline
 
 TRANSACTION_LOG = "__transaction_state"
 UNCLEAN = "unclean.leader.election.enable"
 MIN_IN_SYNC = "min.insync.replicas"
-TIMEOUT_MS = 10_000.0
+TIMEOUT_S = 10.0
 
 
 async def warn_of_risks(calls: AdminCalls, outputs: Iterable[str], log: logging.Logger) -> None:
@@ -31,19 +32,24 @@ async def warn_of_risks(calls: AdminCalls, outputs: Iterable[str], log: logging.
 
 
 async def risks(calls: AdminCalls, outputs: Iterable[str]) -> list[str]:
-    brokers = len((await calls.describe_cluster(timeout_ms=TIMEOUT_MS)).brokers)
+    deadline = Deadline(TIMEOUT_S)  # of all of it: a program waits for it when it starts
+    brokers = len((await calls.describe_cluster(timeout_ms=_left_ms(deadline))).brokers)
     if brokers < 2:
         return []
-    names = await calls.list_topics(include_internal=True, timeout_ms=TIMEOUT_MS)
+    names = await calls.list_topics(include_internal=True, timeout_ms=_left_ms(deadline))
     wanted = [name for name in dict.fromkeys((*outputs, TRANSACTION_LOG)) if name in names]
     found: list[str] = []
-    for topic in await calls.describe_topics(wanted, timeout_ms=TIMEOUT_MS):
-        found += await _risks_of(calls, topic, brokers)
+    for topic in await calls.describe_topics(wanted, timeout_ms=_left_ms(deadline)):
+        settings = await calls.describe_configs(topic=topic.name, timeout_ms=_left_ms(deadline))
+        found += _risks_of(topic, settings, brokers)
     return found
 
 
-async def _risks_of(calls: AdminCalls, topic: TopicInfo, brokers: int) -> list[str]:
-    settings = await calls.describe_configs(topic=topic.name, timeout_ms=TIMEOUT_MS)
+def _left_ms(deadline: Deadline) -> float:
+    return deadline.remaining_s() * 1000
+
+
+def _risks_of(topic: TopicInfo, settings: Mapping[str, ConfigEntry], brokers: int) -> list[str]:
     copies = min(len(part.replicas) for part in topic.partitions)
     in_sync = min(len(part.in_sync) for part in topic.partitions)
     least = int(settings[MIN_IN_SYNC].value or 1) if MIN_IN_SYNC in settings else 1
