@@ -308,6 +308,14 @@ def test_a_named_instance_that_was_killed_gets_its_partitions_back_at_once(clust
     assert values(cluster, sink) == expected()
 
 
+def test_a_named_instance_that_has_reached_the_end_leaves_its_group(cluster: Cluster, topics) -> None:
+    """Another one would wait for the end of its session, and end without its partitions."""
+    settings = options(cluster, instance="first")
+    assert semel.process(*topics, lambda record: record, **settings).records_in == COUNT
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        assert admin.describe_group(settings["application_id"]).members == []
+
+
 # --- bad input ---
 
 

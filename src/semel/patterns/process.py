@@ -28,6 +28,7 @@ import msgspec
 
 from semel.client.admin import Admin
 from semel.client.admin.risks import warn_of_risks
+from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
@@ -35,10 +36,11 @@ from semel.client.immediate import run
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
-from semel.client.types import TopicPartition
+from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
 from semel.protocol.errors import ErrorCode, Recovery
+from semel.protocol.messages.groups import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 
 __all__ = ["Output", "Processor", "RecordError", "Stats", "process"]
 
@@ -46,6 +48,7 @@ log = logging.getLogger("semel.process")
 
 IDLE_POLL_MS = 200
 FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
+LEAVE_TIMEOUT_S = 5.0
 MAX_TIMEOUTS_IN_A_ROW = 3
 
 
@@ -255,8 +258,8 @@ class Processor(RebalanceListener):
 
     # -- the loop ------------------------------------------------------------------------------------------------------
     def run(self) -> Stats:
-        """Returns what was done when `stop` is called; raises what it cannot recover from. Leaves the
-        group, unless it is a static member."""
+        """Returns what was done when `stop` is called or the end is reached; raises what it cannot recover from. Leaves
+        its group, unless it was stopped and is a static member: that one is expected back."""
         with self._signals(), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
             mode = self._mode = self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
@@ -271,13 +274,27 @@ class Processor(RebalanceListener):
                     self._turn(consumer, mode)
                 if mode.failed is None:
                     self._settle(mode)
+                member = None if self._stopping.is_set() else consumer.group_metadata()
             except BaseException:
                 self._abandon(mode)
                 raise
             finally:
                 self._consumer = self._mode = None  # leaving the group revokes partitions; there is nothing to finish
                 mode.close()
+        if member is not None and member.group_instance_id is not None:
+            self._leave(consumer, member)
         return self.stats
+
+    def _leave(self, consumer: Consumer, member: GroupMetadata) -> None:
+        """One that has reached its end does not come back: others need not wait for the end of its session."""
+        identity = MemberIdentity(member.member_id, member.group_instance_id)
+        request = LeaveGroupRequest(member.group_id, members=[identity])
+        try:
+            with Admin(consumer.settings) as admin:
+                target = group_coordinator(member.group_id)
+                run(admin.calls.cluster.call(target, LEAVE_GROUP, request, timeout_s=LEAVE_TIMEOUT_S, at_least=3))
+        except KafkaError as error:
+            log.debug("the static member stays in its group until its session ends: %s", error)
 
     def _warn_of_risks(self, consumer: Consumer) -> None:
         topics = [topic for topic in (self._emitter.sink, self._emitter.dead_letter_topic) if topic is not None]
