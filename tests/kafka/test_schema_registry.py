@@ -24,7 +24,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import semel
 from semel.aio import AsyncConsumer, AsyncProducer
-from semel.client import Consumer, Producer, TopicPartition
+from semel.client import Producer, TopicPartition
 from semel.serializers import (
     AvroDeserializer,
     AvroSerializer,
@@ -35,6 +35,7 @@ from semel.serializers import (
     SchemaRegistryClient,
 )
 from tests.support.broker import Cluster
+from tests.support.polling import read, reader
 from tests.support.reading import create_topic, read_topic
 
 PATIENCE_MS = 60_000
@@ -92,21 +93,6 @@ FORMATS = {
         lambda number: order_message()(id=number),
     ),
 }
-
-
-def reader(cluster: Cluster, topic: str, **options: Any) -> Consumer:
-    consumer = Consumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest", **options)
-    consumer.assign([(topic, 0)])
-    return consumer
-
-
-def read(consumer: Consumer, count: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        batch = consumer.poll(PATIENCE_MS)
-        assert batch, f"{len(found)} of {count}"
-        found += batch
-    return found
 
 
 def in_context(topic: str, headers: list[Any] | None = None, field: str = MessageField.VALUE) -> SerializationContext:

@@ -12,6 +12,7 @@ import semel
 from semel.client import Consumer, Producer, TopicPartition
 from semel.serializers import from_json, from_text, to_json, to_text
 from tests.support.broker import Cluster
+from tests.support.polling import read, reader
 from tests.support.reading import create_topic
 
 PATIENCE_MS = 60_000
@@ -20,22 +21,6 @@ PATIENCE_MS = 60_000
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
     return create_topic(cluster.bootstrap, cluster.unique("serialized"), partitions=2)
-
-
-def reader(cluster: Cluster, topic: str, *partitions: int, **options: Any) -> Consumer:
-    options = {"auto_offset_reset": "earliest", **options}
-    consumer = Consumer(bootstrap_servers=cluster.bootstrap, **options)
-    consumer.assign([(topic, number) for number in partitions or (0,)])
-    return consumer
-
-
-def read(consumer: Consumer, count: int) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        batch = consumer.poll(PATIENCE_MS)
-        assert batch, f"{len(found)} of {count}"
-        found += batch
-    return found
 
 
 def test_what_goes_in_comes_out_and_none_stays_a_tombstone(cluster: Cluster, topic: str) -> None:

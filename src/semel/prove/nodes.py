@@ -6,18 +6,20 @@ One node is down at a time, and the next outage waits until every replica is in 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from semel.client.admin.risks import MIN_IN_SYNC
 from semel.client.errors import KafkaError
+from semel.client.timing import Deadline
 from semel.local.apache_kafka import ApacheKafka, KafkaMissing
 from semel.local.kafka_cluster import KafkaCluster, NoOtherReplicaError
 from semel.local.processes import ProcessFailed
 from semel.prove.proxy import Proxy
 from semel.prove.schedule import Fault
 
-TOO_MANY = "min.insync.replicas"
 RETRY_S = 0.2
 RESTORED_S = 180.0
 SETTINGS = {"group.min.session.timeout.ms": "500"}
@@ -159,12 +161,23 @@ class Nodes:
     def _require_too_many(self, outage: Outage, fault: Fault, place: tuple[str, int]) -> None:
         """A write needs more replicas in sync than there are."""
         topic = place[0]
-        self.cluster.configure(topic, {TOO_MANY: str(len(self.cluster.nodes) + 1)})
+        self.cluster.configure(topic, {MIN_IN_SYNC: str(len(self.cluster.nodes) + 1)})
         outage.fired.set()
         try:
             outage.wait(fault.for_ms / 1000)
         finally:
-            self.cluster.configure(topic, {TOO_MANY: str(len(self.cluster.nodes) // 2 + 1)})
+            self._take_back(topic, {MIN_IN_SYNC: str(len(self.cluster.nodes) // 2 + 1)})
+
+    def _take_back(self, topic: str, settings: dict[str, str]) -> None:
+        """However busy the cluster is: with the setting left as it was, nothing could be written any more."""
+        deadline = Deadline(RESTORED_S)
+        while True:
+            try:
+                return self.cluster.configure(topic, settings)
+            except KafkaError as error:
+                if deadline.expired:
+                    raise NodesError(f"{settings} could not be set on topic {topic!r}: {error}") from error
+                time.sleep(RETRY_S)
 
 
 _ACTS: dict[str, Callable[[Nodes, Outage, Fault, tuple[str, int]], None]] = {
