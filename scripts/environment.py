@@ -1,4 +1,4 @@
-"""Makes the working environment: .venv with the locked dependencies, semel itself, and a Java runtime for Spark.
+"""Makes the working environment: .venv with the locked dependencies, semel itself, Java for Spark, and PostgreSQL.
 SEMEL_VENV names another folder than .venv, inside the checkout, for a second Python.
 
 Uses only the standard library, because it runs before anything is installed. A stamp inside .venv says what was
@@ -26,6 +26,8 @@ JAVA_STAMP = VENV / ".semel-java"
 LOCK = Path("requirements/dev.lock")
 INSTALLER_LOCK = Path("requirements/installer.lock")
 INPUTS = (LOCK, INSTALLER_LOCK, Path("pyproject.toml"), Path("scripts/environment.py"))
+POSTGRES_STAMP = VENV / ".semel-postgres"
+POSTGRES_FOLDERS = "usr/lib/postgresql/*/bin"  # where Debian has it, outside of the PATH
 JAVA_MIN = 17
 JAVA_PACKAGES = ("openjdk-21-jre-headless", "openjdk-17-jre-headless", "default-jre-headless")
 
@@ -50,6 +52,7 @@ def main() -> int:
         with only_one_at_a_time():
             make_environment()
             find_or_install_java()
+            find_or_install_postgres()
     except SetupError as problem:
         say(str(problem))
         return 1
@@ -199,6 +202,36 @@ def java_version(java: Path) -> int:
     version = answer.stderr.split('"')[1]
     major = version.removeprefix("1.").split(".")[0].split("-")[0]
     return int(major) if major.isdigit() else 0
+
+
+# --- PostgreSQL ---
+
+
+def find_or_install_postgres() -> None:
+    """The tests of tables start a server of their own; without its programs they are skipped."""
+    known = Path(POSTGRES_STAMP.read_text()) if POSTGRES_STAMP.exists() else None
+    if known and runs(known):
+        return
+    initdb = find_postgres()
+    if initdb is None and apt_install("postgresql"):
+        initdb = find_postgres()
+    if initdb is None:
+        say("*" * 100)
+        say("NO POSTGRESQL FOUND. The tests of tables will be skipped. Install it (no server needs to run):")
+        say("Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server;")
+        say("macOS: brew install postgresql@16; or name the folder of its programs: SEMEL_POSTGRES")
+        say("*" * 100)
+        return
+    POSTGRES_STAMP.write_text(str(initdb))
+
+
+def find_postgres() -> Path | None:
+    named = os.environ.get("SEMEL_POSTGRES")
+    if named:
+        return Path(named) / "initdb" if runs(Path(named) / "initdb") else None
+    on_path = shutil.which("initdb")
+    candidates = [*([Path(on_path)] if on_path else []), *Path("/").glob(f"{POSTGRES_FOLDERS}/initdb")]
+    return next((initdb for initdb in candidates if runs(initdb)), None)
 
 
 # --- Debian ---

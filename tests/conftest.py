@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
+from semel.local.postgres import PostgresMissing, PostgresServer, programs
 from tests.support.broker import Cluster
 from tests.support.direct import await_coordinators
 from tests.support.jvm import spark_options
@@ -80,6 +81,35 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     """The test runs twice: on semel's broker and on Apache Kafka."""
     fixture = {"semel": "shared_semel_broker", "apache_kafka": "apache_kafka"}[request.param]
     return Cluster(request.param, request.getfixturevalue(fixture))
+
+
+@pytest.fixture(scope="session")
+def postgres_installation() -> Path:
+    """Where PostgreSQL's programs are; skips, loudly, where there are none."""
+    try:
+        return programs()
+    except PostgresMissing as missing:
+        skip_loudly(str(missing))
+
+
+@pytest.fixture(scope="session")
+def postgres(postgres_installation: Path) -> Iterator[PostgresServer]:
+    """One server for all tests that leave it alive."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def dsn(postgres: PostgresServer) -> str:
+    """A fresh database for this test alone."""
+    return postgres.create_database()
+
+
+@pytest.fixture
+def mortal_postgres(postgres_installation: Path) -> Iterator[PostgresServer]:
+    """A server for this test alone, to be killed and restarted at will."""
+    with PostgresServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,14 @@ if TYPE_CHECKING:
     from semel.patterns.process_output import RecordError as RecordError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
+    from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
+    from semel.sinks.postgres.errors import DatabaseCommitUncertainError as DatabaseCommitUncertainError
+    from semel.sinks.postgres.errors import DatabaseConflictError as DatabaseConflictError
+    from semel.sinks.postgres.errors import DatabaseFatalError as DatabaseFatalError
+    from semel.sinks.postgres.errors import DatabaseUnavailableError as DatabaseUnavailableError
+    from semel.sinks.postgres.errors import FencedInDatabaseError as FencedInDatabaseError
+    from semel.sinks.postgres.errors import PostgresError as PostgresError
+    from semel.sinks.postgres.errors import RowRefusedError as RowRefusedError
     from semel.spark.base_sink import SinkError as SinkError
     from semel.spark.batch_writer import AlreadyDoneError as AlreadyDoneError
     from semel.spark.batch_writer import QueryIdError as QueryIdError
@@ -103,6 +111,16 @@ _HOMES = {
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",
+    ),
+    "semel.sinks.postgres.database": ("PsycopgMissingError",),
+    "semel.sinks.postgres.errors": (
+        "DatabaseCommitUncertainError",
+        "DatabaseConflictError",
+        "DatabaseFatalError",
+        "DatabaseUnavailableError",
+        "FencedInDatabaseError",
+        "PostgresError",
+        "RowRefusedError",
     ),
     "semel.spark.base_sink": ("SinkError",),
     "semel.spark.batch_writer": (

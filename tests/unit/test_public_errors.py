@@ -27,7 +27,7 @@ INTERNAL = {
 
 
 def error_classes() -> Iterator[type[Exception]]:
-    for package in ("client", "patterns", "local", "spark"):
+    for package in ("client", "patterns", "local", "sinks", "spark"):
         home = importlib.import_module(f"semel.{package}")
         for found in pkgutil.walk_packages(home.__path__, f"semel.{package}."):
             for _, value in inspect.getmembers(importlib.import_module(found.name), inspect.isclass):
