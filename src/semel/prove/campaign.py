@@ -134,6 +134,13 @@ class ScenePlay:
             raise StageError(
                 f"topics {', '.join(there)} exist already; they may be somebody's: choose another --prefix"
             )
+        transactions = WARM_UP_TRANSACTIONS + sum(round_.transactions for round_ in self._scene.rounds)
+        ids = self._workload.expectation(transactions).ids
+        if ids is not None and not ids:
+            raise StageError(
+                f"{self._scene.workload}: no output is expected for any of the inputs of {transactions} transactions, "
+                "so nothing could be shown: the function that says what is expected must return values for some"
+            )
         topics = self._workload.topics()
         create_topics(self._stage.direct, topics)
         self._watcher = Watcher(self._stage.direct, topics).start()

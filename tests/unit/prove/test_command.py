@@ -61,6 +61,15 @@ def test_own_pipeline_whose_function_raises_never_came_up_and_shows_its_error(tm
     assert "ValueError: no such column: amount" in proof.result["error"]
 
 
+def test_pipeline_of_which_nothing_is_expected_shows_nothing(tmp_path: Path) -> None:
+    """Whatever it does, nothing of it would be missing."""
+    text = example() + "\n\ndef broken(**_):\n    raise ValueError('boom')\n\n\ndef nothing(value):\n    return []\n"
+    (tmp_path / "mypipeline.py").write_text(text)
+    proof = prove(tmp_path, "--app", "mypipeline:broken", "--expected", "mypipeline:nothing", "--rounds", "1")
+    assert proof.code == 4, proof.told
+    assert "no output is expected" in proof.result["error"]
+
+
 @pytest.mark.timeout(120)
 def test_own_pipeline_that_writes_nothing_never_came_up(tmp_path: Path) -> None:
     text = (
