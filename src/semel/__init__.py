@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
     from semel.patterns.process import Output as Output
+    from semel.patterns.process import Processor as Processor
     from semel.patterns.process import process as process
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
@@ -34,6 +35,7 @@ _LAZY = {
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
+    "Processor": "semel.patterns.process",
     "Producer": "semel.client.producer",
     "prometheus": "semel.client.metrics",
     "process": "semel.patterns.process",

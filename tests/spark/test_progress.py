@@ -82,3 +82,11 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
     assert any("batch 0 write: " in line and "attempt 2" in line for line in lines)
     assert any("on_batch failed" in record.getMessage() for record in caplog.records)
     assert sink.report(99) is None
+    found = sink.metrics()
+    assert (found.batch_total, found.commit_total, found.replay_total) == (len(sizes), len(sizes), 0)
+    assert (found.abort_total, found.retry_total, found.error_total) == (1, 1, 0)
+    assert (found.row_total, found.ledger_sequence, found.last_batch_id) == (90, len(sizes) - 1, len(sizes) - 1)
+    assert set(found.stage_seconds_total) == {"decide", "begin", "write", "audit", "commit"}
+    assert all(seconds > 0 for seconds in found.stage_seconds_total.values())
+    assert found.last_batch_seconds is not None
+    assert f'semel_sink_row_total{{application_id="{found.application_id}"}} 90\n' in semel.prometheus(found)

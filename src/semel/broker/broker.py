@@ -15,6 +15,7 @@ from semel import faults
 from semel.broker import features
 from semel.broker.clock import Clock, system_clock
 from semel.broker.coordinator_runtime import InternalTopic
+from semel.broker.counters import Counters
 from semel.broker.fetch_sessions import Fetches
 from semel.broker.groups import GroupCoordinator
 from semel.broker.quotas import Quotas
@@ -44,6 +45,7 @@ class BrokerNode:
         self.settings = settings
         self.clock = clock or system_clock()
         self.node_id = settings.node_id
+        self.counters = Counters()
         self.sync = SyncGroup(settings["fsync"])
         data.mkdir(parents=True, exist_ok=True)
         self.data_dir = DataDir.open(data, sync=self.sync, now_ms=self.clock.now_ms)
@@ -78,6 +80,7 @@ class BrokerNode:
             InternalTopic(TRANSACTION_STATE, self.topics, self.sync, self.clock),
             self.reserve_producer_ids,
             self.write_markers,
+            self.counters,
         )
         await self.groups.start()
         await self.transactions.start()

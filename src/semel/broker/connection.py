@@ -206,7 +206,6 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.close(str(error))
             return
-        served.requests += 1
         context = RequestContext(header.api_key, header.version, header.client_id, self.client_host, self)
         slot = ResponseSlot(served, header.version, header.correlation_id)
         self._slots.append(slot)
@@ -283,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on()
 
     def _complete(self, slot: ResponseSlot, response: Struct | None) -> None:
-        slot.served.seconds += perf_counter() - slot.started_s
+        slot.served.latencies.add(perf_counter() - slot.started_s)
         if slot.charged is not None:
             self._charge(slot.served.api.key, *slot.charged, response)
         if response is not None:

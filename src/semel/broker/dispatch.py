@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from semel.broker.counters import Latencies
 from semel.broker.table import TABLE, Row
 from semel.protocol.api import Api
 from semel.protocol.apis import api_of
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from semel.broker.connection import Connection
 
 
+LONGEST_SHOWN_ID = 100
+
+
 class RequestContext(NamedTuple):
     """The envelope of one request."""
 
@@ -26,6 +30,11 @@ class RequestContext(NamedTuple):
     client_id: str | None
     client_host: str  # as Kafka shows it: "/127.0.0.1"
     connection: Connection | None  # None in tests
+
+    @property
+    def client(self) -> str:
+        """Who sent it, for people."""
+        return f"{(self.client_id or '')[:LONGEST_SHOWN_ID]} {self.client_host}".strip()
 
 
 HandlerResult = Struct | asyncio.Future[Struct | None] | Coroutine[Any, Any, Struct | None] | None
@@ -42,8 +51,7 @@ class Served:
         self.max_version = row.max_version
         self.pipelined = row.pipelined
         self.cancel_on_disconnect = row.cancel_on_disconnect
-        self.requests = 0
-        self.seconds = 0.0  # from request to response, waiting included, all together
+        self.latencies = Latencies()  # from request to response
         module, _, function = row.handler.partition(":")
         self.handler: Handler = getattr(import_module(f"semel.broker.{module}"), function)
 

@@ -87,7 +87,7 @@ async def _serve_clients(
     maintenance = Maintenance(broker, server)
     maintenance.start()
     _calm_garbage_collector()
-    with _metrics(options, broker, server):
+    async with _metrics(options, broker, server):
         on_ready(host, port)
         keep_freed_memory()  # late: it takes some milliseconds, and nobody needs it before the first large answer
         await stopping.wait()

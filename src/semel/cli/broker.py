@@ -28,7 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="NAME=VALUE", action="append", default=[], dest="settings", help="one setting; may be repeated"
     )
     parser.add_argument("--strict", action="store_true", help="refuse Kafka's settings that have no effect here")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics there (default: off)")
+    parser.add_argument(
+        "--metrics",
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="serve Prometheus metrics there, on 127.0.0.1 unless a host is named (default: off)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--end-with-stdin", action="store_true", help="stop when stdin closes, for embedding")
 
@@ -42,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     set_up_logs(args.log_level)
     settings = _settings(args)
     data = settings["log.dirs"] or settings["log.dir"]
-    metrics = _address(args.metrics, "--metrics") if args.metrics else None
+    metrics = _metrics_address(args.metrics) if args.metrics else None
     options = Options(settings, Path(data), metrics, args.end_with_stdin)
 
     def on_ready(host: str, port: int) -> None:
@@ -90,6 +95,10 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     if not (settings["log.dirs"] or settings["log.dir"]):
         raise UsageError("say where the data goes: --data DIR")
     return settings
+
+
+def _metrics_address(text: str) -> tuple[str, int]:
+    return _address(f":{text}" if text.isdecimal() else text, "--metrics")
 
 
 def _address(text: str, option: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What producers and consumers have done so far, and Prometheus' text format of it.
+"""What producers, consumers, loops and sinks have done so far, and Prometheus' text format of it.
 
     print(semel.prometheus(producer.metrics(), consumer.metrics(), labels={"app": "billing"}))
 
@@ -9,14 +9,34 @@ of Kafka's own metrics where it has them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from semel.client.errors import ConfigError
 from semel.client.types import TopicPartition
+from semel.exposition import family, labelled
 
 
-class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+class MetricsTable(NamedTuple):
+    """How a kind of metrics is written: the beginning of its names, the fields that are labels, the help texts of those
+    that are numbers. A dict of numbers is labelled by its keys: partitions, or `key_label`."""
+
+    kind: str
+    prefix: str
+    labels: tuple[str, ...]
+    help: Mapping[str, str]
+    key_label: str = "stage"
+
+
+class Measured:
+    """A struct that `prometheus` can write. Counters are the fields whose name ends with _total."""
+
+    __slots__ = ()
+    TABLE: ClassVar[MetricsTable]
+
+
+class ProducerMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
     """A producer at one moment."""
 
     client_id: str
@@ -33,7 +53,7 @@ class ProducerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     transaction_open_ms: float | None = None  # since begin_transaction(); None: no transaction is open
 
 
-class ConsumerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumerMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
     """A consumer at one moment."""
 
     client_id: str
@@ -48,8 +68,6 @@ class ConsumerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     rebalance_total: int = 0
     records_lag: dict[TopicPartition, int] = {}  # by the last fetch; partitions that were fetched
 
-
-Metrics = ProducerMetrics | ConsumerMetrics
 
 _LABELS = ("client_id", "group_id", "transactional_id")
 _HELP = {
@@ -74,53 +92,47 @@ _HELP = {
     "records_lag": "Offsets between the consumer and the end of the partition, by its last fetch.",
 }
 
+ProducerMetrics.TABLE = MetricsTable("producer", "kafka_producer_", _LABELS, _HELP)
+ConsumerMetrics.TABLE = MetricsTable("consumer", "kafka_consumer_", _LABELS, _HELP)
 Labels = dict[str, str]
 
 
-def prometheus(*metrics: Metrics, labels: Mapping[str, str] | None = None) -> str:
-    """Prometheus' text format 0.0.4 of any number of producers and consumers. Each is labelled with its client.id and
-    its group.id or transactional.id, all with `labels`."""
+def prometheus(*metrics: Measured, labels: Mapping[str, str] | None = None) -> str:
+    """Prometheus' text format 0.0.4 of any number of producers, consumers, sinks and loops. Each is labelled with its
+    client.id and its group.id or transactional.id, or with its application id; all with `labels`."""
     families: dict[str, dict[str, float]] = {}
+    texts: dict[str, str] = {}
     for each in metrics:
         for field, own, value in _samples(each):
-            kind = "producer" if isinstance(each, ProducerMetrics) else "consumer"
-            written = _written({**(labels or {}), **own})
-            family = families.setdefault(f"kafka_{kind}_{field}", {})
-            if written in family:
+            written = labelled({**(labels or {}), **own})
+            name = f"{each.TABLE.prefix}{field}"
+            texts[name] = each.TABLE.help[field]
+            samples = families.setdefault(name, {})
+            if written in samples:
                 raise ConfigError(
-                    f"two {kind}s have the labels {written}: give each a client.id of its own, or render them with "
-                    "different labels"
+                    f"two {each.TABLE.kind}s have the labels {written}: give each a {each.TABLE.labels[0]} of its own, "
+                    "or render them with different labels"
                 )
-            family[written] = value
-    return "".join(_rendered(name, family) for name, family in families.items())
+            samples[written] = value
+    return "".join(
+        family(name, "counter" if name.endswith("_total") else "gauge", texts[name], samples.items())
+        for name, samples in families.items()
+    )
 
 
-def _samples(metrics: Metrics) -> Iterator[tuple[str, Labels, float]]:
-    values = msgspec.structs.asdict(metrics)
-    own = {name: values[name] for name in _LABELS if values.get(name) is not None}
-    for field in _HELP:
-        value = values.get(field)
+def _samples(metrics: Measured) -> Iterator[tuple[str, Labels, float]]:
+    own = {name: str(value) for name in metrics.TABLE.labels if (value := getattr(metrics, name, None)) is not None}
+    for field in metrics.TABLE.help:
+        value = getattr(metrics, field, None)
         if isinstance(value, dict):
-            for partition, number in sorted(value.items()):
-                yield field, {**own, "topic": partition.topic, "partition": str(partition.partition)}, number
+            for key, number in sorted(value.items()):
+                yield field, {**own, **_key_labels(key, metrics.TABLE.key_label)}, number
         elif value is not None:
             yield field, own, value
 
 
-def _written(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _rendered(name: str, family: dict[str, float]) -> str:
-    kind = "counter" if name.endswith("_total") else "gauge"
-    field = name.split("_", 2)[2]
-    lines = [f"# HELP {name} {_HELP[field]}", f"# TYPE {name} {kind}"]
-    lines += [f"{name}{labels} {value!r}" for labels, value in family.items()]
-    return "\n".join(lines) + "\n"
+def _key_labels(key: TopicPartition | str, name: str) -> Labels:
+    return {name: key} if isinstance(key, str) else {"topic": key.topic, "partition": str(key.partition)}
 
 
 class ProducerCounters:

@@ -33,6 +33,7 @@ from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
 from semel.client.immediate import run
+from semel.client.metrics import Measured, MetricsTable
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
@@ -137,6 +138,38 @@ class Stats(msgspec.Struct):
     dead_letters: int = 0
 
 
+class LoopMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
+    """A processing loop at one moment, for `semel.prometheus`."""
+
+    application_id: str
+    instance: str | None = None
+    records_in_total: int = 0
+    records_out_total: int = 0
+    commit_total: int = 0
+    abort_total: int = 0
+    dead_letter_total: int = 0
+    retry_total: int = 0
+    stage_seconds_total: dict[str, float] = {}
+    records_lag: dict[TopicPartition, int] = {}
+
+
+LoopMetrics.TABLE = MetricsTable(
+    "loop",
+    "semel_loop_",
+    ("application_id", "instance"),
+    {
+        "records_in_total": "Records that were read; after an abort they count again.",
+        "records_out_total": "Records that were sent; after an abort they count again.",
+        "commit_total": "Units of work that were committed.",
+        "abort_total": "Units of work that were undone.",
+        "dead_letter_total": "Records that went to the dead-letter topic.",
+        "retry_total": "Errors after which the loop went back to the committed offsets.",
+        "stage_seconds_total": "Time spent, by stage: read (waiting included), work, commit.",
+        "records_lag": "Offsets between the loop and the end of the partition, by its last fetch.",
+    },
+)
+
+
 def process(
     source: str | Iterable[str],
     sink: str | None,
@@ -214,6 +247,9 @@ class Processor(RebalanceListener):
         _check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
         _check_bad_records(self._topics, dead_letter_topic, on_error)
         self.stats = Stats()
+        self._named = (application_id, instance)
+        self._retries = 0
+        self._seconds: dict[str, float] = {}
         self._tables = tables
         self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
@@ -305,7 +341,8 @@ class Processor(RebalanceListener):
         try:
             if mode.failed is not None:
                 self._undo(mode)
-            batch = self._read(consumer, mode)
+            with self._stage("read"):
+                batch = self._read(consumer, mode)
             if mode.failed is not None:  # partitions went while this was read
                 mode.set_aside(_first_offsets(batch))
                 return
@@ -332,14 +369,16 @@ class Processor(RebalanceListener):
             self._idle.interrupt()
         if not mode.is_working:
             self._began_s = time.monotonic()
-        mode.take(batch, _first_offsets(batch))
+        with self._stage("work"):
+            mode.take(batch, _first_offsets(batch))
         self._collected += len(batch)
         self.stats.records_in += len(batch)
         if not mode.is_working:
             self._settled(mode)  # at_most_once: each batch is a unit of work
 
     def _settle(self, mode: Mode) -> None:
-        mode.settle()
+        with self._stage("commit"):
+            mode.settle()
         self._settled(mode)
 
     def _settled(self, mode: Mode) -> None:
@@ -370,6 +409,7 @@ class Processor(RebalanceListener):
         """Notes what is transient, to be undone by the next turn; raises the rest."""
         if not self._can_go_on(error):
             raise error
+        self._retries += 1
         log.warning("going back to the committed offsets after: %s", error)
         if mode.failed is None or isinstance(error, FencedError):
             mode.failed = error
@@ -450,6 +490,30 @@ class Processor(RebalanceListener):
             log.warning("not undone yet: %s", failure)
 
     # -- small things --------------------------------------------------------------------------------------------------
+    def metrics(self) -> LoopMetrics:
+        """What was done so far. Any thread may call it; it sends no request."""
+        stats, consumer = self.stats, self._consumer
+        return LoopMetrics(
+            application_id=self._named[0],
+            instance=self._named[1],
+            records_in_total=stats.records_in,
+            records_out_total=stats.records_out,
+            commit_total=stats.commits,
+            abort_total=stats.aborts,
+            dead_letter_total=stats.dead_letters,
+            retry_total=self._retries,
+            stage_seconds_total=dict(self._seconds),
+            records_lag={} if consumer is None else consumer.metrics().records_lag,
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started_s
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGTERM and Ctrl-C stop the loop; only the main thread can set signal handlers."""

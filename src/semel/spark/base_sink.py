@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from semel.spark.checkpoint import QueryRun
 from semel.spark.failures import Reason, put_first, reason_in
-from semel.spark.ledger import MicroBatch
+from semel.spark.ledger import MicroBatch, Verdict
 from semel.spark.sink_columns import one_frame
+from semel.spark.sink_metrics import SinkCounters, SinkMetrics
 from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
@@ -77,6 +78,7 @@ class BaseSink(ABC):
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self._counters = SinkCounters()
         self._lock = threading.Lock()
         self._run: QueryRun | None = None
         self._called_for = -1  # the batch of the last call
@@ -96,8 +98,11 @@ class BaseSink(ABC):
             loop = self.options.refuse_loop(batch)
             if loop is not None:
                 raise SinkError(loop)
+            started_s = time.monotonic()
             self._batch(frame, batch)
+            self._counters.last_batch = (batch_id, time.monotonic() - started_s)
         except Exception as error:
+            self._counters.errors += 1
             reason = reason_in(str(error))
             short = shortened(str(error))
             if short == str(error):
@@ -155,6 +160,7 @@ class BaseSink(ABC):
         write_ms, commit_ms = (written_s - started_s) * 1000, (time.monotonic() - written_s) * 1000
         report = BatchReport(batch.batch_id, verdict, rows, dead, attempts, write_ms, commit_ms)
         self.reports.append(report)
+        self._count(report)
         log.info(
             "batch %d %s: %d rows, %d dead letters, attempt %d, write %.0f ms, commit %.0f ms",
             report.batch_id,
@@ -172,6 +178,39 @@ class BaseSink(ABC):
                 log.exception(
                     "on_batch failed for batch %d; the batch is written, and the query goes on", report.batch_id
                 )
+
+    def _count(self, report: BatchReport) -> None:
+        counters = self._counters
+        counters.batches += 1
+        if report.verdict == Verdict.WRITE.value:
+            counters.commits += 1
+        else:
+            counters.replays += 1
+        counters.rows += report.rows
+        counters.dead_letters += report.dead_letters
+
+    def metrics(self) -> SinkMetrics:
+        """What was done so far, for `semel.prometheus`. Any thread may call it; it sends no request."""
+        counters, last = self._counters, self._counters.last_batch
+        return SinkMetrics(
+            application_id=self.options.application_id,
+            batch_total=counters.batches,
+            replay_total=counters.replays,
+            commit_total=counters.commits,
+            abort_total=counters.aborts,
+            retry_total=counters.retries,
+            error_total=counters.errors,
+            row_total=counters.rows,
+            dead_letter_total=counters.dead_letters,
+            stage_seconds_total=dict(counters.seconds),
+            last_batch_id=None if last is None else last[0],
+            last_batch_seconds=None if last is None else last[1],
+            ledger_sequence=self._ledger_sequence(),
+            transaction_timeout_seconds=self.options.transaction_timeout_ms / 1000,
+        )
+
+    def _ledger_sequence(self) -> int | None:
+        return None
 
     def report(self, batch_id: int) -> BatchReport | None:
         """What became of a recent batch: for a StreamingQueryListener, which knows the batch's number."""

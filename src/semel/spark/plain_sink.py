@@ -91,12 +91,14 @@ class PlainSink(BaseSink):
 
     def _write(self, df: Any, batch: MicroBatch) -> tuple[int, int]:
         targets = Targets.of(self._cluster, self.options.topics())  # partitions may have been added
-        reports = plain_job(df, self.options, targets, batch.batch_id, PlainHandle(self._settings))
+        with self._counters.stage("write"):
+            reports = plain_job(df, self.options, targets, batch.batch_id, PlainHandle(self._settings))
         return sum(r.rows for r in reports), sum(r.dead for r in reports)
 
     def _commit(self, offsets: GroupOffsets) -> None:
         if offsets:
-            self._admin.alter_group_offsets(self.options.application_id, offsets)
+            with self._counters.stage("commit"):
+                self._admin.alter_group_offsets(self.options.application_id, offsets)
 
     def _was_tried(self, batch: MicroBatch, offsets: GroupOffsets) -> bool:
         """Whether an earlier attempt has stored the offsets of this batch: then its rows may be there.

@@ -46,9 +46,14 @@ class Sink(BaseSink):
     def close(self) -> None:
         self.transaction.close()
 
+    def _ledger_sequence(self) -> int | None:
+        return None if self.transaction.last is None else self.transaction.last.sequence
+
     def _batch(self, df: Any, batch: MicroBatch) -> None:
         assert self._run is not None
-        if self.transaction.decide(batch, self._run.is_stateful, self._run.short_lived):
+        with self._counters.stage("decide"):
+            is_due = self.transaction.decide(batch, self._run.is_stateful, self._run.short_lived)
+        if is_due:
             self._write_until_done(df, batch)
         else:
             self._replay(df, batch)
@@ -57,7 +62,8 @@ class Sink(BaseSink):
         """Runs a batch that is written. A stateful plan must run, or Spark fails the query; and it must give the rows
         that were written, or the state is not the one that they came from."""
         observed = self._observed(df)
-        (df if observed is None else observed.frame).write.format("noop").mode("overwrite").save()
+        with self._counters.stage("replay"):
+            (df if observed is None else observed.frame).write.format("noop").mode("overwrite").save()
         if observed is not None:
             self.transaction.check_replay(batch, observed.checksum())
         now_s = time.monotonic()
@@ -80,6 +86,7 @@ class Sink(BaseSink):
             except SinkError:
                 raise
             except Exception as error:  # also a FencedError: only InitProducerId knows who owns the id
+                self._counters.aborts += 1
                 if isinstance(error, Cancelled | OptionError | BadRowError):  # it would come again, or was stopped
                     self.transaction.abort()
                     raise
@@ -89,19 +96,24 @@ class Sink(BaseSink):
                     failures += 1
                 if failures == self.options.max_attempts:
                     raise
+                self._counters.retries += 1
                 log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
 
     def _attempt(self, df: Any, batch: MicroBatch, attempt: int) -> None:
         assert self._run is not None
-        started_s = time.monotonic()
-        handle = self.transaction.begin()
+        started_s, stage = time.monotonic(), self._counters.stage
+        with stage("begin"):
+            handle = self.transaction.begin()
         observed = self._observed(df)
         frame = df if observed is None else observed.frame
-        reports = self.job(frame, self.options, self.transaction.targets, batch, handle)
+        with stage("write"):
+            reports = self.job(frame, self.options, self.transaction.targets, batch, handle)
         written_s = time.monotonic()
-        self.transaction.audit(reports)
-        checksum = "" if observed is None else observed.checksum()
-        entry = self.transaction.commit(batch, reports, self._run.run_id, checksum, attempt)
+        with stage("audit"):
+            self.transaction.audit(reports)
+            checksum = "" if observed is None else observed.checksum()
+        with stage("commit"):
+            entry = self.transaction.commit(batch, reports, self._run.run_id, checksum, attempt)
         self._report(batch, Verdict.WRITE.value, entry.rows, entry.dead_letters, attempt, started_s, written_s)
 
 

@@ -60,7 +60,7 @@ def test_families_stand_together_whatever_the_order_of_the_clients() -> None:
 
 
 def test_two_clients_with_the_same_labels_are_refused() -> None:
-    with pytest.raises(semel.ConfigError, match=r"two producers.*client\.id"):
+    with pytest.raises(semel.ConfigError, match=r"two producers.*client_id"):
         semel.prometheus(PRODUCER, PRODUCER)
 
 

@@ -209,6 +209,20 @@ def test_source_topic_that_is_deleted_meanwhile_is_an_error(pipe: Pipe, monkeypa
             processor.stop()
 
 
+def test_a_loop_counts_what_it_does_and_where_its_time_goes(pipe: Pipe) -> None:
+    loop = Processor(pipe.source, pipe.sink, copy, **pipe.options(stop_at_end=True))
+    stats = loop.run()
+    found = loop.metrics()
+    assert (found.records_in_total, found.records_out_total) == (stats.records_in, stats.records_out) == (COUNT, COUNT)
+    assert (found.commit_total, found.abort_total, found.retry_total) == (stats.commits, 0, 0)
+    assert stats.commits >= 1
+    assert set(found.stage_seconds_total) == {"read", "work", "commit"}
+    assert all(seconds > 0 for seconds in found.stage_seconds_total.values())
+    text = semel.prometheus(found)
+    assert f'semel_loop_records_in_total{{application_id="{pipe.application}"}} {COUNT}\n' in text
+    assert "semel_loop_stage_seconds_total{" in text
+
+
 def test_source_topic_that_comes_a_little_later_is_waited_for(pipe: Pipe) -> None:
     late = f"{pipe.source}-late"
     looked = Processor(late, pipe.sink, copy, **pipe.options(stop_at_end=True))

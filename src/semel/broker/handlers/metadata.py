@@ -6,6 +6,8 @@ from __future__ import annotations
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE, Topic, TopicError, name_problem
+from semel.broker.transactions.events import TraceStep
+from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import cluster as messages
@@ -222,4 +224,6 @@ def _coordinator(broker: BrokerNode, context: RequestContext, key: str, key_type
     except TopicError as error:
         return messages.Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message)
     host, port = broker.address_for(context)
+    if journal == TRANSACTION_STATE and key:
+        broker.transactions.events.add(TraceStep.FIND, key, NO_PRODUCER_ID, NO_EPOCH, client=context.client)
     return messages.Coordinator(key, broker.node_id, host, port, ErrorCode.NONE, "")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.topics import Partition, Topic
+from semel.broker.transactions.events import TraceStep
 from semel.broker.turns import MANY, Turns, at_once
 from semel.protocol.batch import COMPRESSION_MASK, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT, read_header
 from semel.protocol.errors import CorruptBatchError, ErrorCode
@@ -146,12 +147,15 @@ class _Appends:
             partition = topic.partitions[part.index]
             done = partition.log.append(part.records, now_ms=self._now_ms, guard=guard, light_only=True)  # type: ignore[arg-type]
         except StorageError as error:
+            self._broker.counters.batch_refused(error.code)
             _fill_error(result, _as_kafka_says(error, topic, part))
         except HeavyBatch:
             part.records = memoryview(bytearray(part.records))  # type: ignore[arg-type]  # the buffer is reused
             self.heavy.append(Heavy(topic, part, guard, result))
         else:
             _fill_in(result, done, partition, self.waiting)
+            if done.duplicate:
+                self._broker.counters.duplicates += 1
         return result
 
 
@@ -182,9 +186,11 @@ async def _append_heavy(
             _freeze_new_modules()
             done = partition.log.append(batch, now_ms=broker.clock.now_ms(), guard=each.guard, inspection=inspection)
         except StorageError as error:
+            broker.counters.batch_refused(error.code)
             _fill_error(each.result, _as_kafka_says(error, each.topic, each.part))
         else:
             _fill_in(each.result, done, partition, appends.waiting)
+            broker.counters.duplicates += done.duplicate
     return _respond(broker, context, request, response, appends.waiting)
 
 
@@ -417,4 +423,19 @@ class _Guards:
             await self._ask_coordinator()
         appends = _Appends(self._broker, self._context, self.needed)
         response = await appends.in_turns(self._request)
-        return await _append_heavy(self._broker, self._context, self._request, response, appends)
+        responding = await _append_heavy(self._broker, self._context, self._request, response, appends)
+        if self._partitions:
+            self._trace(response)
+        return responding
+
+    def _trace(self, response: ProduceResponse) -> None:
+        """The first batch of a transaction in each of these partitions."""
+        codes = [code for code in self.needed.values() if isinstance(code, ErrorCode)]
+        offsets = [part.base_offset for topic in response.responses for part in topic.partition_responses]
+        note = f"first offset {offsets[0]}" if len(offsets) == 1 and offsets[0] >= 0 else ""
+        error = codes[0] if codes else ErrorCode.NONE
+        producer = next(iter(self._producers))
+        id_ = self._request.transactional_id or ""
+        self._broker.transactions.events.add(
+            TraceStep.PRODUCE, id_, *producer, error, self._context.client, self._partitions, note
+        )

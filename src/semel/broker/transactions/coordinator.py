@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from semel import faults
 from semel.broker.clock import Clock
 from semel.broker.coordinator_runtime import CoordinatorRuntime, InternalTopic, client_error
+from semel.broker.counters import Counters
 from semel.broker.eager import DoneAtOnce, start_now
 from semel.broker.settings import Settings
+from semel.broker.transactions.events import TraceStep, TransactionEvents
 from semel.broker.transactions.ids import ActiveId, ProducerIds, TransactionalIds, TransactionRecord
 from semel.broker.transactions.states import (
     NO_EPOCH,
@@ -77,10 +79,12 @@ class TransactionCoordinator:
         topic: InternalTopic,
         reserve_producer_ids: Callable[[int], range],
         write_markers: WriteMarkers,
+        counters: Counters | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._write_markers = write_markers
+        self.events = TransactionEvents(clock.now_ms, counters or Counters())
         self._producer_ids = ProducerIds(reserve_producer_ids)
         self.ids = TransactionalIds(self._producer_ids)
         self._runtime = CoordinatorRuntime(topic, self.ids)
@@ -148,7 +152,7 @@ class TransactionCoordinator:
             )
         ask = self._ask(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms)
         decision = self._decide(active, TransactionEvent.INIT, ask)
-        error = await self._carry_out(active, decision)
+        error = await self._carry_out(active, decision, TransactionEvent.INIT)
         if error is not ErrorCode.NONE or decision.to is None:
             return Owner(error)
         return Owner(error, decision.to.producer_id, decision.to.epoch)
@@ -170,7 +174,8 @@ class TransactionCoordinator:
         ask = self._ask(
             producer_id=producer_id, epoch=epoch, partitions=frozenset(partitions), client_version=client_version
         )
-        return await self._carry_out(active, self._decide(active, TransactionEvent.ADD, ask))
+        decision = self._decide(active, TransactionEvent.ADD, ask)
+        return await self._carry_out(active, decision, TransactionEvent.ADD)
 
     def verify(self, transactional_id: str, producer_id: int, epoch: int, partition: TopicPartition) -> ErrorCode:
         """Whether a partition is in the id's open transaction."""
@@ -189,8 +194,9 @@ class TransactionCoordinator:
         active = self.ids.get(transactional_id)
         if active is None:
             return Owner(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        decision = self._decide(active, _END_EVENTS[is_v2, commit], self._ask(producer_id=producer_id, epoch=epoch))
-        error = await self._carry_out(active, decision)
+        event = _END_EVENTS[is_v2, commit]
+        decision = self._decide(active, event, self._ask(producer_id=producer_id, epoch=epoch))
+        error = await self._carry_out(active, decision, event)
         if error is not ErrorCode.NONE:
             return Owner(error)
         after = active.txn if decision.to is None else _completed(decision.to, self._clock.now_ms())
@@ -226,7 +232,7 @@ class TransactionCoordinator:
             decision = self._decide(active, TransactionEvent.TIMEOUT, self._ask_about_timeout(active, open_before))
             if decision.to is not None:
                 log.info("transaction timed out", extra={"transactional_id": active.id})
-                started.append(self._begin(active, decision.to))
+                started.append(self._begin(active, decision.to, TransactionEvent.TIMEOUT))
         await asyncio.gather(*(step for step in started if not isinstance(step, DoneAtOnce)))
         return len(started)
 
@@ -306,28 +312,30 @@ class TransactionCoordinator:
             self._producer_ids.take()
         return decision
 
-    async def _carry_out(self, active: ActiveId, decision: TxnDecision) -> ErrorCode:
+    async def _carry_out(self, active: ActiveId, decision: TxnDecision, event: TransactionEvent) -> ErrorCode:
         """Writes what a decision changes; returns the error code of the response."""
         if decision.to is None:
             return decision.error
-        step = self._begin(active, decision.to)
+        step = self._begin(active, decision.to, event)
         failure = step.value if isinstance(step, DoneAtOnce) else await asyncio.shield(step)
         return failure or decision.error
 
     def _begin(
-        self, active: ActiveId, to: Transaction
+        self, active: ActiveId, to: Transaction, event: TransactionEvent
     ) -> DoneAtOnce[ErrorCode | None] | asyncio.Task[ErrorCode | None]:
         """Starts a step at once, so that no other request gets between the decision and its record."""
         self.ids.hold(active)
-        return start_now(self._transition(active, to), self._spawn)
+        return start_now(self._transition(active, to, event), self._spawn)
 
-    async def _transition(self, active: ActiveId, to: Transaction) -> ErrorCode | None:
+    async def _transition(self, active: ActiveId, to: Transaction, event: TransactionEvent) -> ErrorCode | None:
         """One step of an id that is held. Returns the error if the value could not be made durable."""
         try:
             failure = await self._write(active, to)
         except Exception:
             log.exception("a transition failed", extra={"transactional_id": active.id})
             failure = ErrorCode.UNKNOWN_SERVER_ERROR
+        if failure is None:
+            self.events.transition(active.id, event, to)
         self._go_on(active)
         return failure
 
@@ -371,6 +379,7 @@ class TransactionCoordinator:
                 to = _completed(active.txn, self._clock.now_ms())
                 while await self._write(active, to) is not None:
                     await asyncio.sleep(RETRY_S)
+                self.events.transition(active.id, TransactionEvent.MARKERS_WRITTEN, to)
                 break
             except Exception:
                 log.exception("a transaction cannot be finished; trying again", extra={"transactional_id": active.id})
@@ -390,6 +399,7 @@ class TransactionCoordinator:
             if missing:
                 log.error("markers cannot be written; trying again", extra={"transactional_id": active.id})
                 await asyncio.sleep(RETRY_S)
+        self.events.add(TraceStep.MARKERS, active.id, txn.producer_id, txn.epoch, partitions=txn.partitions)
         if faults.armed:
             await faults.reach("markers.durable")
 

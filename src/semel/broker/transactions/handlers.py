@@ -6,11 +6,12 @@ import asyncio
 from functools import partial
 
 from semel.broker.broker import BrokerNode
-from semel.broker.dispatch import RequestContext
+from semel.broker.dispatch import LONGEST_SHOWN_ID, RequestContext
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
 from semel.broker.transactions.coordinator import TransactionCoordinator, write_error
+from semel.broker.transactions.events import OPERATOR, TraceStep
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
@@ -43,6 +44,15 @@ async def init_producer_id(
         return messages.InitProducerIdResponse(
             error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
         )
+    claimed = (
+        (owner.producer_id, owner.epoch)
+        if owner.error is ErrorCode.NONE
+        else (request.producer_id, request.producer_epoch)
+    )
+    note = f"expects epoch {request.producer_epoch} of producer {request.producer_id}" if has_id else "as a new owner"
+    broker.transactions.events.add(
+        TraceStep.INIT, request.transactional_id, *claimed, owner.error, ctx.client, note=note
+    )
     error = for_version(owner.error, ctx.version, knows_fenced_from=4)
     return messages.InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 
@@ -59,19 +69,19 @@ async def add_partitions_to_txn(
             request.v3_and_below_producer_epoch,
             topics=request.v3_and_below_topics,
         )
-        topics = await _add_partitions(broker, ctx.version, txn)
+        topics = await _add_partitions(broker, ctx, txn)
         return messages.AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
     results = []
     turns = Turns()
     for txn in request.transactions:
-        topics = await _add_partitions(broker, ctx.version, txn)
+        topics = await _add_partitions(broker, ctx, txn)
         results.append(messages.AddPartitionsToTxnResult(txn.transactional_id, topics))
         await turns.next()
     return messages.AddPartitionsToTxnResponse(results_by_transaction=results)
 
 
 async def _add_partitions(
-    broker: BrokerNode, version: int, txn: messages.AddPartitionsToTxnTransaction
+    broker: BrokerNode, ctx: RequestContext, txn: messages.AddPartitionsToTxnTransaction
 ) -> list[messages.AddPartitionsToTxnTopicResult]:
     """One transaction of a request. One partition that does not exist fails them all."""
     wanted = [(topic.name, index) for topic in txn.topics for index in topic.partitions]
@@ -88,9 +98,10 @@ async def _add_partitions(
     elif txn.verify_only:
         codes = {partition: broker.transactions.verify(*who, partition) for partition in wanted}
     else:
-        client_version = 2 if version >= 4 else 0
+        client_version = 2 if ctx.version >= 4 else 0
         error = await broker.transactions.add(*who, wanted, client_version)
-        codes = dict.fromkeys(wanted, for_version(error, version, knows_fenced_from=2))
+        broker.transactions.events.add(TraceStep.ADD, *who, error, ctx.client, wanted)
+        codes = dict.fromkeys(wanted, for_version(error, ctx.version, knows_fenced_from=2))
     return [
         messages.AddPartitionsToTxnTopicResult(
             name, [messages.AddPartitionsToTxnPartitionResult(index, code) for index, code in partitions.items()]
@@ -103,13 +114,16 @@ async def add_offsets_to_txn(
     broker: BrokerNode, ctx: RequestContext, request: messages.AddOffsetsToTxnRequest
 ) -> messages.AddOffsetsToTxnResponse:
     """A group's partition of the offsets topic joins a transaction."""
-    error = await broker.transactions.add(
-        request.transactional_id,
-        request.producer_id,
-        request.producer_epoch,
-        [_offsets_partition(broker, request.group_id)],
-    )
+    who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    partitions = [_offsets_partition(broker, request.group_id)]
+    error = await broker.transactions.add(*who, partitions)
+    note = _of_group(request.group_id)
+    broker.transactions.events.add(TraceStep.ADD_OFFSETS, *who, error, ctx.client, partitions, note)
     return messages.AddOffsetsToTxnResponse(error_code=for_version(error, ctx.version, knows_fenced_from=2))
+
+
+def _of_group(group_id: str) -> str:
+    return f"group {group_id[:LONGEST_SHOWN_ID]}"
 
 
 def _offsets_partition(broker: BrokerNode, group_id: str) -> TopicPartition:
@@ -140,6 +154,8 @@ async def txn_offset_commit(
         for key, code in codes.items():
             if key in commits or (error is not ErrorCode.NONE and code is ErrorCode.OFFSET_METADATA_TOO_LARGE):
                 codes[key] = error
+        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+        broker.transactions.events.add(TraceStep.OFFSETS, *who, error, ctx.client, commits, _of_group(request.group_id))
     return messages.TxnOffsetCommitResponse(topics=_topic_errors(codes))
 
 
@@ -178,6 +194,9 @@ async def end_txn(broker: BrokerNode, ctx: RequestContext, request: messages.End
         commit=request.committed,
         is_v2=ctx.version >= 5,
     )
+    who = (request.transactional_id, request.producer_id, request.producer_epoch)
+    note = "commit" if request.committed else "abort"
+    broker.transactions.events.add(TraceStep.END, *who, owner.error, ctx.client, note=note)
     error = for_version(owner.error, ctx.version, knows_fenced_from=2)
     return messages.EndTxnResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 
@@ -204,6 +223,8 @@ async def _write_marker(broker: BrokerNode, marker: messages.WritableTxnMarker) 
         marker.transaction_result,
         max(marker.transaction_version, 1),
     )
+    if any(code is ErrorCode.NONE for code in codes.values()):
+        broker.counters.ends[marker.transaction_result, OPERATOR] += 1
     return messages.WritableTxnMarkerResult(marker.producer_id, _topic_errors(codes))
 
 
