@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin as Admin
     from semel.client.consumer import Consumer as Consumer
     from semel.client.metrics import prometheus as prometheus
+    from semel.client.producer import PreparedTransaction as PreparedTransaction
     from semel.client.producer import Producer as Producer
     from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
@@ -35,6 +36,7 @@ _LAZY = {
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Output": "semel.patterns.process",
+    "PreparedTransaction": "semel.client.producer",
     "Processor": "semel.patterns.process",
     "Producer": "semel.client.producer",
     "prometheus": "semel.client.metrics",

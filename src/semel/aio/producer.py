@@ -38,7 +38,7 @@ from semel.client.producer.base import (
 from semel.client.producer.coordinator import CoordinatorCalls
 from semel.client.producer.deliveries import TableShare
 from semel.client.producer.records import Headers
-from semel.client.producer.transaction import TransactionCore
+from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import TransactionCalls
 from semel.client.settings import ProducerSettings
@@ -159,10 +159,16 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
 
     # --- transactions ---
     @timeout_in_ms
-    async def init_transactions(self, *, timeout_ms: float | None = None) -> None:
+    async def init_transactions(
+        self, *, keep_prepared: bool = False, timeout_ms: float | None = None
+    ) -> PreparedTransaction | None:
         """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
-        they left. Can be called again if it timed out or was cancelled."""
-        await self._transactional().init(self._block_s(timeout_ms))
+        they left. Can be called again if it timed out or was cancelled.
+
+        With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
+        `complete_transaction` ends it, and nothing else is possible before."""
+        self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
+        return await self._transactional().init(self._block_s(timeout_ms), keep_prepared)
 
     async def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
@@ -194,6 +200,22 @@ class AsyncProducer(ProducerBase[TransactionCalls]):
         except asyncio.CancelledError:
             sending.add_done_callback(lambda task: task.cancelled() or task.exception())  # the transaction has it
             raise
+
+    @timeout_in_ms
+    async def prepare_transaction(self, *, timeout_ms: float | None = None) -> PreparedTransaction:
+        """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
+        does not time out. Store what it returns where the decision is made, then call `complete_transaction`."""
+        self._check_two_phase("prepare_transaction()")
+        return await self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
+
+    @timeout_in_ms
+    async def complete_transaction(
+        self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None
+    ) -> bool:
+        """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
+        decided. Returns whether it was committed. After a timeout call it again."""
+        self._check_two_phase("complete_transaction()")
+        return await self._transactional().complete(decided, Deadline(self._block_s(timeout_ms)))
 
     @timeout_in_ms
     async def commit_transaction(self, *, timeout_ms: float | None = None) -> None:

@@ -63,18 +63,19 @@ class Served:
 class Dispatcher:
     """The APIs in use so far."""
 
-    def __init__(self, table: dict[int, Row] = TABLE) -> None:
-        self._table = table
+    def __init__(self, setting: Callable[[str], Any]) -> None:
+        """`setting(name)` is the value of a broker setting."""
+        self._setting = setting
         self.served: dict[int, Served] = {}
 
     def find(self, api_key: int, version: int) -> Served:
         """The handler of a request. UnsupportedVersionError: there is none."""
         served = self.served.get(api_key)
         if served is None:
-            row = self._table.get(api_key)
+            row = TABLE.get(api_key)
             if row is None:
                 raise UnsupportedVersionError(f"API {api_key} is not served")
-            served = self.served[api_key] = Served(row)
+            served = self.served[api_key] = Served(row.with_settings(self._setting))
         if not served.min_version <= version <= served.max_version:
             raise UnsupportedVersionError(
                 f"{served.name} is served in versions {served.min_version}-{served.max_version}, not {version}"

@@ -25,7 +25,7 @@ class Server:
         settings = broker.settings
         self.broker = broker
         self.loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher()
+        self.dispatcher = Dispatcher(broker.settings.__getitem__)
         self.max_request_bytes: int = settings["socket.request.max.bytes"]
         self.read_buffer = SharedBuffer()
         self.is_stopping = False

@@ -354,6 +354,12 @@ _TRANSACTION = (
         "Ask the coordinator before the first write of a transaction to a partition.",
         dynamic=True,
     ),
+    Setting(
+        "transaction.two.phase.commit.enable",
+        "boolean",
+        False,
+        "Producers may open transactions that have no timeout and that a new owner can keep (KIP-939).",
+    ),
     Setting("transaction.version", "short", 2, "Feature level: 2 is TV2 (KIP-890), below that TV1.", 0, 2),
 )
 
@@ -424,7 +430,6 @@ MEANINGLESS: dict[str, str] = {
     "offsets.load.buffer.size": "positions are read in fixed steps",
     "offsets.topic.compression.codec": "internal topics are not compressed",
     "transaction.state.log.load.buffer.size": "transactions are read in fixed steps",
-    "transaction.two.phase.commit.enable": "two-phase commit by others is not served",
     "max.connection.creation.rate": "quotas are for bytes, not for connections",
     "max.connections.per.ip.overrides": "one limit holds for every address",
     "connection.failed.authentication.delay.ms": _NO_SECURITY,

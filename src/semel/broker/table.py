@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
@@ -24,6 +25,13 @@ class Row(NamedTuple):
     min_served: int | None = None  # advertised from min_version, but served from here on (others: UNSUPPORTED_VERSION)
     pipelined: bool = False  # may start while earlier requests of its kind on the connection wait for their answer
     cancel_on_disconnect: bool = False  # ends with its connection; anything that changes something goes on to its end
+    higher: tuple[str, int] | None = None  # a setting that is off, and the highest version where it is on
+
+    def with_settings(self, setting: Callable[[str], Any]) -> Row:
+        """The row of a broker with these settings."""
+        if self.higher is None or not setting(self.higher[0]):
+            return self
+        return self._replace(max_version=self.higher[1])
 
 
 _NO_SECURITY = "no security layer: ILLEGAL_SASL_STATE, as a PLAINTEXT listener answers"
@@ -83,7 +91,7 @@ TABLE: dict[int, Row] = {
         Row(18, 0, 4, "handlers.cluster:api_versions"),
         Row(42, 0, 2, "groups.handlers:delete_groups"),
         Row(47, 0, 0, "groups.handlers:offset_delete"),
-        Row(22, 0, 5, "transactions.handlers:init_producer_id"),
+        Row(22, 0, 5, "transactions.handlers:init_producer_id", higher=("transaction.two.phase.commit.enable", 6)),
         Row(24, 0, 5, "transactions.handlers:add_partitions_to_txn", "from version 4 on meant for brokers"),
         Row(25, 0, 4, "transactions.handlers:add_offsets_to_txn"),
         Row(26, 0, 5, "transactions.handlers:end_txn"),
@@ -129,6 +137,8 @@ def markdown() -> str:
         notes = [row.note] if row.note else []
         if row.min_served is not None:
             notes.append(f"served from version {row.min_served} on; older ones are advertised as Kafka does")
+        if row.higher is not None:
+            notes.append(f"up to version {row.higher[1]} with `{row.higher[0]}=true`")
         lines.append(f"| {key} | {NAMES[key]} | {row.min_version}-{row.max_version} | {'; '.join(notes)} |")
     lines += ["", "## Not served", "", "| key | API | why |", "|---|---|---|"]
     lines += [f"| {key} | {name} | {why} |" for key, (name, why) in sorted(NOT_SERVED.items()) if key not in TABLE]

@@ -31,6 +31,7 @@ ALIASES = {
     "ssl_keyfile": "ssl_key_location",
     "ssl_password": "ssl_key_password",
     "request_required_acks": "acks",
+    "two_phase_commit": "transaction_two_phase_commit_enable",
     "compression_codec": "compression_type",
     "queue_buffering_max_ms": "linger_ms",
     "message_timeout_ms": "delivery_timeout_ms",
@@ -246,6 +247,7 @@ class ProducerSettings(ClientSettings):
     enable_idempotence: bool | None = None  # None: yes, unless acks or max.in.flight rule it out
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
+    transaction_two_phase_commit_enable: bool = False  # KIP-939: no timeout, and a new owner can keep what is open
     transaction_version_max: int = 2  # the newest generation of the protocol to speak, where the cluster has it
     compression_type: str = "none"
     batch_size: int = 400 * 1024
@@ -276,12 +278,23 @@ class ProducerSettings(ClientSettings):
             raise ConfigError(
                 "transactional.id is empty; give it a name that is the same at every start, or leave it out"
             )
+        if self.transaction_two_phase_commit_enable:
+            self._check_two_phase_commit()
         if self.delivery_timeout_ms < self.linger_ms:
             raise ConfigError(
                 f"delivery.timeout.ms ({self.delivery_timeout_ms}) is shorter than linger.ms ({self.linger_ms})"
             )
         if self.enable_idempotence or self.transactional_id is not None:
             self._check_idempotence()
+
+    def _check_two_phase_commit(self) -> None:
+        if self.transactional_id is None:
+            raise ConfigError("transaction.two.phase.commit.enable needs a transactional.id")
+        if self.transaction_timeout_ms != ProducerSettings.transaction_timeout_ms:
+            raise ConfigError(
+                f"transaction.timeout.ms is {self.transaction_timeout_ms}, but transaction.two.phase.commit.enable means "
+                "that a transaction has no timeout; leave one of the two out"
+            )
 
     def _check_idempotence(self) -> None:
         why = "transactional.id" if self.transactional_id is not None else "enable.idempotence=true"

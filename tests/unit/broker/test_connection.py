@@ -73,7 +73,7 @@ class Server:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher()
+        self.dispatcher = Dispatcher(lambda name: False)
         self.started: list[int] = []
         for key in (0, 1, 3):
             self.dispatcher.served[key] = Served(TABLE[key])

@@ -30,7 +30,7 @@ def test_every_row_has_a_handler_and_versions_that_the_protocol_knows(row: Row) 
 
 
 def test_unknown_apis_and_versions_are_refused_by_name() -> None:
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(lambda name: False)
     with pytest.raises(UnsupportedVersionError, match="API 9999 is not served"):
         dispatcher.find(9999, 0)
     with pytest.raises(UnsupportedVersionError, match="Metadata is served in versions 0-13, not 14"):

@@ -37,6 +37,7 @@ transactions = st.builds(
     next_producer_id=int64,
     epoch=epochs,
     last_epoch=epochs,
+    next_epoch=epochs,
     timeout_ms=st.integers(1, 2**31 - 1),
     state=st.sampled_from([state for state in TxnState if state is not TxnState.EMPTY]),
     partitions=st.frozensets(st.tuples(st.text(min_size=1, max_size=9), st.integers(0, 999)), max_size=6),
@@ -71,6 +72,7 @@ def encode_value_by_table(txn: Transaction) -> bytes:
         transaction_start_timestamp_ms=txn.started_ms,
         client_transaction_version=txn.client_version,
         last_producer_epoch=txn.last_epoch,
+        next_producer_epoch=txn.next_epoch,
     )
     return VERSION.pack(VALUE_VERSION) + VALUE.encode(value, VALUE_VERSION)
 
@@ -91,7 +93,7 @@ def test_the_fast_encoder_writes_what_the_table_says(txn: Transaction, is_empty:
 
 @given(transactions, st.sampled_from(sorted(IDLE)))
 def test_an_idle_id_survives_packing(txn: Transaction, state: TxnState):
-    idle = txn._replace(state=state, partitions=frozenset(), next_producer_id=-1)
+    idle = txn._replace(state=state, partitions=frozenset(), next_producer_id=-1, next_epoch=-1)
     assert unpack(pack(idle)) == idle
     assert updated_ms_of(pack(idle)) == idle.updated_ms
 

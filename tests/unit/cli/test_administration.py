@@ -147,6 +147,7 @@ def test_open_transaction_is_listed_described_and_aborted(
         assert run("txn", "abort", f"{topic}-t").code == 0
         (described,) = objects(run("txn", "describe", f"{topic}-t", "-J"))
         assert described["partitions"] == []
+    assert run("txn", "list", "--two-phase").out.count(b"\n") == 1, "this broker does not have any"
     assert run("txn", "describe", "nobody").code == 1
     assert run("txn", "abort").code == 2
     assert run("txn", "abort", "--topic", topic).code == 2

@@ -28,7 +28,7 @@ def api_versions(
     if context.version >= 3 and not all(map(_SOFTWARE.match, software)):
         return messages.ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return messages.ApiVersionsResponse(
-        api_keys=_api_keys(),
+        api_keys=_api_keys(broker.settings["transaction.two.phase.commit.enable"]),
         supported_features=[
             messages.SupportedFeatureKey(name, max(lowest, 0 if context.version >= 4 else 1), highest)
             for name, (lowest, highest) in FEATURES.items()
@@ -52,8 +52,10 @@ def refuse_version(version: int) -> messages.ApiVersionsResponse:
 
 
 @cache
-def _api_keys() -> list[messages.ApiVersion]:
-    return [messages.ApiVersion(row.key, row.min_version, row.max_version) for row in TABLE.values()]
+def _api_keys(has_two_phase_commit: bool) -> list[messages.ApiVersion]:
+    """The setting is the only one that changes what is served."""
+    rows = (row.with_settings(lambda _: has_two_phase_commit) for row in TABLE.values())
+    return [messages.ApiVersion(row.key, row.min_version, row.max_version) for row in rows]
 
 
 # --- UpdateFeatures (57): make other feature levels final. All of a request, or none ---

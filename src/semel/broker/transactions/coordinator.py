@@ -22,6 +22,7 @@ from semel.broker.transactions.ids import ActiveId, ProducerIds, TransactionalId
 from semel.broker.transactions.states import (
     NO_EPOCH,
     NO_PRODUCER_ID,
+    NO_TIMEOUT_MS,
     PREPARED,
     Ask,
     TopicPartition,
@@ -65,6 +66,7 @@ class Owner(NamedTuple):
     epoch: int = NO_EPOCH
 
 
+NOTHING_KEPT = (NO_PRODUCER_ID, NO_EPOCH)
 _WhichTransaction = tuple[int, int, int]  # producer id, epoch, start
 WriteMarkers = Callable[..., Awaitable[dict[TopicPartition, ErrorCode]]]
 
@@ -138,24 +140,55 @@ class TransactionCoordinator:
         """For a producer without a transactional id."""
         return self._producer_ids.take()
 
-    async def init(self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None) -> Owner:
-        """InitProducerId: the caller becomes the owner. `expected` is who it thinks it is (KIP-360)."""
+    async def init(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: tuple[int, int] | None,
+        *,
+        two_phase_commit: bool = False,
+    ) -> Owner:
+        """InitProducerId: the caller becomes the owner. `expected` is who it thinks it is (KIP-360).
+
+        `two_phase_commit`: its transactions have no timeout (KIP-939).
+        """
+        owner, _ = await self._init(transactional_id, timeout_ms, expected, two_phase_commit, keep_prepared=False)
+        return owner
+
+    async def init_keeping(
+        self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None, *, two_phase_commit: bool
+    ) -> tuple[Owner, tuple[int, int]]:
+        """The same, but what is open stays open, with its producer id and epoch, and can only be ended (KIP-939)."""
+        return await self._init(transactional_id, timeout_ms, expected, two_phase_commit, keep_prepared=True)
+
+    async def _init(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: tuple[int, int] | None,
+        two_phase_commit: bool,
+        keep_prepared: bool,
+    ) -> tuple[Owner, tuple[int, int]]:
         if not transactional_id:
-            return Owner(ErrorCode.INVALID_REQUEST)
-        if not 0 < timeout_ms <= self._settings["transaction.max.timeout.ms"]:
-            return Owner(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+            return Owner(ErrorCode.INVALID_REQUEST), NOTHING_KEPT
+        if two_phase_commit:
+            timeout_ms = NO_TIMEOUT_MS
+        elif not 0 < timeout_ms <= self._settings["transaction.max.timeout.ms"]:
+            return Owner(ErrorCode.INVALID_TRANSACTION_TIMEOUT), NOTHING_KEPT
         producer_id, epoch = expected or (NO_PRODUCER_ID, NO_EPOCH)
         active = await self._settled_id(transactional_id)
         if active is None:
             active = ActiveId(
                 transactional_id, new_transaction(self._producer_ids.take(), timeout_ms, self._clock.now_ms())
             )
-        ask = self._ask(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms)
+        ask = self._ask(producer_id=producer_id, epoch=epoch, timeout_ms=timeout_ms, keep_prepared=keep_prepared)
         decision = self._decide(active, TransactionEvent.INIT, ask)
         error = await self._carry_out(active, decision, TransactionEvent.INIT)
-        if error is not ErrorCode.NONE or decision.to is None:
-            return Owner(error)
-        return Owner(error, decision.to.producer_id, decision.to.epoch)
+        to = decision.to
+        if error is not ErrorCode.NONE or to is None:
+            return Owner(error), NOTHING_KEPT
+        kept = (to.producer_id, to.epoch) if to.is_kept else NOTHING_KEPT
+        return Owner(error, to.owner_id, to.owner_epoch), kept
 
     async def add(
         self,

@@ -10,7 +10,7 @@ from semel.broker.dispatch import LONGEST_SHOWN_ID, RequestContext
 from semel.broker.expressions import ExpressionError, compile_expression
 from semel.broker.groups.commits import Committer, OffsetToCommit
 from semel.broker.topics import CONSUMER_OFFSETS, TopicPartition
-from semel.broker.transactions.coordinator import TransactionCoordinator, write_error
+from semel.broker.transactions.coordinator import NOTHING_KEPT, TransactionCoordinator, write_error
 from semel.broker.transactions.events import OPERATOR, TraceStep
 from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID, TxnState
 from semel.broker.turns import Turns
@@ -26,20 +26,31 @@ _STATE_NAMES = {state.label: state for state in TxnState}
 async def init_producer_id(
     broker: BrokerNode, ctx: RequestContext, request: messages.InitProducerIdRequest
 ) -> messages.InitProducerIdResponse:
-    """A producer id; with a transactional id, one that fences its former owners."""
+    """A producer id; with a transactional id, one that fences its former owners.
+
+    Two-phase commit is a right of the transactional id in Kafka, which this broker grants to all or none by a setting.
+    """
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
     if has_id != has_epoch:
         return messages.InitProducerIdResponse(
             error_code=ErrorCode.INVALID_REQUEST, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
         )
+    if request.enable2_pc and not broker.settings["transaction.two.phase.commit.enable"]:
+        return messages.InitProducerIdResponse(
+            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            producer_id=NO_PRODUCER_ID,
+            producer_epoch=NO_EPOCH,
+        )
     try:
         if request.transactional_id is None:
             return messages.InitProducerIdResponse(producer_id=broker.transactions.new_producer_id(), producer_epoch=0)
-        owner = await broker.transactions.init(
-            request.transactional_id,
-            request.transaction_timeout_ms,
-            (request.producer_id, request.producer_epoch) if has_id else None,
-        )
+        expected = (request.producer_id, request.producer_epoch) if has_id else None
+        asked = (request.transactional_id, request.transaction_timeout_ms, expected)
+        coordinator, kept = broker.transactions, NOTHING_KEPT
+        if request.keep_prepared_txn:
+            owner, kept = await coordinator.init_keeping(*asked, two_phase_commit=request.enable2_pc)
+        else:
+            owner = await coordinator.init(*asked, two_phase_commit=request.enable2_pc)
     except StorageError as failure:  # no producer id can be reserved
         return messages.InitProducerIdResponse(
             error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
@@ -54,7 +65,13 @@ async def init_producer_id(
         TraceStep.INIT, request.transactional_id, *claimed, owner.error, ctx.client, note=note
     )
     error = for_version(owner.error, ctx.version, knows_fenced_from=4)
-    return messages.InitProducerIdResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
+    return messages.InitProducerIdResponse(
+        error_code=error,
+        producer_id=owner.producer_id,
+        producer_epoch=owner.epoch,
+        ongoing_txn_producer_id=kept[0],
+        ongoing_txn_producer_epoch=kept[1],
+    )
 
 
 # --- adding ---------------------------------------------------------------------------------------------------------

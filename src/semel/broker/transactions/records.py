@@ -96,6 +96,8 @@ def _encode_tags(txn: Transaction) -> bytes:
         tags.append(_INT64_TAG.pack(1, 8, txn.next_producer_id))
     if txn.client_version != 0:
         tags.append(_INT16_TAG.pack(2, 2, txn.client_version))
+    if txn.next_epoch != NO_EPOCH:
+        tags.append(_INT16_TAG.pack(3, 2, txn.next_epoch))
     if txn.last_epoch != NO_EPOCH:
         tags.append(_LAST_EPOCH_TAG.pack(_LAST_EPOCH_NUMBER, 2, txn.last_epoch))
     return bytes((len(tags),)) + b"".join(tags)
@@ -163,6 +165,7 @@ def decode_value_by_table(data: bytes) -> Transaction:
         started_ms=value.transaction_start_timestamp_ms,
         updated_ms=value.transaction_last_update_timestamp_ms,
         client_version=value.client_transaction_version,
+        next_epoch=value.next_producer_epoch,
     )
 
 
@@ -181,8 +184,8 @@ _UPDATED_AT = 24
 
 
 def pack(txn: Transaction) -> bytes:
-    """An idle id (no partitions, no next producer id) in 42 bytes."""
-    if txn.partitions or txn.next_producer_id != NO_PRODUCER_ID:
+    """An idle id (no partitions, no next producer id or epoch) in 42 bytes."""
+    if txn.partitions or txn.next_producer_id != NO_PRODUCER_ID or txn.is_kept:
         raise AssertionError(f"a transaction in state {txn.state.label} is not idle and cannot be packed")
     return _PACKED.pack(
         txn.producer_id,

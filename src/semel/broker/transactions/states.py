@@ -6,6 +6,10 @@ writes what it says. `python -m semel.broker.transactions.diagram` draws the tab
 Two generations of clients share the table. TV1 (EndTxn up to version 4) names its partitions and keeps its epoch from
 one transaction to the next. TV2 (KIP-890) adds partitions by writing to them, and every end gives it a new epoch: what
 comes with an older epoch is late. An epoch has 16 bits; after the last usable one the id gets a new producer id.
+
+Two-phase commit (KIP-939): a transaction without a timeout is ended by its owner alone. A new owner that keeps it gets
+an identity of its own, the next one, and may only commit or abort; the records in the partitions, and therefore the
+markers, stay with the identity that wrote them. Only when the markers are written the next identity takes over.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from semel.protocol.errors import ErrorCode
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
 NO_TIME = -1
+NO_TIMEOUT_MS = 2**31 - 1  # of two-phase commit, as Kafka stores it: the coordinator never ends such a transaction
 MAX_EPOCH = 2**15 - 1
 LAST_CLIENT_EPOCH = MAX_EPOCH - 1  # the highest epoch that a client gets, so that it can always be fenced by one more
 
@@ -77,10 +82,25 @@ class Transaction(NamedTuple):
     started_ms: int = NO_TIME  # when the first partition was added
     updated_ms: int = 0
     client_version: int = 0  # the generation of the client that made the last transition: 0 (TV1) or 2
+    next_epoch: int = NO_EPOCH  # of the owner that keeps a transaction which an earlier one wrote
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the open transaction was written by an earlier owner and kept by the present one (KIP-939)."""
+        return self.next_epoch != NO_EPOCH
+
+    @property
+    def owner_id(self) -> int:
+        """The producer id that requests must carry."""
+        return self.next_producer_id if self.is_kept else self.producer_id
+
+    @property
+    def owner_epoch(self) -> int:
+        return self.next_epoch if self.is_kept else self.epoch
 
     @property
     def exhausted(self) -> bool:
-        return self.epoch >= LAST_CLIENT_EPOCH
+        return self.owner_epoch >= LAST_CLIENT_EPOCH
 
 
 class Ask(NamedTuple):
@@ -95,6 +115,7 @@ class Ask(NamedTuple):
     broker_version: int = 2  # the finalised feature level: how the broker itself ends transactions
     fresh_producer_id: int = NO_PRODUCER_ID  # the next one that was never given out
     expiration_ms: int = 0
+    keep_prepared: bool = False  # InitProducerId must not abort what is open (KIP-939)
 
     @property
     def has_expectation(self) -> bool:
@@ -117,11 +138,16 @@ class Guard(NamedTuple):
 
 
 always = Guard("always", lambda txn, ask: True)
-foreign_id = Guard("another producer id", lambda txn, ask: ask.producer_id != txn.producer_id)
-foreign_epoch = Guard("another epoch", lambda txn, ask: ask.epoch != txn.epoch)
+foreign_id = Guard("another producer id", lambda txn, ask: ask.producer_id != txn.owner_id)
+foreign_epoch = Guard("another epoch", lambda txn, ask: ask.epoch != txn.owner_epoch)
+is_kept = Guard("kept from an earlier owner", lambda txn, ask: txn.is_kept)
+to_keep = Guard("keepPreparedTxn", lambda txn, ask: ask.keep_prepared)
 contained = Guard("partitions already in it", lambda txn, ask: ask.partitions <= txn.partitions)
 v2_broker = Guard("broker at TV2", lambda txn, ask: ask.broker_version >= 2)
-overdue = Guard("open longer than its timeout", lambda txn, ask: txn.started_ms + txn.timeout_ms < ask.now_ms)
+within_timeout = Guard(
+    "within its timeout, or without one",
+    lambda txn, ask: txn.timeout_ms == NO_TIMEOUT_MS or txn.started_ms + txn.timeout_ms >= ask.now_ms,
+)
 unused = Guard(
     "unused for transactional.id.expiration.ms", lambda txn, ask: txn.updated_ms <= ask.now_ms - ask.expiration_ms
 )
@@ -130,7 +156,7 @@ no_expectation = Guard("no expected epoch", lambda txn, ask: not ask.has_expecta
 expects_current = Guard("expects the current epoch", lambda txn, ask: ask.epoch == txn.epoch)
 expects_last = Guard("expects the last epoch (a retry)", lambda txn, ask: ask.epoch == txn.last_epoch)
 stale_expectation = Guard(
-    "expects an epoch that is not current", lambda txn, ask: ask.has_expectation and ask.epoch != txn.epoch
+    "expects an epoch that is not current", lambda txn, ask: ask.has_expectation and ask.epoch != txn.owner_epoch
 )
 worn_out = Guard(
     "no epochs left", lambda txn, ask: txn.exhausted and (not ask.has_expectation or ask.epoch == txn.epoch)
@@ -138,22 +164,22 @@ worn_out = Guard(
 
 
 def _is_foreign_owner(txn: Transaction, ask: Ask) -> bool:
-    if not ask.has_expectation or txn.epoch == NO_EPOCH or ask.producer_id == txn.producer_id:
+    if not ask.has_expectation or txn.epoch == NO_EPOCH or ask.producer_id == txn.owner_id:
         return False
     return ask.producer_id != txn.previous_producer_id or ask.epoch < LAST_CLIENT_EPOCH
 
 
 def _is_overflow_retry(txn: Transaction, ask: Ask) -> bool:
-    return txn.previous_producer_id == ask.producer_id and ask.epoch == LAST_CLIENT_EPOCH and txn.epoch == 0
+    return txn.previous_producer_id == ask.producer_id and ask.epoch == LAST_CLIENT_EPOCH and txn.owner_epoch == 0
 
 
 def _is_retried_end(txn: Transaction, ask: Ask) -> bool:
-    return txn.epoch == ask.epoch + 1
+    return txn.owner_epoch == ask.epoch + 1
 
 
 foreign_owner = Guard("expects a producer id that is not the owner's", _is_foreign_owner)
 foreign_id_v2 = Guard(
-    "another producer id", lambda txn, ask: ask.producer_id != txn.producer_id and not _is_overflow_retry(txn, ask)
+    "another producer id", lambda txn, ask: ask.producer_id != txn.owner_id and not _is_overflow_retry(txn, ask)
 )
 bumped_by_it = Guard("a retry of the end that made this epoch", _is_retried_end)
 retried_end = Guard(
@@ -203,6 +229,23 @@ def rotate(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _initialised(txn, ask, 0, last)._replace(producer_id=ask.fresh_producer_id)
 
 
+def keep(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
+    """The caller becomes the owner of what an earlier owner wrote; that one is fenced by the next identity."""
+    if txn.exhausted:
+        next_id, next_epoch = ask.fresh_producer_id, 0
+    else:
+        next_id, next_epoch = txn.owner_id, txn.owner_epoch + 1
+    return txn._replace(
+        state=to,
+        updated_ms=ask.now_ms,
+        timeout_ms=NO_TIMEOUT_MS if ask.timeout_ms == NO_TIMEOUT_MS else txn.timeout_ms,
+        previous_producer_id=txn.owner_id,
+        next_producer_id=next_id,
+        next_epoch=next_epoch,
+        last_epoch=NO_EPOCH,
+    )
+
+
 def begin(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     return _moved(txn, ask, to, partitions=ask.partitions, started_ms=ask.now_ms, client_version=ask.client_version)
 
@@ -212,20 +255,23 @@ def grow(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
 
 
 def end_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
+    if txn.is_kept:
+        return _moved(txn, ask, to, client_version=0)._replace(previous_producer_id=txn.owner_id)
     return _moved(txn, ask, to, client_version=0, next_producer_id=NO_PRODUCER_ID)
 
 
 def end_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
     """The markers carry the new epoch, so that they close the door behind this transaction in every partition."""
-    return _moved(
-        txn,
-        ask,
-        to,
-        epoch=min(txn.epoch + 1, MAX_EPOCH),
-        last_epoch=txn.epoch,
-        next_producer_id=ask.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID,
-        client_version=2,
-    )
+    ended = _moved(txn, ask, to, epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=txn.owner_epoch, client_version=2)
+    if txn.is_kept:
+        return _next_owner(txn, ask, ended)
+    return ended._replace(next_producer_id=ask.fresh_producer_id if txn.exhausted else NO_PRODUCER_ID)
+
+
+def _next_owner(txn: Transaction, ask: Ask, ended: Transaction) -> Transaction:
+    """The owner of a kept transaction ends it, and gets a new epoch as for any other end."""
+    next_id, next_epoch = (ask.fresh_producer_id, 0) if txn.exhausted else (txn.owner_id, txn.owner_epoch + 1)
+    return ended._replace(previous_producer_id=txn.owner_id, next_producer_id=next_id, next_epoch=next_epoch)
 
 
 def end_nothing_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
@@ -233,11 +279,16 @@ def end_nothing_v2(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
 
 
 def fence_v1(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    return end_v1(txn, ask, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
+    fenced = end_v1(txn, ask, to)._replace(epoch=min(txn.epoch + 1, MAX_EPOCH), last_epoch=NO_EPOCH)
+    return _next_owner(txn, ask, fenced) if txn.is_kept else fenced
 
 
 def complete(txn: Transaction, ask: Ask, to: TxnState) -> Transaction:
-    moved = _moved(txn, ask, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID)
+    moved = _moved(txn, ask, to, partitions=NO_PARTITIONS, next_producer_id=NO_PRODUCER_ID, next_epoch=NO_EPOCH)
+    if txn.is_kept:
+        return moved._replace(
+            producer_id=txn.owner_id, epoch=txn.owner_epoch, previous_producer_id=txn.previous_producer_id
+        )
     if txn.client_version >= 2 and txn.next_producer_id != NO_PRODUCER_ID:
         return moved._replace(producer_id=txn.next_producer_id, epoch=0)
     return moved
@@ -296,6 +347,7 @@ _NEVER = (_REFUSED,)
 _WAIT = (TxnRule(always, E.CONCURRENT_TRANSACTIONS),)
 _DONE = (TxnRule(always),)
 _VERIFY = (TxnRule(contained), TxnRule(always, E.TRANSACTION_ABORTABLE))
+_VERIFY_OPEN = (TxnRule(is_kept, E.INVALID_TXN_STATE), *_VERIFY)
 _INIT = (
     TxnRule(worn_out, to=TxnState.EMPTY, change=rotate),
     TxnRule(no_expectation, to=TxnState.EMPTY, change=take_over),
@@ -306,16 +358,17 @@ _INIT = (
 )
 _CLEAR = (
     TxnRule(stale_expectation, E.PRODUCER_FENCED),  # a zombie must not abort the new owner's transaction
+    TxnRule(to_keep, to=TxnState.ONGOING, change=keep),
     TxnRule(v2_broker, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, end_v2),
     TxnRule(always, E.CONCURRENT_TRANSACTIONS, TxnState.PREPARE_ABORT, fence_v1),
 )
 _OVERDUE = (
-    TxnRule(Guard("within its timeout", lambda txn, ask: not overdue.holds(txn, ask)), E.INVALID_TXN_STATE),
+    TxnRule(within_timeout, E.INVALID_TXN_STATE),
     TxnRule(v2_broker, to=TxnState.PREPARE_ABORT, change=end_v2),
     TxnRule(always, to=TxnState.PREPARE_ABORT, change=fence_v1),
 )
 _BEGIN = (TxnRule(always, to=TxnState.ONGOING, change=begin),)
-_GROW = (TxnRule(contained), TxnRule(always, to=TxnState.ONGOING, change=grow))
+_GROW = (TxnRule(is_kept, E.INVALID_TXN_STATE), TxnRule(contained), TxnRule(always, to=TxnState.ONGOING, change=grow))
 _COMMIT_V1 = (TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v1),)
 _ABORT_V1 = (TxnRule(always, to=TxnState.PREPARE_ABORT, change=end_v1),)
 _COMMIT_V2 = (_STALE, TxnRule(always, to=TxnState.PREPARE_COMMIT, change=end_v2))
@@ -343,7 +396,7 @@ _ROWS: dict[TransactionEvent, tuple[tuple[TxnRule, ...], ...]] = {
     #                                  Empty        Ongoing     PrepareCommit PrepareAbort CompleteCommit CompleteAbort
     TransactionEvent.INIT:            (_INIT,       _CLEAR,     _WAIT,        _WAIT,       _INIT,         _INIT),
     TransactionEvent.ADD:             (_BEGIN,      _GROW,      _WAIT,        _WAIT,       _BEGIN,        _BEGIN),
-    TransactionEvent.VERIFY:          (_VERIFY,     _VERIFY,    _WAIT,        _WAIT,       _VERIFY,       _VERIFY),
+    TransactionEvent.VERIFY:          (_VERIFY,     _VERIFY_OPEN, _WAIT,      _WAIT,       _VERIFY,       _VERIFY),
     TransactionEvent.COMMIT_V1:       (_NEVER,      _COMMIT_V1, _WAIT,        _NEVER,      _DONE,         _NEVER),
     TransactionEvent.ABORT_V1:        (_NEVER,      _ABORT_V1,  _NEVER,       _WAIT,       _NEVER,        _DONE),
     TransactionEvent.COMMIT_V2:       (_NO_TXN,     _COMMIT_V2, _SAME_END,    _OTHER_END,  _COMMIT_AGAIN, _COMMIT_LATE),
@@ -363,16 +416,7 @@ class TxnDecision(NamedTuple):
 
     error: ErrorCode
     to: Transaction | None = None
-    rotates: bool = False
-
-    @property
-    def takes_producer_id(self) -> bool:
-        """Whether the fresh producer id of the question is used up; see `Ask.fresh_producer_id`."""
-        if self.to is None:
-            return False
-        if self.to.state in PREPARED:
-            return self.to.next_producer_id != NO_PRODUCER_ID
-        return self.rotates
+    takes_producer_id: bool = False  # the fresh producer id of the question is used up; see `Ask.fresh_producer_id`
 
 
 def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: bool = False) -> TxnDecision:
@@ -385,5 +429,9 @@ def decide(txn: Transaction, event: TransactionEvent, ask: Ask, *, is_pending: b
         if rule.when.holds(txn, ask):
             if rule.to is None or rule.change is None:
                 return TxnDecision(rule.error)
-            return TxnDecision(rule.error, rule.change(txn, ask, rule.to), rule.change is rotate)
+            to = rule.change(txn, ask, rule.to)
+            fresh = ask.fresh_producer_id
+            return TxnDecision(
+                rule.error, to, fresh != NO_PRODUCER_ID and fresh in (to.producer_id, to.next_producer_id)
+            )
     raise AssertionError(f"no rule of {txn.state.label} on {event.value!r} fits: the last one must always hold")

@@ -18,6 +18,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 
 FENCING_TIMEOUT_MS = 60_000
+NO_TIMEOUT_MS = 2**31 - 1  # of two-phase commit
 
 
 class ProducerInfo(msgspec.Struct, frozen=True):
@@ -40,6 +41,11 @@ class TransactionInfo(msgspec.Struct, frozen=True):
     start_time_ms: int
     partitions: list[TopicPartition]
     coordinator: int
+
+    @property
+    def is_two_phase(self) -> bool:
+        """Whether it has no timeout: only its owner, or somebody by force, ends it (KIP-939)."""
+        return self.timeout_ms == NO_TIMEOUT_MS
 
 
 class TransactionListing(msgspec.Struct, frozen=True):

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semel.client.producer.producer import Producer as Producer
+    from semel.client.producer.transaction import PreparedTransaction as PreparedTransaction
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `Producer` when it is first used: the other modules of this package are used without it."""
-    if name != "Producer":
+    """Loads what users import from here when it is first used: the modules of this package are used without it."""
+    if name not in ("PreparedTransaction", "Producer"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from semel.client.producer.producer import Producer
+    from semel.client.producer import producer
 
-    return Producer
+    return getattr(producer, name)

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from semel.client.producer.tables import TableEncoder
 
 ABORTED_AT_CLOSE = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING})
-UNFINISHED_STATES = ABORTED_AT_CLOSE | {ProducerTxnState.COMMITTING}
+UNFINISHED_STATES = ABORTED_AT_CLOSE | {
+    ProducerTxnState.PREPARING,
+    ProducerTxnState.PREPARED,  # stays as it is at close: whoever stored it decides
+    ProducerTxnState.COMMITTING,
+}
 
 Calls = TypeVar("Calls", Transactions, TransactionCalls)
 Parameters = ParamSpec("Parameters")
@@ -97,6 +101,13 @@ class ProducerBase(Generic[Calls]):
         if self._transactions is None:
             raise IllegalStateError("transactions need the option transactional.id; this producer has none")
         return self._transactions
+
+    def _check_two_phase(self, call: str, is_needed: bool = True) -> None:
+        if is_needed and not self.settings.transaction_two_phase_commit_enable:
+            raise IllegalStateError(
+                f"{call} needs a producer with the option transaction.two.phase.commit.enable=true: without it the "
+                "coordinator aborts the transaction at its timeout, whatever was decided elsewhere"
+            )
 
     def _transaction_open_ms(self) -> float | None:
         if self._transactions is None or self._transactions.state not in UNFINISHED_STATES:

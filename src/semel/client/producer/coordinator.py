@@ -18,7 +18,7 @@ from semel.client.cluster_calls import (
     group_coordinator,
     transaction_coordinator,
 )
-from semel.client.errors import ConnectionFailedError, TimedOutError
+from semel.client.errors import ConnectionFailedError, TimedOutError, UnsupportedByBrokerError
 from semel.client.immediate import blocking
 from semel.client.producer.batches import Identity, Place
 from semel.client.producer.transaction import VERSIONS
@@ -30,6 +30,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 
 FEATURE = "transaction.version"
+TWO_PHASE_VERSION = 6  # of InitProducerId
 FIRST_WAIT_MS = 1  # a coordinator that is busy with the last transaction is done in milliseconds
 
 
@@ -83,12 +84,35 @@ class CoordinatorCalls:
 
         With the expected identity only if it is still ours, which raises the epoch; a `FencedError` if not.
         """
-        request = messages.InitProducerIdRequest(self.transactional_id, self._settings.transaction_timeout_ms)
+        response = await self._init(timeout_s, expected, keep_prepared=False)
+        return Identity(response.producer_id, response.producer_epoch)
+
+    async def init_keeping(self, timeout_s: float) -> tuple[Identity, Identity | None]:
+        """Takes over the id and keeps what its last owner left open; that transaction's identity, if there is one."""
+        response = await self._init(timeout_s, None, keep_prepared=True)
+        ongoing = Identity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        return Identity(response.producer_id, response.producer_epoch), ongoing if ongoing.producer_id >= 0 else None
+
+    async def _init(
+        self, timeout_s: float, expected: Identity | None, keep_prepared: bool
+    ) -> messages.InitProducerIdResponse:
+        settings = self._settings
+        request = messages.InitProducerIdRequest(self.transactional_id, settings.transaction_timeout_ms)
         if expected is not None:
             request.producer_id, request.producer_epoch = expected
-        at_least = 3 if expected is not None else 0
-        response = await self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_most=5, at_least=at_least)
-        return Identity(response.producer_id, response.producer_epoch)
+        if not settings.transaction_two_phase_commit_enable:
+            at_least = 3 if expected is not None else 0
+            return await self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_most=5, at_least=at_least)
+        request.enable2_pc, request.keep_prepared_txn = True, keep_prepared
+        try:
+            return await self._call(messages.INIT_PRODUCER_ID, request, timeout_s, at_least=TWO_PHASE_VERSION)
+        except UnsupportedByBrokerError as error:
+            raise UnsupportedByBrokerError(
+                "the coordinator does not serve two-phase commit (KIP-939: InitProducerId version "
+                f"{TWO_PHASE_VERSION}): {error}. Apache Kafka up to 4.3 does not; semel's broker does with the setting "
+                "transaction.two.phase.commit.enable=true. Without it, leave that option of the producer out",
+                error.code,
+            ) from error
 
     async def add_partitions(
         self, identity: Identity, places: Iterable[Place], timeout_s: float, lane: str = "main"
@@ -197,6 +221,7 @@ class CoordinatorClient:
     generation = blocking(CoordinatorCalls.generation)
     fences_open_transactions = blocking(CoordinatorCalls.fences_open_transactions)
     init = blocking(CoordinatorCalls.init)
+    init_keeping = blocking(CoordinatorCalls.init_keeping)
     add_partitions = blocking(CoordinatorCalls.add_partitions)
     commit_offsets = blocking(CoordinatorCalls.commit_offsets)
     end = blocking(CoordinatorCalls.end)

@@ -120,6 +120,11 @@ class ProducerCore:
         transaction.commit()
         self.accumulator.close_all()
 
+    def prepare(self, transaction: TransactionCore) -> None:
+        """As `commit`, but the end is decided elsewhere. It is prepared when `is_drained`."""
+        transaction.prepare()
+        self.accumulator.close_all()
+
     def abort(self, transaction: TransactionCore) -> None:
         """From here on no record is accepted or sent. The end may follow when `is_drained`."""
         transaction.abort()

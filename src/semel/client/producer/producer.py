@@ -46,7 +46,7 @@ from semel.client.producer.coordinator import CoordinatorClient
 from semel.client.producer.deliveries import Delivery, TableDelivery, TableShare
 from semel.client.producer.records import Headers
 from semel.client.producer.sender import Sender
-from semel.client.producer.transaction import TransactionCore
+from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.producer.transactions import Transactions
 from semel.client.settings import ProducerSettings
@@ -196,10 +196,16 @@ class Producer(ProducerBase[Transactions], Closing):
 
     # --- transactions ---
     @timeout_in_ms
-    def init_transactions(self, *, timeout_ms: float | None = None) -> None:
+    def init_transactions(
+        self, *, keep_prepared: bool = False, timeout_ms: float | None = None
+    ) -> PreparedTransaction | None:
         """Once, before the first transaction: fences earlier producers with this transactional.id and finishes what
-        they left. Can be called again if it timed out."""
-        self._transactional().init(self._block_s(timeout_ms))
+        they left. Can be called again if it timed out.
+
+        With `keep_prepared` (two-phase commit) what they left stays open and is returned, None if there is nothing:
+        `complete_transaction` ends it, and nothing else is possible before."""
+        self._check_two_phase("init_transactions(keep_prepared=True)", keep_prepared)
+        return self._transactional().init(self._block_s(timeout_ms), keep_prepared)
 
     def begin_transaction(self) -> None:
         """Everything sent from here on becomes visible together, at commit."""
@@ -220,6 +226,20 @@ class Producer(ProducerBase[Transactions], Closing):
         (`consumer.group_metadata()`): it lets the broker refuse a member that lost its partitions."""
         group = GroupMetadata.for_transaction(group_metadata)
         self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
+
+    @timeout_in_ms
+    def prepare_transaction(self, *, timeout_ms: float | None = None) -> PreparedTransaction:
+        """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
+        does not time out. Store what it returns where the decision is made, then call `complete_transaction`."""
+        self._check_two_phase("prepare_transaction()")
+        return self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
+
+    @timeout_in_ms
+    def complete_transaction(self, decided: PreparedTransaction | None, *, timeout_ms: float | None = None) -> bool:
+        """Commits the prepared transaction if it is the decided one, and aborts it if another one or none (None) was
+        decided. Returns whether it was committed. After a timeout call it again."""
+        self._check_two_phase("complete_transaction()")
+        return self._transactional().complete(decided, Deadline(self._block_s(timeout_ms)))
 
     @timeout_in_ms
     def commit_transaction(self, *, timeout_ms: float | None = None) -> None:

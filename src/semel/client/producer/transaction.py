@@ -33,7 +33,7 @@ from semel.protocol.errors import ErrorCode, Recovery
 # Responses to an end that say: the coordinator has no such open transaction of this epoch.
 NOT_OPEN = frozenset({ErrorCode.INVALID_TXN_STATE})
 BROKEN_CODES = frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
-OPEN_STATES = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.COMMITTING})
+OPEN_STATES = frozenset({ProducerTxnState.IN_TRANSACTION, ProducerTxnState.PREPARING, ProducerTxnState.COMMITTING})
 LOST_STATES = frozenset(
     {ProducerTxnState.ABORTABLE, ProducerTxnState.ABORTING, ProducerTxnState.FENCED, ProducerTxnState.FATAL}
 )
@@ -48,6 +48,30 @@ class Versions(NamedTuple):
 
 
 VERSIONS = {1: Versions((3, 11), (0, 4), (0, 4)), 2: Versions((12, 12), (5, 5), (5, 5))}
+
+
+class PreparedTransaction(NamedTuple):
+    """A prepared transaction, small enough to be stored where it is decided: in a database, with what belongs to it.
+
+    As text it is `producer id:epoch`, Kafka's PreparedTxnState.
+    """
+
+    producer_id: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}:{self.epoch}"
+
+    @classmethod
+    def from_text(cls, text: str) -> PreparedTransaction:
+        producer_id, _, epoch = text.partition(":")
+        try:
+            return cls(int(producer_id), int(epoch))
+        except ValueError:
+            raise ValueError(f"invalid prepared transaction {text!r}: expected 'producer id:epoch'") from None
+
+
+_PREPARED_STATES = frozenset({ProducerTxnState.PREPARED, ProducerTxnState.COMMITTING, ProducerTxnState.ABORTING})
 
 
 class TransactionCore(WriteIdentity):
@@ -68,6 +92,7 @@ class TransactionCore(WriteIdentity):
         self._written: dict[Place, int] = {}  # first offset of this transaction in each partition
         self._touched = False  # the coordinator may know of this transaction
         self._groups_in_doubt: set[str] = set()  # whose offsets may not have reached it
+        self.prepared: PreparedTransaction | None = None  # what two-phase commit stores elsewhere
 
     # --- what is written ---
     @property
@@ -86,6 +111,11 @@ class TransactionCore(WriteIdentity):
         if self.state is ProducerTxnState.IN_TRANSACTION:
             return
         self.raise_if_failed()
+        if self.state in (ProducerTxnState.PREPARING, ProducerTxnState.PREPARED):
+            raise IllegalStateError(
+                "cannot send: the transaction is prepared, and nothing can be added to it any more; end it with "
+                "complete_transaction(), commit_transaction() or abort_transaction()"
+            )
         raise IllegalStateError(f"cannot send: this producer is {self.state.value}; call begin_transaction() first")
 
     def may_write(self, place: Place) -> bool:
@@ -130,6 +160,14 @@ class TransactionCore(WriteIdentity):
         self._move(ProducerTxnEvent.INITIALIZED)
         self._identity, self.generation = identity, generation
 
+    def kept(self, identity: Identity, ongoing: Identity, generation: int) -> PreparedTransaction:
+        """An earlier owner's transaction was kept: it can be ended under the new identity, and nothing else."""
+        self._move(ProducerTxnEvent.KEPT)
+        self._identity, self.generation = identity, generation
+        self._touched = True
+        self.prepared = PreparedTransaction(*ongoing)
+        return self.prepared
+
     def init_failed(self, error: BaseException) -> None:
         """Also interrupted (Ctrl-C): the next call starts over."""
         fenced = isinstance(error, KafkaError) and error.recovery is Recovery.FENCED
@@ -155,6 +193,7 @@ class TransactionCore(WriteIdentity):
         self._written.clear()
         self._touched = self.end_maybe_sent = False
         self._groups_in_doubt.clear()
+        self.prepared = None
 
     # --- send_offsets_to_transaction ---
     def add_offsets(self) -> Identity:
@@ -173,7 +212,7 @@ class TransactionCore(WriteIdentity):
             self._groups_in_doubt.discard(group_id)
         elif isinstance(error, TimedOutError) or not isinstance(error, KafkaError):
             self._groups_in_doubt.add(group_id)
-            if self.state is ProducerTxnState.COMMITTING:  # another thread waits for them
+            if self.state in (ProducerTxnState.COMMITTING, ProducerTxnState.PREPARING):  # another thread waits for them
                 self.failed(self._offsets_in_doubt())
         elif error.code is ErrorCode.FENCED_INSTANCE_ID:  # the consumer is fenced, this producer can abort and go on
             self.failed(AbortableError(str(error), error.code))
@@ -186,6 +225,33 @@ class TransactionCore(WriteIdentity):
             "its offsets may not be part of this transaction; call it again before the commit, or abort"
         )
 
+    # --- prepare_transaction ---
+    def prepare(self) -> None:
+        """From here on nothing is accepted; `is_prepared` when everything is delivered."""
+        self.raise_if_failed()
+        if self._groups_in_doubt:
+            raise self._offsets_in_doubt()
+        self._move(ProducerTxnEvent.PREPARE)
+
+    def not_prepared(self) -> None:
+        """Not everything was delivered in time, or the call was interrupted: the transaction goes on."""
+        self._move_if_allowed(ProducerTxnEvent.NOT_PREPARED)
+
+    def is_prepared(self) -> PreparedTransaction:
+        assert self._identity is not None
+        self._move(ProducerTxnEvent.IS_PREPARED)
+        self.prepared = PreparedTransaction(*self._identity)
+        return self.prepared
+
+    def is_to_commit(self, decided: PreparedTransaction | None) -> bool:
+        """Whether a prepared transaction is the one that was decided elsewhere: then it commits, else it aborts."""
+        if self.prepared is None or self.state not in _PREPARED_STATES:
+            raise IllegalStateError(
+                f"complete_transaction() is not possible now: this producer is {self.state.value}; it ends what "
+                "prepare_transaction() or init_transactions(keep_prepared=True) returned"
+            )
+        return decided == self.prepared
+
     # --- commit_transaction ---
     def commit(self) -> None:
         """From here on nothing is accepted. The end may be sent when everything is delivered."""
@@ -197,7 +263,11 @@ class TransactionCore(WriteIdentity):
     def commit_not_sent(self) -> None:
         """Not everything was delivered in time, or the call was interrupted: the transaction goes on."""
         if not self.end_maybe_sent:
-            self._move_if_allowed(ProducerTxnEvent.COMMIT_NOT_SENT)
+            self._move_if_allowed(self._not_sent)
+
+    @property
+    def _not_sent(self) -> ProducerTxnEvent:
+        return ProducerTxnEvent.STILL_PREPARED if self.prepared is not None else ProducerTxnEvent.COMMIT_NOT_SENT
 
     def end_request(self) -> Identity | None:
         """Whose transaction EndTxn must end; None if the coordinator knows of none."""
@@ -211,7 +281,7 @@ class TransactionCore(WriteIdentity):
     def commit_unknown(self, maybe_sent: bool, cause: str, timeout_s: float) -> KafkaError:
         """EndTxn has no response: the error to raise."""
         if not maybe_sent:
-            self._move(ProducerTxnEvent.COMMIT_NOT_SENT)
+            self._move(self._not_sent)
             return TimedOutError(
                 f"the commit could not be sent within {timeout_s:.3g} s ({cause}); nothing was committed: call "
                 "commit_transaction() again, or abort_transaction()"
@@ -230,7 +300,8 @@ class TransactionCore(WriteIdentity):
         if error.code in NOT_OPEN:  # not returned for a commit that was carried out, repeated or not
             self._needs_epoch = True
             error = AbortableError(
-                f"the coordinator has aborted the transaction: it took longer than transaction.timeout.ms ({error})",
+                "the coordinator has aborted the transaction: it took longer than transaction.timeout.ms, or somebody "
+                f"ended it by force ({error})",
                 error.code,
             )
         elif error.recovery is Recovery.FATAL:
@@ -293,6 +364,7 @@ class TransactionCore(WriteIdentity):
             self._identity = identity
         self.end_maybe_sent = False
         self.error = None
+        self.prepared = None
 
     def _move(self, event: ProducerTxnEvent) -> None:
         self.state = after(self.state, event)

@@ -9,6 +9,10 @@
                                         v        aborted
                                     ABORTING ------------> READY
 
+Two-phase commit (KIP-939): IN_TRANSACTION -prepare-> PREPARING -all is delivered-> PREPARED, from where it is committed
+or aborted; nothing can be added to it. INITIALIZING leads to PREPARED, too, if an earlier owner left a transaction and
+it is kept.
+
 From every state a newer owner leads to FENCED and an error that nothing helps against to FATAL; both are final. A
 commit or abort without a response stays where it is, and the same call again goes on with it: a commit in doubt can be
 repeated but not turned into an abort.
@@ -26,6 +30,8 @@ class ProducerTxnState(Enum):
     INITIALIZING = "initializing"
     READY = "ready"
     IN_TRANSACTION = "in a transaction"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
     COMMITTING = "committing"
     ABORTABLE = "failed, to be aborted"
     ABORTING = "aborting"
@@ -36,10 +42,15 @@ class ProducerTxnState(Enum):
 class ProducerTxnEvent(Enum):
     INIT = "init_transactions()"
     INITIALIZED = "the coordinator gave an id and epoch"
+    KEPT = "the coordinator has a transaction of an earlier owner, and keeps it"
     INIT_FAILED = "the coordinator could not be reached"
     BEGIN = "begin_transaction()"
+    PREPARE = "prepare_transaction()"
+    NOT_PREPARED = "records were not delivered in time, so the transaction is not prepared"
+    IS_PREPARED = "everything is delivered"
     COMMIT = "commit_transaction()"
     COMMIT_NOT_SENT = "records were not delivered in time, so the commit was not sent"
+    STILL_PREPARED = "the commit of a prepared transaction was not sent"
     COMMITTED = "the coordinator committed"
     ABORT = "abort_transaction()"
     ABORTED = "the coordinator aborted"
@@ -52,10 +63,18 @@ TRANSITIONS: dict[tuple[ProducerTxnState, ProducerTxnEvent], ProducerTxnState] =
     (ProducerTxnState.UNINITIALIZED, ProducerTxnEvent.INIT): ProducerTxnState.INITIALIZING,
     (ProducerTxnState.INITIALIZING, ProducerTxnEvent.INITIALIZED): ProducerTxnState.READY,
     (ProducerTxnState.INITIALIZING, ProducerTxnEvent.INIT_FAILED): ProducerTxnState.UNINITIALIZED,
+    (ProducerTxnState.INITIALIZING, ProducerTxnEvent.KEPT): ProducerTxnState.PREPARED,
     (ProducerTxnState.READY, ProducerTxnEvent.BEGIN): ProducerTxnState.IN_TRANSACTION,
     (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.COMMIT): ProducerTxnState.COMMITTING,
     (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.ABORT): ProducerTxnState.ABORTING,
     (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTABLE,
+    (ProducerTxnState.IN_TRANSACTION, ProducerTxnEvent.PREPARE): ProducerTxnState.PREPARING,
+    (ProducerTxnState.PREPARING, ProducerTxnEvent.NOT_PREPARED): ProducerTxnState.IN_TRANSACTION,
+    (ProducerTxnState.PREPARING, ProducerTxnEvent.IS_PREPARED): ProducerTxnState.PREPARED,
+    (ProducerTxnState.PREPARING, ProducerTxnEvent.FAILED): ProducerTxnState.ABORTABLE,
+    (ProducerTxnState.PREPARED, ProducerTxnEvent.COMMIT): ProducerTxnState.COMMITTING,
+    (ProducerTxnState.PREPARED, ProducerTxnEvent.ABORT): ProducerTxnState.ABORTING,
+    (ProducerTxnState.COMMITTING, ProducerTxnEvent.STILL_PREPARED): ProducerTxnState.PREPARED,
     (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMIT): ProducerTxnState.COMMITTING,
     (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMIT_NOT_SENT): ProducerTxnState.IN_TRANSACTION,
     (ProducerTxnState.COMMITTING, ProducerTxnEvent.COMMITTED): ProducerTxnState.READY,
@@ -82,6 +101,8 @@ _ADVICE: dict[ProducerTxnState, str] = {
     ProducerTxnState.INITIALIZING: "init_transactions() is under way in another thread",
     ProducerTxnState.READY: "call begin_transaction() first",
     ProducerTxnState.IN_TRANSACTION: "a transaction is open: commit or abort it first",
+    ProducerTxnState.PREPARING: "prepare_transaction() is under way in another thread",
+    ProducerTxnState.PREPARED: "the transaction is prepared: commit or abort it, or call complete_transaction()",
     ProducerTxnState.COMMITTING: "a commit was sent and may have happened: call commit_transaction() again",
     ProducerTxnState.ABORTABLE: "the transaction has failed: call abort_transaction()",
     ProducerTxnState.ABORTING: "an abort is on its way: call abort_transaction() again to finish it",

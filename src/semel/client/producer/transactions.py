@@ -13,7 +13,7 @@ from semel.client.log_calls import find_decision
 from semel.client.producer.batches import Identity
 from semel.client.producer.coordinator import CoordinatorCalls, CoordinatorClient, EndAnswer, EndUnknownError
 from semel.client.producer.sending import BatchSender
-from semel.client.producer.transaction import TransactionCore
+from semel.client.producer.transaction import PreparedTransaction, TransactionCore
 from semel.client.producer.transaction_states import ProducerTxnState
 from semel.client.timing import Deadline
 from semel.client.types import GroupMetadata, OffsetAndMetadata
@@ -34,16 +34,24 @@ class TransactionCalls:
     def state(self) -> ProducerTxnState:
         return self.transaction.state
 
-    async def init(self, timeout_s: float) -> None:
-        """Owns the transactional id: earlier owners are fenced, what they left open is finished."""
+    async def init(self, timeout_s: float, keep_prepared: bool = False) -> PreparedTransaction | None:
+        """Owns the transactional id: earlier owners are fenced. What they left open is finished, or with
+        `keep_prepared` kept and returned."""
         deadline = Deadline(timeout_s)
         try:
             with self._changed:
                 self.transaction.init()
             generation = await self.coordinator.generation(deadline.remaining_s())
-            identity = await self.coordinator.init(deadline.remaining_s())
+            ongoing: Identity | None = None
+            if keep_prepared:
+                identity, ongoing = await self.coordinator.init_keeping(deadline.remaining_s())
+            else:
+                identity = await self.coordinator.init(deadline.remaining_s())
             with self._changed:
+                if ongoing is not None:
+                    return self.transaction.kept(identity, ongoing, generation)
                 self.transaction.initialized(identity, generation)
+                return None
         except IllegalStateError:
             raise
         except BaseException as error:  # Ctrl-C too: the next call starts over
@@ -87,6 +95,32 @@ class TransactionCalls:
             with self._changed:
                 self.transaction.offsets_ended(group.group_id, failure)
                 self._changed.notify_all()
+
+    # --- prepare ---
+    async def prepare(self, deadline: Deadline) -> PreparedTransaction:
+        """Returns when the broker has everything of the transaction, which then only waits for its end."""
+        with self._changed:
+            self._core.prepare(self.transaction)
+            try:
+                self._sender.wake()
+                delivered = await self._wait(lambda: self.state is not ProducerTxnState.PREPARING, deadline)
+                self.transaction.raise_if_failed()
+                if not delivered:
+                    raise TimedOutError(
+                        f"the transaction's records were not all acknowledged within {deadline.total_s:.3g} s, so it "
+                        "is not prepared; call prepare_transaction() again, or abort_transaction()"
+                    )
+                return self.transaction.is_prepared()
+            except BaseException:  # Ctrl-C too: records may be added again
+                self.transaction.not_prepared()
+                raise
+
+    async def complete(self, decided: PreparedTransaction | None, deadline: Deadline) -> bool:
+        """Commits the prepared transaction if it is the decided one, else aborts it; whether it was committed."""
+        with self._changed:
+            is_to_commit = self.transaction.is_to_commit(decided)
+        await (self.commit(deadline) if is_to_commit else self.abort(deadline))
+        return is_to_commit
 
     # --- commit ---
     async def commit(self, deadline: Deadline) -> None:
@@ -218,6 +252,8 @@ class Transactions:
     init = blocking(TransactionCalls.init)
     begin = blocking(TransactionCalls.begin)
     send_offsets = blocking(TransactionCalls.send_offsets)
+    prepare = blocking(TransactionCalls.prepare)
+    complete = blocking(TransactionCalls.complete)
     commit = blocking(TransactionCalls.commit)
     abort = blocking(TransactionCalls.abort)
 

@@ -818,3 +818,54 @@ def test_a_seed_gives_the_same_run_again() -> None:
         return [producer.now_s, producer.cuts, producer.refusals, *producer.finished_at_s.values()]
 
     assert run() == run()
+
+
+# --- two-phase commit ---
+def test_a_transaction_is_not_prepared_before_everything_is_delivered() -> None:
+    core, transaction = transactional()
+    add(core, b"x")
+    core.prepare(transaction)
+    with pytest.raises(IllegalStateError, match="nothing can be added"):
+        core.check_accepts()
+    assert not core.is_drained(transaction)
+    (produce,) = take(core)  # prepare closed the batch, so it goes at once
+    respond(core, produce, ErrorCode.NONE)
+    assert core.is_drained(transaction)
+    assert transaction.is_prepared() == ME
+    with pytest.raises(IllegalStateError, match="nothing can be added"):
+        core.check_accepts()
+
+
+def test_a_transaction_that_fails_while_it_is_prepared_can_only_abort() -> None:
+    core, transaction = transactional()
+    add(core, b"x")
+    (produce,) = take(core)
+    core.prepare(transaction)
+    respond(core, produce, ErrorCode.MESSAGE_TOO_LARGE)
+    with pytest.raises(AbortableError, match="MESSAGE_TOO_LARGE"):
+        transaction.raise_if_failed()
+    transaction.not_prepared()
+    assert transaction.state is ProducerTxnState.ABORTABLE
+    assert transaction.prepared is None
+
+
+def test_a_commit_of_a_prepared_transaction_that_was_not_sent_leaves_it_prepared() -> None:
+    core, transaction = transactional()
+    core.prepare(transaction)
+    state = transaction.is_prepared()
+    core.commit(transaction)
+    transaction.commit_not_sent()
+    assert transaction.state is ProducerTxnState.PREPARED
+    assert transaction.is_to_commit(state)
+    core.commit(transaction)
+    assert isinstance(transaction.commit_unknown(False, "made up", 1.0), TimedOutError)
+    assert transaction.state is ProducerTxnState.PREPARED
+
+
+def test_another_decision_than_the_prepared_one_aborts_it() -> None:
+    core, transaction = transactional()
+    core.prepare(transaction)
+    state = transaction.is_prepared()
+    assert transaction.is_to_commit(state)
+    assert not transaction.is_to_commit(None)
+    assert not transaction.is_to_commit(state._replace(epoch=state.epoch + 1))
