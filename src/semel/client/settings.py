@@ -292,8 +292,8 @@ class ProducerSettings(ClientSettings):
             raise ConfigError("transaction.two.phase.commit.enable needs a transactional.id")
         if self.transaction_timeout_ms != ProducerSettings.transaction_timeout_ms:
             raise ConfigError(
-                f"transaction.timeout.ms is {self.transaction_timeout_ms}, but transaction.two.phase.commit.enable means "
-                "that a transaction has no timeout; leave one of the two out"
+                f"transaction.timeout.ms is {self.transaction_timeout_ms}; with transaction.two.phase.commit.enable "
+                "a transaction has no timeout; leave one of the two out"
             )
 
     def _check_idempotence(self) -> None:
