@@ -32,15 +32,9 @@ async def init_producer_id(
     """
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_EPOCH
     if has_id != has_epoch:
-        return messages.InitProducerIdResponse(
-            error_code=ErrorCode.INVALID_REQUEST, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
-        )
+        return _no_producer_id(ErrorCode.INVALID_REQUEST)
     if request.enable2_pc and not broker.settings["transaction.two.phase.commit.enable"]:
-        return messages.InitProducerIdResponse(
-            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            producer_id=NO_PRODUCER_ID,
-            producer_epoch=NO_EPOCH,
-        )
+        return _no_producer_id(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     try:
         if request.transactional_id is None:
             return messages.InitProducerIdResponse(producer_id=broker.transactions.new_producer_id(), producer_epoch=0)
@@ -52,9 +46,7 @@ async def init_producer_id(
         else:
             owner = await coordinator.init(*asked, two_phase_commit=request.enable2_pc)
     except StorageError as failure:  # no producer id can be reserved
-        return messages.InitProducerIdResponse(
-            error_code=failure.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH
-        )
+        return _no_producer_id(failure.code)
     claimed = (
         (owner.producer_id, owner.epoch)
         if owner.error is ErrorCode.NONE
@@ -72,6 +64,10 @@ async def init_producer_id(
         ongoing_txn_producer_id=kept[0],
         ongoing_txn_producer_epoch=kept[1],
     )
+
+
+def _no_producer_id(error: ErrorCode) -> messages.InitProducerIdResponse:
+    return messages.InitProducerIdResponse(error_code=error, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
 
 
 # --- adding ---------------------------------------------------------------------------------------------------------
