@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import MUTANTS
+from tests.mutants import HUNTS
 from tests.support.prove import prove
 
 CHEAP = {"respond_before_fsync", "respond_before_log", "no_require_stable"}  # those without Spark
@@ -26,7 +26,7 @@ HARM = {  # what each of them may lead to; at least one of it must be named
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "mutant", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.full) for name in MUTANTS]
+    "mutant", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.full) for name in HUNTS]
 )
 def test_mutant_is_found(tmp_path: Path, mutant: str) -> None:
     proof = prove(tmp_path, "--mutant", mutant, "--seed", "5", timeout_s=380)

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from semel.client.admin.admin import Admin
 from semel.client.admin.calls import PartitionInfo
-from semel.client.cluster_calls import Controller
+from semel.client.cluster_calls import NodeTarget
 from semel.client.errors import error_of
 from semel.client.immediate import run
 from semel.client.timing import Deadline
@@ -132,29 +132,32 @@ class KafkaCluster:
         chosen = next((replica for replica in others if replica in before.in_sync), None)
         if chosen is None:
             raise NoOtherReplicaError(f"{topic}-{partition} has no other replica in sync: {before}")
-        with Admin(bootstrap_servers=self.bootstrap) as admin:
-            self._prefer(admin, topic, partition, [chosen, *(each for each in before.replicas if each != chosen)])
-            self._elect(admin, topic, partition)
+        self.prefer(topic, partition, chosen)
+        self.elect(topic, partition, chosen)
         return chosen
 
-    def _prefer(self, admin: Admin, topic: str, partition: int, replicas: list[int]) -> None:
-        """Puts the replicas into another order."""
-        moved = messages.ReassignableTopic(topic, [messages.ReassignablePartition(partition, replicas)])
+    def prefer(self, topic: str, partition: int, chosen: int) -> None:
+        """Puts this replica first, so that it is the one to be elected."""
+        others = [each for each in self.partitions(topic)[partition].replicas if each != chosen]
+        moved = messages.ReassignableTopic(topic, [messages.ReassignablePartition(partition, [chosen, *others])])
         request = messages.AlterPartitionReassignmentsRequest(topics=[moved])
-        response = _call(admin, messages.ALTER_PARTITION_REASSIGNMENTS, request)
+        response = self._call(chosen, messages.ALTER_PARTITION_REASSIGNMENTS, request)
         for result in response.responses[0].partitions if response.responses else ():
             _check(result.error_code, f"reassigning {topic}-{partition}: {result.error_message}")
 
-    def _elect(self, admin: Admin, topic: str, partition: int) -> None:
+    def elect(self, topic: str, partition: int, preferred: int) -> None:
+        """Has the preferred replica lead, if it is in sync."""
         request = messages.ElectLeadersRequest(PREFERRED, [messages.PartitionsOfTopic(topic, [partition])])
-        response = _call(admin, messages.ELECT_LEADERS, request)
+        response = self._call(preferred, messages.ELECT_LEADERS, request)
         for result in response.replica_election_results[0].partition_result:
             if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
                 _check(result.error_code, f"electing a leader of {topic}-{partition}: {result.error_message}")
 
 
-def _call(admin: Admin, api: Api[Any, Any], request: Any) -> Any:
-    return run(admin.calls.cluster.call(Controller(), api, request, timeout_s=60.0))
+    def _call(self, node: int, api: Api[Any, Any], request: Any) -> Any:
+        """Of a node that can be reached: it passes on what is for the controller."""
+        with Admin(bootstrap_servers=self.nodes[node].bootstrap) as admin:
+            return run(admin.calls.cluster.call(NodeTarget(node), api, request, timeout_s=60.0))
 
 
 def _check(code: int, what: str) -> None:

@@ -202,8 +202,8 @@ def _check_replay(schedule: Schedule, wish: Wish) -> None:
 
 def _hunt(wish: Wish, seed: int) -> Schedule:
     mutants = _mutants()
-    if wish.mutant not in mutants.MUTANTS:
-        raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.MUTANTS))}")
+    if wish.mutant not in mutants.HUNTS:
+        raise WishError(f"there is no mutant {wish.mutant!r}; the mutants are {', '.join(sorted(mutants.HUNTS))}")
     if wish.brokers is not None or wish.nodes is not None:
         raise WishError("a mutant is looked for with a broker of one's own; leave --brokers out, and --nodes")
     schedule: Schedule = mutants.plan_hunt(seed, wish.mutant, wish.rounds)
@@ -226,10 +226,12 @@ def _workloads(wish: Wish) -> list[str]:
     named = list(wish.workloads) or ["loop"]
     known = [name for name in WORKLOADS if name != "app"]
     if named == ["all"]:
-        return known
-    unknown = [name for name in named if name not in known]
-    if unknown:
-        raise WishError(f"there is no workload {unknown[0]!r}; there are {', '.join(known)} and all (yours: --app)")
+        return [name for name in known if wish.guarantee in WORKLOADS[name].guarantees]
+    for name in named:
+        if name not in known:
+            raise WishError(f"there is no workload {name!r}; there are {', '.join(known)} and all (yours: --app)")
+        if wish.guarantee not in WORKLOADS[name].guarantees:
+            raise WishError(f"workload {name} runs with {', '.join(WORKLOADS[name].guarantees)} only")
     return named
 
 
@@ -329,8 +331,8 @@ def _list() -> None:
         print(f"workload {name:<30}{workload.help}")
     mutants = checkout.module(MUTANTS)
     if mutants is not None:
-        for name, mutant in mutants.MUTANTS.items():
-            print(f"mutant   {name:<30}{mutant.__doc__} (looked for with {mutants.HUNTS[name].workload})")
+        for name, hunt in mutants.HUNTS.items():
+            print(f"mutant   {name:<30}{mutants.MUTANTS[name].__doc__} (looked for with {hunt.workload})")
 
 
 # --- cleaning up ---

@@ -9,8 +9,9 @@ import pytest
 from semel.prove.command import Wish, WishError, plan, schedule_of
 from semel.prove.schedule import BROKER, NODE, ScheduleError, load_schedule
 from semel.prove.workloads import WORKLOADS
-from tests.mutants import HUNTS, MUTANTS
+from tests.mutants import AIMED, HUNTS, MUTANTS
 from tests.support.boundaries import boundaries
+from tests.support.broker import ROOT
 
 BUILT_IN = [name for name in WORKLOADS if name != "app"]
 
@@ -63,14 +64,16 @@ def test_foreign_cluster_is_never_killed(workload: str) -> None:
     assert all(fault.target != BROKER for fault in deck)
 
 
-def test_every_mutant_has_a_hunt() -> None:
-    assert set(HUNTS) == set(MUTANTS)
+def test_every_mutant_is_looked_for() -> None:
+    assert sorted([*HUNTS, *AIMED]) == sorted(MUTANTS)
+    assert all((ROOT / test).exists() for test in AIMED.values())
 
 
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
         (Wish(workloads=("lop",)), "no workload 'lop'"),
+        (Wish(workloads=("spark-stream-writer",), guarantee="at_least_once"), "runs with exactly_once only"),
         (Wish(mutant="x"), "no mutant 'x'"),
         (Wish(mutant="no_count_audit", brokers="localhost:9092"), "leave --brokers out"),
         (Wish(mutant="no_count_audit", nodes=3), "leave --brokers out, and --nodes"),

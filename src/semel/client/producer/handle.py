@@ -135,7 +135,12 @@ class PartitionWriter(Closing):
                 first = opening_header(self.cluster, place, self.handle.identity, deadline.remaining_s())
                 return Opening(False, -1, -1 if first is None else first.base_timestamp)
             raise
-        offset = batches[0].base_offset
+        return self._read_back(place, batches[0].base_offset, mark, deadline)
+
+    def _read_back(self, place: Place, offset: int, mark: int, deadline: Deadline) -> Opening:
+        """Whose mark is at the acknowledged offset. A new leader shows nothing there until its high watermark has
+        passed the offset: that is waited for, because an opening that cannot be seen may be another attempt's."""
+        topic, partition = place
         header = header_at(self.cluster, place, offset, deadline.remaining_s())
         if header.producer_id != self.handle.producer_id or header.producer_epoch != self.handle.epoch:
             raise FatalError(
