@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresMissing, PostgresServer, programs
-from tests.support.broker import Cluster
+from tests.support.broker import ROOT, Cluster
 from tests.support.direct import await_coordinators
 from tests.support.jvm import spark_options
 from tests.support.missing import MARK, skip_loudly
@@ -115,11 +115,11 @@ def mortal_postgres(postgres_installation: Path) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite]:
     """A Spark standalone cluster with two workers, and drivers that are kept from test to test."""
-    from tests.support.spark_cluster import SparkCluster
+    from semel.local.spark_cluster import SparkCluster
     from tests.support.spark_driver import SparkSite
 
     folder = tmp_path_factory.mktemp("spark")
-    with SparkCluster(folder / "cluster") as spark_cluster:
+    with SparkCluster(folder / "cluster", spark_options(), ROOT) as spark_cluster:
         site = SparkSite(folder, spark_cluster)
         yield site
         site.close()

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from semel.local.processes import Process
+from semel.local.spark_cluster import SparkCluster
 from semel.prove.injection import command
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_values
-from tests.support.spark_cluster import Faults, SparkCluster
+from tests.support.spark_cluster import Faults
 from tests.support.waiting import until
 
 DRIVER_TIMEOUT_S = 180

@@ -153,7 +153,6 @@ class KafkaCluster:
             if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
                 _check(result.error_code, f"electing a leader of {topic}-{partition}: {result.error_message}")
 
-
     def _call(self, node: int, api: Api[Any, Any], request: Any) -> Any:
         """Of a node that can be reached: it passes on what is for the controller."""
         with Admin(bootstrap_servers=self.nodes[node].bootstrap) as admin:

@@ -259,3 +259,21 @@ class _Guardian:
 
 
 _guardian = _Guardian()
+
+
+def family(root: int) -> list[tuple[int, int, str]]:
+    """(process, its parent, its command line) of all descendants: Python workers have process groups of their own."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+    members = [root]
+    for member in members:
+        members += [pid for pid, parent in parents.items() if parent == member]
+    found = []
+    for pid in members[1:]:
+        with contextlib.suppress(OSError):
+            command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found.append((pid, parents[pid], command))
+    return found

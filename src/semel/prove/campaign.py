@@ -55,6 +55,8 @@ class RoundResult(msgspec.Struct):
     violations: list[Violation]
     allowed: dict[str, int]  # kinds that the guarantee does not rule out
     ends: list[str] = []  # processes that ended by themselves with an error: exit code and last output
+    caught_up_s: float = 0.0  # from the end of the input and of the last fault until all of it had come out
+    start_s: float = 0.0  # what the pipeline takes to start, without faults
 
 
 class CampaignResult(msgspec.Struct):
@@ -125,6 +127,7 @@ class ScenePlay:
         self._say = say
         self._watcher: Watcher | None = None
         self._transactions = 0
+        self._start_s = self._caught_up_s = 0.0
         self._stuck_after_s = float(scene.options.get("stuck_after_s", self._workload.stuck_after_s))
         self.unfired: list[Fault] = []
 
@@ -148,7 +151,8 @@ class ScenePlay:
         self._say(f"{self._scene.workload}: starting; {WARM_UP_TRANSACTIONS} transactions without faults come first")
         self._workload.start()
         self._warm_up()
-        self._say(f"{self._scene.workload}: works after {time.monotonic() - began_s:.1f} s; the faults begin")
+        self._start_s = time.monotonic() - began_s
+        self._say(f"{self._scene.workload}: works after {self._start_s:.1f} s; the faults begin")
 
     def _warm_up(self) -> None:
         """A pipeline that does not work without faults says nothing about the guarantee, and why it does not is in its
@@ -214,13 +218,15 @@ class ScenePlay:
                 for name, actor in self._stage.actors.items()
                 for end in actor.ends[ended_before.get(name, 0) if name != PRODUCER else 0 :]
             ],
+            self._caught_up_s,
+            self._start_s,
         )
 
     def _work(self, inflictor: Inflictor, when: str, check: Callable[[], None] = lambda: None) -> list[Violation]:
         """Until everything that was fed in has come out, or it is certain that it will not. `check` may raise."""
         producer = self._workload.feed(self._transactions)
         progress = _Progress(self._stage, self._workload, self._observation, self._transactions, self._stuck_after_s)
-        fed_s = done_s = 0.0
+        fed_s = done_s = calm_s = 0.0
         began_s = said_s = time.monotonic()
         deadline_s = began_s + FEED_TIMEOUT_S
         while True:
@@ -228,6 +234,7 @@ class ScenePlay:
             self._stage.supervise()
             check()
             now_s = time.monotonic()
+            calm_s = now_s if inflictor.lasting or not fed_s else calm_s
             if now_s - said_s >= PROGRESS_EVERY_S:
                 said_s = now_s
                 doing = progress.behind if fed_s else "feeding in"
@@ -236,6 +243,7 @@ class ScenePlay:
                 fed_s, deadline_s = now_s, now_s + self._stuck_after_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
                 done_s = done_s or now_s
+                self._caught_up_s = done_s - calm_s
                 if now_s - done_s >= FIRE_TIMEOUT_S or all(running.fired for running in inflictor.running):
                     return []
             if now_s > deadline_s:

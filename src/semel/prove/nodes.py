@@ -1,10 +1,12 @@
 """A cluster of several nodes under a campaign: its leaders and coordinators move, by elections and because nodes go.
 
 One node is down at a time, and the next outage waits until every replica is in sync again: what three copies are for.
+Leaders and coordinators also move while a node is down.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from semel.prove.schedule import Fault
 RETRY_S = 0.2
 RESTORED_S = 180.0
 SETTINGS = {"group.min.session.timeout.ms": "500"}
+AT_ANY_TIME = ("move_leader",)  # also while a node is down
 
 
 class NodesError(Exception):
@@ -101,8 +104,10 @@ class Nodes:
     def begin(self, fault: Fault, topic: str, owner: str) -> Outage:
         """`owner`: the group or transactional id whose partition of an internal topic is meant."""
 
+        turn = contextlib.nullcontext() if fault.what in AT_ANY_TIME else self._lock
+
         def inflict(outage: Outage) -> None:
-            with self._lock:
+            with turn:
                 if not outage.is_ending:
                     place = topic, self.cluster.partition_of(topic, owner, fault.seed)
                     _ACTS[fault.what](self, outage, fault, place)

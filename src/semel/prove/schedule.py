@@ -161,6 +161,7 @@ FULL_DISK_MS = 1_200
 NODE_FREEZE_MS = 5_000  # longer than broker.session.timeout.ms: its partitions get other leaders, and it comes back
 NODE_DOWN_MS = 1_000
 CUT_OFF_MS = 2_000
+MOVES = 6  # by an election, for each time that the node is killed, frozen, restarted and cut off
 
 
 # --- cards ---
@@ -209,7 +210,7 @@ def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
 def node_cards(leads: Iterable[str]) -> Iterator[Fault]:
     """Leaders and coordinators of a cluster that move: by an election, and because their node is gone."""
     for led in leads:
-        for _ in range(3):
+        for _ in range(MOVES):
             yield Fault("move_leader", NODE, leads=led)
         yield Fault("kill", NODE, leads=led, for_ms=NODE_DOWN_MS)
         yield Fault("stop", NODE, leads=led, for_ms=NODE_FREEZE_MS)

@@ -10,11 +10,12 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from semel.local.brokers import SemelBroker
-from semel.local.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed, family
+from semel.local.spark_cluster import SparkCluster
 from semel.prove.injection import Control, Injection, Patch, command, spark_python
 from semel.prove.nodes import Nodes
 from semel.prove.powercut import cut_power
@@ -39,6 +40,7 @@ class Actor:
         self.wanted = False
         self.ends: list[str] = []  # exit code and last output of those that ended by themselves with an error
         self.has_finished = False  # it ended by itself, without an error
+        self.hosts: Sequence[Process] = ()  # others that start processes for it: the workers of a Spark cluster
         self._old: list[Process] = []  # replaced while frozen; they wake up as zombies
         self._started_s = 0.0
 
@@ -105,11 +107,12 @@ class Actor:
         return [pid for pid, parent in daemons.items() if parent in daemons]
 
     def executors(self) -> list[int]:
-        """The JVMs that a Spark driver has started as executors."""
+        """The JVMs that were started as executors for a Spark driver."""
         return [pid for pid, _, command in self._family() if "CoarseGrainedExecutorBackend" in command]
 
     def _family(self) -> list[tuple[int, int, str]]:
-        return [] if self.process is None or not self.process.running else _family(self.process.pid)
+        roots = [each.pid for each in (self.process, *self.hosts) if each is not None and each.running]
+        return [member for root in roots for member in family(root)]
 
 
 def send(number: signal.Signals, processes: Iterable[int]) -> int:
@@ -120,24 +123,6 @@ def send(number: signal.Signals, processes: Iterable[int]) -> int:
             os.kill(pid, number)
             sent += 1
     return sent
-
-
-def _family(root: int) -> list[tuple[int, int, str]]:
-    """(process, its parent, its command line) of all descendants: Python workers have process groups of their own."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
-    family = [root]
-    for member in family:
-        family += [pid for pid, parent in parents.items() if parent == member]
-    found = []
-    for pid in family[1:]:
-        with contextlib.suppress(OSError):
-            command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found.append((pid, parents[pid], command))
-    return found
 
 
 class OwnBroker:
@@ -206,6 +191,7 @@ class Stage:
         self.sink_faults.mkdir()
         self.own: OwnBroker | None = None
         self.nodes: Nodes | None = None
+        self.spark: SparkCluster | None = None  # of the scene that needs one
         self.actors: dict[str, Actor] = {}
         try:
             if nodes is not None:
@@ -229,6 +215,11 @@ class Stage:
         env = spark_python(injection, self.folder / "python") if spark else {}
         actor = self.actors[name] = Actor(name, lambda: Process(command(injection, *program), env=env))
         return actor
+
+    def start_spark_cluster(self, folder: Path, java_options: str) -> SparkCluster:
+        """Runs until `clear`."""
+        self.spark = SparkCluster(folder, java_options)
+        return self.spark.start()
 
     def supervise(self) -> None:
         if self.own is not None:
@@ -256,6 +247,9 @@ class Stage:
         for actor in self.actors.values():
             actor.stop()
         self.actors.clear()
+        if self.spark is not None:
+            self.spark.close()
+            self.spark = None
 
     def close(self) -> None:
         self.clear()

@@ -135,6 +135,7 @@ def run_loop(options: dict[str, Any]) -> int:
 # copy        rows keep their keys and their order
 # any_order   rows without keys that a step may give in any order, and that go to either of two topics
 # count       a stateful query: how often each key was seen
+# routed      copy, written with writeStream.format("semel") in place of foreachBatch
 
 
 def run_spark(job: dict[str, Any]) -> int:
@@ -148,12 +149,14 @@ def run_spark(job: dict[str, Any]) -> int:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    sink = semel.sink(job["brokers"], on_batch=_tell, **job["sink"])
     rows = spark.readStream.format("semel").option("kafka.bootstrap.servers", job["brokers"]).options(**job["source"])
+    if job["query"] == "routed":
+        writer = _routed(rows.load(), job)
+    else:
+        sink = semel.sink(job["brokers"], on_batch=_tell, **job["sink"])
+        writer = QUERIES[job["query"]](rows.load(), job).writeStream.foreachBatch(sink)
     query = (
-        QUERIES[job["query"]](rows.load(), job)
-        .writeStream.foreachBatch(sink)
-        .outputMode("update" if job["query"] == "count" else "append")
+        writer.outputMode("update" if job["query"] == "count" else "append")
         .option("checkpointLocation", job["checkpoint"])
         .trigger(processingTime=job["trigger"])
         .start()
@@ -161,6 +164,22 @@ def run_spark(job: dict[str, Any]) -> int:
     print("started", flush=True)
     query.awaitTermination()
     return 0
+
+
+def _routed(rows: Any, job: dict[str, Any]) -> Any:
+    """The options of the sink in Spark's spelling."""
+    import semel
+
+    sink = job["sink"]
+    options = {
+        "kafka.bootstrap.servers": job["brokers"],
+        "topic": sink["topic"],
+        "applicationId": sink["application_id"],
+        "transactionTimeoutMs": sink["transaction_timeout_ms"],
+        **{f"kafka.{name}": value for name, value in sink["client"].items()},
+    }
+    routed = semel.route(copy(rows, job), job["brokers"], topic=sink["topic"])
+    return routed.writeStream.format("semel").options(**options)
 
 
 def _tell(report: Any) -> None:

@@ -76,6 +76,7 @@ class Workload(ABC):
     help: ClassVar[str]
     faults_per_round: ClassVar[int] = 8
     spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
+    guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "at_least_once", "at_most_once")  # that it can be run with
     stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
 
     def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
@@ -318,7 +319,6 @@ class SparkWorkload(Workload):
     stuck_after_s = 240.0
 
     query: ClassVar[str] = "copy"
-    master: ClassVar[str] = LOCAL
 
     @classmethod
     def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
@@ -360,10 +360,11 @@ class SparkWorkload(Workload):
     def start(self) -> None:
         self.checkpoint = self.stage.folder / self.prefix / "checkpoint"
         exactly = self.guarantee == "exactly_once"
+        master, conf = self.spark_cluster()
         job = {
             "query": self.query,
-            "master": self.master,
-            "conf": CONF,
+            "master": master,
+            "conf": conf,
             "brokers": self.stage.proxy.bootstrap,
             "checkpoint": str(self.checkpoint),
             "trigger": "100 milliseconds",
@@ -383,7 +384,12 @@ class SparkWorkload(Workload):
                 **self.sink_options(),
             },
         }
-        self.run("driver", "spark", job, spark=True)
+        driver = self.run("driver", "spark", job, spark=True)
+        driver.hosts = self.stage.spark.workers if self.stage.spark is not None else ()
+
+    def spark_cluster(self) -> tuple[str, dict[str, str]]:
+        """The master's address, and the settings of a session."""
+        return LOCAL, CONF
 
     def _batch_size(self) -> dict[str, Any]:
         return {"batch.size": int(self.options["batch_bytes"])} if "batch_bytes" in self.options else {}
@@ -411,10 +417,12 @@ class AnyOrderWorkload(SparkWorkload):
 
 class ExecutorsWorkload(AnyOrderWorkload):
     name = "spark-executors"
-    help = "the same on two executors that are processes of their own (needs about 3 GB of memory)"
+    help = "the same on a standalone cluster: a master, two workers, an executor on each (needs about 3 GB of memory)"
     stuck_after_s = 300.0
 
-    master = "local-cluster[2,1,1024]"
+    def spark_cluster(self) -> tuple[str, dict[str, str]]:
+        cluster = self.stage.start_spark_cluster(self.stage.folder / self.prefix / "spark", QUICK)
+        return cluster.url, {**CONF, **cluster.conf()}
 
     @classmethod
     def guarantee_cards(cls, guarantee: str) -> list[Fault]:
@@ -424,6 +432,20 @@ class ExecutorsWorkload(AnyOrderWorkload):
     @classmethod
     def checkpoint_cards(cls) -> list[Fault]:
         return []
+
+
+class StreamWriterWorkload(SparkWorkload):
+    name = "spark-stream-writer"
+    help = "a stateless query written with writeStream.format('semel'): planned and committed in processes apart"
+
+    guarantees = ("exactly_once",)
+    query = "routed"
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        """What meets a point of the sink is a Python process of the driver, not the driver: it cannot be replaced."""
+        deck = super().deck(guarantee, broker=broker)
+        return [fault for fault in deck if fault.what != "takeover"]
 
 
 class StatefulWorkload(SparkWorkload):
@@ -515,6 +537,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         ChainWorkload,
         SparkWorkload,
         AnyOrderWorkload,
+        StreamWriterWorkload,
         StatefulWorkload,
         ExecutorsWorkload,
         AppWorkload,
