@@ -227,7 +227,7 @@ def site(names: list[str]) -> Iterator[Site]:
             for number, name in enumerate(names)
         }
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-        topics = [NewTopic(job["source"], replica_assignment=[[SAFE]]) for job in jobs.values()]
+        topics = [NewTopic(job["source"], 1, replica_assignment=[[SAFE]]) for job in jobs.values()]
         topics += [NewTopic(job["output"], 1, 3) for job in jobs.values()]
         for created in admin.create_topics(topics).values():
             created.result(60)

@@ -269,6 +269,8 @@ CLIENTS_IN_TESTS = {
     "Java": ("tests/clients/test_java_tools.py", "kafka"),
     "C": ("tests/clients/test_foreign_clients.py", "import confluent_kafka"),  # librdkafka
     "Python": ("tests/clients/test_foreign_clients.py", "import aiokafka"),
+    "Go": ("tests/clients/go/go.mod", "franz-go"),
+    "JavaScript": ("tests/clients/javascript/package.json", "kafkajs"),
 }
 
 
