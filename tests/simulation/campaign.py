@@ -23,6 +23,7 @@ from tests.simulation.group_workload import consumers
 from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
 from tests.simulation.sink_workload import sink
+from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
@@ -31,6 +32,7 @@ SEEDS_OF_A_PROCESS = 500  # then another one takes its place: what they leave be
 WORKLOADS: dict[str, Workload] = {
     "producer": producer_and_broker,
     "transactions": transactions,
+    "two_phase": two_phase,
     "consumers": consumers,
     "processing": processing,
     "sink": sink,

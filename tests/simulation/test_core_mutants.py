@@ -14,6 +14,7 @@ from semel.broker.coordinator_runtime import CoordinatorRuntime
 from semel.broker.groups.classic_group import Group
 from semel.broker.groups.commits import Commits
 from semel.broker.groups.rebalance import Rebalance
+from semel.broker.transactions import states
 from semel.broker.transactions.coordinator import TransactionCoordinator
 from semel.broker.transactions.states import TxnState
 from semel.client.consumer import fetching
@@ -36,6 +37,7 @@ from semel.storage.producer_state import ProducerEntry, ProducerStates
 from tests.simulation.client_workload import clients
 from tests.simulation.group_workload import consumers
 from tests.simulation.hunting import Hunt, hunt_within_a_minute
+from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 
 Patch = pytest.MonkeyPatch
@@ -178,6 +180,54 @@ def write_the_other_marker_after_a_restart(patch: Patch) -> None:
     patch.setattr(TransactionCoordinator, "_finish", aborting)
 
 
+# --- two-phase commit ---
+def let_prepared_transactions_time_out(patch: Patch) -> None:
+    init = TransactionCoordinator._init
+
+    async def with_timeout(
+        coordinator: TransactionCoordinator, id_: str, timeout_ms: int, expected: Any, two_phase: bool, **how: bool
+    ) -> Any:
+        return await init(coordinator, id_, timeout_ms, expected, False, **how)
+
+    patch.setattr(TransactionCoordinator, "_init", with_timeout)
+
+
+def abort_what_was_to_be_kept(patch: Patch) -> None:
+    init = TransactionCoordinator._init
+
+    async def aborting(coordinator: TransactionCoordinator, *asked: Any, keep_prepared: bool) -> Any:
+        return await init(coordinator, *asked, keep_prepared=False)
+
+    patch.setattr(TransactionCoordinator, "_init", aborting)
+
+
+def forget_at_a_restart_who_keeps_a_transaction(patch: Patch) -> None:
+    from semel.broker.transactions import ids
+    from semel.broker.transactions.states import NO_EPOCH, NO_PRODUCER_ID
+
+    encode = ids.encode_value
+    patch.setattr(
+        ids, "encode_value", lambda txn: encode(txn._replace(next_epoch=NO_EPOCH, next_producer_id=NO_PRODUCER_ID))
+    )
+
+
+def write_markers_for_the_keeper(patch: Patch) -> None:
+    """They must name the producer whose records are in the log."""
+    keep = states.keep
+
+    def under_a_new_id(txn: states.Transaction, ask: states.Ask, to: TxnState) -> states.Transaction:
+        kept = keep(txn, ask, to)
+        return kept._replace(producer_id=kept.producer_id + 1_000)
+
+    rules = states.CELLS[TxnState.ONGOING, states.TransactionEvent.INIT]
+    wrong = tuple(rule._replace(change=under_a_new_id) if rule.change is keep else rule for rule in rules)
+    patch.setitem(states.CELLS, (TxnState.ONGOING, states.TransactionEvent.INIT), wrong)
+
+
+def commit_whatever_was_kept(patch: Patch) -> None:
+    patch.setattr(TransactionCore, "is_to_commit", lambda *_: True)
+
+
 # --- the group: members ---
 def leave_the_assignment_as_it_is_when_a_listener_raises(patch: Patch) -> None:
     """So the member goes on with partitions that others have."""
@@ -285,6 +335,11 @@ HUNTS = [
     Hunt(leave_transactions_open_after_their_timeout, clients),
     Hunt(end_the_transaction_of_another_epoch, transactions),
     Hunt(write_the_other_marker_after_a_restart, transactions),
+    Hunt(let_prepared_transactions_time_out, two_phase),
+    Hunt(abort_what_was_to_be_kept, two_phase),
+    Hunt(forget_at_a_restart_who_keeps_a_transaction, two_phase),
+    Hunt(write_markers_for_the_keeper, two_phase),
+    Hunt(commit_whatever_was_kept, two_phase),
     Hunt(leave_the_assignment_as_it_is_when_a_listener_raises, consumers),
     Hunt(take_commits_for_done_without_a_response, consumers),
     Hunt(commit_what_was_read_ahead, consumers),

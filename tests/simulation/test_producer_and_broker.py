@@ -18,6 +18,7 @@ from semel.client.producer.identities import IdempotentIdentity
 from semel.client.producer.partition_queue import PartitionQueue
 from semel.protocol.errors import ErrorCode
 from semel.storage import PartitionLog, StorageError, SyncGroup
+from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
@@ -49,6 +50,14 @@ def test_transactions_are_visible_whole_or_not_at_all(tmp_path: Path) -> None:
         print(f'make simulate ARGS="--workload transactions --seed {seed}"')
         faults += transactions(seed, tmp_path / str(seed)).faults
     assert faults > 200
+
+
+def test_a_prepared_transaction_ends_as_it_was_decided_and_never_by_itself(tmp_path: Path) -> None:
+    faults = 0
+    for seed in (0, 1, random.SystemRandom().randrange(2**32)):
+        print(f'make simulate ARGS="--workload two_phase --seed {seed}"')
+        faults += two_phase(seed, tmp_path / str(seed)).faults
+    assert faults > 50
 
 
 def test_a_seed_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from tests.simulation.world import PARTITIONS, World
 
 TRANSACTION_TIMEOUT_MS = 20_000
 RETRY_S = 0.02
-TV2 = {"produce": 12, "init": 5, "end": 5}
+TV2 = {"produce": 12, "end": 5}
 
 
 class TransactionalProcess(ProducerProcess):
     """Writes `count` transactions of TV2. `committed` and `aborted` have the values of those whose end is certain."""
+
+    init_version = 5
 
     def __init__(self, world: World, transactional_id: str, name: str, count: int, **options: Any) -> None:
         self.transaction = TransactionCore(transactional_id)
@@ -90,8 +92,10 @@ class TransactionalProcess(ProducerProcess):
     def _init(self) -> None:
         if self.transaction.state is ProducerTxnState.UNINITIALIZED:
             self.transaction.init()
-        request = InitProducerIdRequest(self._id, TRANSACTION_TIMEOUT_MS)
-        self._call(INIT_PRODUCER_ID, request, TV2["init"], self._initialized)
+        self._call(INIT_PRODUCER_ID, self._init_request(), self.init_version, self._initialized)
+
+    def _init_request(self, stale: Identity | tuple[()] = ()) -> InitProducerIdRequest:
+        return InitProducerIdRequest(self._id, TRANSACTION_TIMEOUT_MS, *stale)
 
     def _initialized(self, response: Any) -> None:
         if not isinstance(response, KafkaError):
@@ -106,8 +110,7 @@ class TransactionalProcess(ProducerProcess):
             self.transaction.began()
             self._step = self._write
             return
-        request = InitProducerIdRequest(self._id, TRANSACTION_TIMEOUT_MS, *stale)
-        self._call(INIT_PRODUCER_ID, request, TV2["init"], self._renewed)
+        self._call(INIT_PRODUCER_ID, self._init_request(stale), self.init_version, self._renewed)
 
     def _renewed(self, response: Any) -> None:
         if isinstance(response, FencedError):
@@ -127,14 +130,17 @@ class TransactionalProcess(ProducerProcess):
             if rng.random() < 0.5:
                 return  # more later
             if rng.random() < 0.8:
-                self.core.commit(self.transaction)
-                self._step = self._deliver
+                self._all_written()
             else:
                 self._abort()
         except FencedError:
             raise
         except KafkaError:
             self._abort()
+
+    def _all_written(self) -> None:
+        self.core.commit(self.transaction)
+        self._step = self._deliver
 
     def _deliver(self) -> None:
         if self.transaction.state is not ProducerTxnState.COMMITTING:

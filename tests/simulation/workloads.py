@@ -168,8 +168,13 @@ def transactions(seed: int, data: Path, on_start: Callable[[World], None] = lamb
         world.stall_rate = 0.0
         assert world.run(lambda: all(owner.is_over for owner in owners), DRAIN_S), "not every owner came to an end"
         world.run_for(60.0)  # transactions that were left open are aborted at their timeout
-        check_visible(owners, [_read(world, partition, committed=True) for partition in range(PARTITIONS)])
+        check_visible(owners, committed_values(world))
         return world
+
+
+def committed_values(world: World) -> list[list[bytes | None]]:
+    """What a reader of committed records gets from each partition."""
+    return [_read(world, partition, committed=True) for partition in range(PARTITIONS)]
 
 
 def check_visible(owners: list[TransactionalProcess], visible: list[list[bytes | None]]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from semel.broker import resource_settings
+from semel.broker import settings_table as table
 from semel.broker.runner import advertised_address, listen_address
 from semel.broker.settings import Settings, read_properties, row_of
 from semel.broker.settings_table import MEANINGLESS, TABLE, SettingError, as_text
@@ -180,3 +181,10 @@ def test_topic_settings_become_the_storages() -> None:
 def test_a_bad_topic_setting_is_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(SettingError, match=name):
         resource_settings.validate({name: text})
+
+
+def test_no_setting_that_has_an_effect_is_listed_among_those_without() -> None:
+    with_effect = {
+        row.name for row in (*table._GENERAL, *table._SOCKET, *table._LOG, *table._GROUP, *table._TRANSACTION)
+    }
+    assert not with_effect & {row.name for row in table._without_effect()}
