@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from semel.patterns.process import Output as Output
     from semel.patterns.process import Processor as Processor
     from semel.patterns.process import process as process
+    from semel.sinks.postgres.settings import Postgres as Postgres
+    from semel.sinks.postgres.settings import Statement as Statement
+    from semel.sinks.postgres.settings import TableRow as TableRow
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
     from semel.spark.session import spark_session as spark_session
@@ -38,6 +41,7 @@ _LAZY = {
     "Output": "semel.patterns.process",
     "PreparedTransaction": "semel.client.producer",
     "Processor": "semel.patterns.process",
+    "Postgres": "semel.sinks.postgres.settings",
     "Producer": "semel.client.producer",
     "prometheus": "semel.client.metrics",
     "process": "semel.patterns.process",
@@ -45,7 +49,9 @@ _LAZY = {
     "route": "semel.spark.batch_writer",
     "sink": "semel.spark.sink",
     "spark_session": "semel.spark.session",
+    "Statement": "semel.sinks.postgres.settings",
     "table_pipeline": "semel.spark.fast_lane",
+    "TableRow": "semel.sinks.postgres.settings",
 }
 
 

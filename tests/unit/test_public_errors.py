@@ -23,6 +23,7 @@ INTERNAL = {
     "UnevenError",  # the transaction is aborted, the batch runs again
     "NoOtherReplicaError",  # a campaign waits until there is one
     "OutputTooLargeError",  # the cause of a RecordError
+    "NoEventIdError",  # the same
 }
 
 

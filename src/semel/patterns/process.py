@@ -40,8 +40,10 @@ from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
+from semel.patterns.process_postgres import PostgresMode
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.groups import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.sinks.postgres.settings import Postgres
 
 __all__ = ["Output", "Processor", "RecordError", "Stats", "process"]
 
@@ -129,13 +131,14 @@ class IdleClock:
 
 class Stats(msgspec.Struct):
     """What a run did. Records that were read or sent again after an abort count again. Dead letters are not among
-    `records_out`."""
+    `records_out`; `duplicates` are the events that an inbox had received before."""
 
     records_in: int = 0
     records_out: int = 0
     commits: int = 0
     aborts: int = 0
     dead_letters: int = 0
+    duplicates: int = 0
 
 
 class LoopMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
@@ -172,7 +175,7 @@ LoopMetrics.TABLE = MetricsTable(
 
 def process(
     source: str | Iterable[str],
-    sink: str | None,
+    sink: str | Postgres | None,
     function: RowFunction | TableFunction,
     *,
     application_id: str,
@@ -187,7 +190,8 @@ class Processor(RebalanceListener):
     """One instance of a processing loop.
 
     source              topic or topics to read
-    sink                topic to write to; None if the function names the topics
+    sink                topic to write to; None if the function names the topics; a `semel.Postgres` for tables: then
+                        the function returns rows (dicts, `TableRow`, `Statement`)
     function            a row in (`ConsumerRecord`), and out: None, bytes, `Output`, the record itself, or several;
                         with tables=True an Arrow table in, and out: None, a table, or {topic: table}
     application_id      the consumer group, shared by all instances
@@ -221,7 +225,7 @@ class Processor(RebalanceListener):
     def __init__(
         self,
         source: str | Iterable[str],
-        sink: str | None,
+        sink: str | Postgres | None,
         function: RowFunction | TableFunction,
         *,
         application_id: str,
@@ -259,6 +263,9 @@ class Processor(RebalanceListener):
         self._on_settled = on_settled
         self._owns_name = instance is None  # a unique name: being fenced means a timeout
         self._mode_type = MODES[guarantee]
+        self._postgres = sink if isinstance(sink, Postgres) else None
+        if self._postgres is not None:
+            _check_postgres(guarantee, tables, dead_letter_topic)
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
         self._consumer_options = {**shared, **_consumer_options(application_id, instance, consumer)}
         self._producer_options = {**shared, **_underscored(producer)}
@@ -268,7 +275,7 @@ class Processor(RebalanceListener):
         has_way_out = dead_letter_topic is not None or on_error is not None
         self._emitter = Emitter(
             function,
-            sink,
+            None if isinstance(sink, Postgres) else sink,
             tables,
             dead_letter_topic=dead_letter_topic,
             on_error=on_error,
@@ -298,7 +305,7 @@ class Processor(RebalanceListener):
         its group, unless it was stopped and is a static member: that one is expected back."""
         with self._signals(), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
-            mode = self._mode = self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
+            mode = self._mode = self._make_mode(consumer)
             try:
                 mode.start()
                 self._started_s = time.monotonic()
@@ -381,6 +388,11 @@ class Processor(RebalanceListener):
             mode.settle()
         self._settled(mode)
 
+    def _make_mode(self, consumer: Consumer) -> Mode:
+        if self._postgres is not None:
+            return PostgresMode(consumer, self._emitter, self._postgres, *self._named)
+        return self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
+
     def _settled(self, mode: Mode) -> None:
         self._collected = 0
         self._has_worked = True
@@ -391,7 +403,7 @@ class Processor(RebalanceListener):
     def _count(self, mode: Mode) -> None:
         stats = self.stats
         stats.records_out, stats.commits, stats.aborts = mode.records_out, mode.commits, mode.aborts
-        stats.dead_letters = mode.dead_letters
+        stats.dead_letters, stats.duplicates = mode.dead_letters, mode.duplicates
         if self._on_settled is not None:
             self._on_settled(stats)
 
@@ -459,27 +471,43 @@ class Processor(RebalanceListener):
     # -- rebalances ----------------------------------------------------------------------------------------------------
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
+        mode = self._mode
+        if mode is not None and mode.has_state and mode.failed is None:
+            try:
+                if mode.is_working:  # to restore state may take longer than a transaction
+                    self._settle(mode)
+                mode.assigned(partitions)
+            except KafkaError as error:
+                self._fail_or_raise(mode, error, "new partitions are not ready yet")
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
         """Partitions will be given back: finish what is open, so that the next owner starts right after it."""
         self._has_joined = False
         mode = self._mode
-        if mode is None or not mode.is_working or mode.failed is not None:
+        if mode is None:
             return
-        try:
-            self._settle(mode)
-        except KafkaError as error:
-            if not self._can_go_on(error):
-                raise
-            log.warning("the work on revoked partitions could not be finished: %s", error)
-            self._fail(mode, error)
+        if mode.is_working and mode.failed is None:
+            try:
+                self._settle(mode)
+            except KafkaError as error:
+                self._fail_or_raise(mode, error, "the work on revoked partitions could not be finished")
+        mode.released(partitions)
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         """Partitions are gone: what is open must not count, others may have done it already."""
         self._has_joined = False
         mode = self._mode
-        if mode is not None and mode.is_working:
+        if mode is None:
+            return
+        if mode.is_working:
             self._fail(mode, AbortableError("the group went on without this instance; its partitions were lost"))
+        mode.released(partitions)
+
+    def _fail_or_raise(self, mode: Mode, error: KafkaError, what: str) -> None:
+        if not self._can_go_on(error):
+            raise error
+        log.warning("%s: %s", what, error)
+        self._fail(mode, error)
 
     def _fail(self, mode: Mode, error: KafkaError) -> None:
         """Ends what is open while the partitions are still ours to give; if that fails, the next turn tries again."""
@@ -576,6 +604,15 @@ def _check_bad_records(topics: list[str], dead_letter_topic: str | None, on_erro
         raise ConfigError(f"dead_letter_topic {dead_letter_topic!r} is a source too: they would be read for ever")
     if on_error is not None and not callable(on_error):
         raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
+
+
+def _check_postgres(guarantee: str, tables: bool, dead_letter_topic: str | None) -> None:
+    if guarantee != "exactly_once":
+        raise ConfigError(f"a Postgres sink is exactly_once; guarantee={guarantee!r} would be less for the same work")
+    if tables:
+        raise ConfigError("a Postgres sink takes rows; tables=True is for topics")
+    if dead_letter_topic is not None:
+        raise ConfigError("a Postgres sink keeps dead letters in the same transaction: use Postgres(dead_letters=True)")
 
 
 def _consumer_options(application_id: str, instance: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -29,6 +29,8 @@ SETTLE_TRIES = 3
 class Mode:
     """What the modes share. `begun` holds, for each partition, where the current unit of work began."""
 
+    has_state = False
+
     def __init__(self, consumer: Consumer, make_producer: Callable[[], Producer], emitter: Emitter) -> None:
         self.consumer = consumer
         self.make_producer = make_producer
@@ -38,6 +40,7 @@ class Mode:
         self.failed: BaseException | None = None
         self.records_out = 0
         self.dead_letters = 0
+        self.duplicates = 0
         self.commits = 0
         self.aborts = 0
 
@@ -47,6 +50,12 @@ class Mode:
 
     def start(self) -> None:
         """Once, before the first batch."""
+
+    def assigned(self, partitions: list[TopicPartition]) -> None:
+        """These are assigned now. What fails here is tried again by `take`."""
+
+    def released(self, partitions: list[TopicPartition]) -> None:
+        """These are not assigned any more; what was open is settled or dropped."""
 
     def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
         """Handles a batch; `firsts` is the offset of its first record in each partition."""

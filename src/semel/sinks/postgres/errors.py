@@ -128,7 +128,7 @@ def _longest(table: dict[str, T], sqlstate: str) -> T:
 
 def sorted_error(what: str, error: Any, hide: Callable[[str], str] = str) -> PostgresError:
     """The error to raise for one of psycopg's; `what` says what was being done, `hide` takes passwords out."""
-    from psycopg import DataError, OperationalError
+    from psycopg import DataError, OperationalError, ProgrammingError
 
     sqlstate = error.sqlstate
     if sqlstate is None and isinstance(error, OperationalError):
@@ -137,8 +137,8 @@ def sorted_error(what: str, error: Any, hide: Callable[[str], str] = str) -> Pos
         kind = kind_of(sqlstate)
     elif isinstance(error, OperationalError):
         kind = DatabaseUnavailableError
-    else:  # psycopg's own: a value that it has no type for, a COPY row that does not fit
-        kind = RowRefusedError if isinstance(error, DataError) else DatabaseFatalError
+    else:  # psycopg's own: a value that it has no type for, a parameter too many
+        kind = RowRefusedError if isinstance(error, DataError | ProgrammingError) else DatabaseFatalError
         sqlstate = "22000" if kind is RowRefusedError else "XX000"
     diagnosis = error.diag
     said = (diagnosis.message_primary or str(error) or type(error).__name__).strip()

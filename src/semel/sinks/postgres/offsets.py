@@ -1,0 +1,134 @@
+"""Offsets beside the data: for each partition the next one to apply, and the generation of the instance that may.
+
+An instance that gets partitions raises their generations (`claim`). Each of its transactions locks their rows first
+and compares (`hold`): what an instance sends that was replaced, perhaps while it was frozen, is rolled back, so two
+never both apply a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semel.client.errors import AbortableError
+from semel.client.types import TopicPartition
+from semel.sinks.postgres.errors import DatabaseFatalError, PostgresError
+from semel.sinks.postgres.tables import Component, filled
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+OFFSETS = Component(
+    "offsets",
+    (
+        """CREATE TABLE {schema}.offsets (
+            application_id text,
+            topic text,
+            partition integer,
+            next_offset bigint,
+            generation bigint NOT NULL,
+            holder text NOT NULL,
+            updated_at timestamptz NOT NULL DEFAULT now(),
+            PRIMARY KEY (application_id, topic, partition)
+        )""",
+    ),
+)
+
+
+class PartitionTakenError(PostgresError, AbortableError):
+    """Another instance has this partition now; what this one did with it was rolled back."""
+
+
+class Claim(NamedTuple):
+    """What an instance knows about its partition. `next_offset` is None before the first commit."""
+
+    generation: int
+    next_offset: int | None
+
+
+Claims = dict[TopicPartition, Claim]
+
+
+class OffsetsTable:
+    """The rows of one application."""
+
+    def __init__(self, schema: str, application_id: str, holder: str) -> None:
+        self._schema = schema
+        self._application_id = application_id
+        self._holder = holder
+
+    def claim(self, connection: Connection[Any], partitions: Iterable[TopicPartition]) -> Claims:
+        """Makes this instance the owner. Waits for a transaction of the owner before."""
+        topics, numbers = _columns(partitions)
+        rows = connection.execute(
+            filled(
+                "INSERT INTO {schema}.offsets AS o (application_id, topic, partition, generation, holder) "
+                "SELECT %s, topic, partition, 1, %s FROM unnest(%s::text[], %s::int[]) AS u (topic, partition) "
+                "ORDER BY topic, partition ON CONFLICT (application_id, topic, partition) "
+                "DO UPDATE SET generation = o.generation + 1, holder = excluded.holder "
+                "RETURNING topic, partition, generation, next_offset",
+                self._schema,
+            ),
+            [self._application_id, self._holder, topics, numbers],
+        )
+        return {TopicPartition(topic, number): Claim(*rest) for topic, number, *rest in rows}
+
+    def read(self, connection: Connection[Any], partitions: Iterable[TopicPartition], *, lock: bool = False) -> Claims:
+        """What the table says; with `lock`, the rows stay locked until the transaction ends."""
+        return {place: Claim(*row[:2]) for place, row in self._rows(connection, partitions, lock).items()}
+
+    def hold(self, connection: Connection[Any], claims: Mapping[TopicPartition, Claim]) -> None:
+        """Locks the rows until the transaction ends; raises if they are not as this instance left them."""
+        found = self._rows(connection, claims, True)
+        for place, mine in claims.items():
+            row = found.get(place)
+            name = f"{place.topic}-{place.partition}"
+            if row is None:
+                raise DatabaseFatalError(
+                    f"the offset of {name} is gone from {self._schema}.offsets (application {self._application_id!r}): "
+                    "rows were deleted or the database was restored; start again"
+                )
+            generation, next_offset, holder = row
+            if generation != mine.generation:
+                raise PartitionTakenError(
+                    f"partition {name} belongs to generation {generation} ({holder}) now, this instance has "
+                    f"{mine.generation}: the group gave it to another instance; what was done here is rolled back"
+                )
+            if next_offset != mine.next_offset:
+                raise DatabaseFatalError(
+                    f"the offset of {name} in {self._schema}.offsets is {next_offset}, this instance left it at "
+                    f"{mine.next_offset}: it was changed by hand or the database was restored; start again"
+                )
+
+    def advance(self, connection: Connection[Any], offsets: Mapping[TopicPartition, int]) -> None:
+        topics, numbers = _columns(offsets)
+        connection.execute(
+            filled(
+                "UPDATE {schema}.offsets AS o SET next_offset = u.next_offset, updated_at = now() "
+                "FROM unnest(%s::text[], %s::int[], %s::bigint[]) AS u (topic, partition, next_offset) "
+                "WHERE o.application_id = %s AND o.topic = u.topic AND o.partition = u.partition",
+                self._schema,
+            ),
+            [topics, numbers, [offsets[place] for place in sorted(offsets)], self._application_id],
+        )
+
+    def _rows(
+        self, connection: Connection[Any], partitions: Iterable[TopicPartition], lock: bool
+    ) -> dict[TopicPartition, tuple[int, int | None, str]]:
+        topics, numbers = _columns(partitions)
+        rows = connection.execute(
+            filled(
+                "SELECT topic, partition, generation, next_offset, holder FROM {schema}.offsets WHERE "
+                "application_id = %s AND (topic, partition) IN (SELECT * FROM unnest(%s::text[], %s::int[])) "
+                "ORDER BY topic, partition" + (" FOR UPDATE" if lock else ""),
+                self._schema,
+            ),
+            [self._application_id, topics, numbers],
+        )
+        return {TopicPartition(topic, number): (one, two, three) for topic, number, one, two, three in rows}
+
+
+def _columns(partitions: Iterable[TopicPartition]) -> tuple[list[str], list[int]]:
+    """In one order for all, so that two instances cannot wait for each other."""
+    ordered = sorted(partitions)
+    return [place.topic for place in ordered], [place.partition for place in ordered]

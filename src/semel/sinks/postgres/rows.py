@@ -1,0 +1,134 @@
+"""Rows to SQL: insert, upsert and delete by key, batched and pipelined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from semel.client.errors import ConfigError
+from semel.sinks.postgres.errors import RowRefusedError
+from semel.sinks.postgres.settings import Postgres, Statement, TableRow, WriteMode, key_columns
+from semel.sinks.postgres.tables import identifier, table_name
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.sql import Composed
+
+Plan = tuple[str, WriteMode, tuple[str, ...], tuple[str, ...]]  # table, mode, key, columns
+
+_PRIMARY_KEY = """
+SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+WHERE i.indrelid = to_regclass(%s) AND i.indisprimary
+"""
+
+
+class RowWriter:
+    """Writes what functions return. Knows the statements and keys that it has needed so far."""
+
+    def __init__(self, settings: Postgres) -> None:
+        self._settings = settings
+        self._statements: dict[Plan, str] = {}
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    def write(self, connection: Connection[Any], effects: Iterable[TableRow | Statement]) -> int:
+        """Sends everything in its order, many statements on their way at a time; the number of rows and statements."""
+        runs = list(self._runs(connection, effects))
+        if len(runs) == 1:
+            self._execute(connection, *runs[0])
+        elif runs:
+            with connection.pipeline():
+                for sql, rows in runs:
+                    self._execute(connection, sql, rows)
+        return sum(len(rows) for _, rows in runs)
+
+    def _execute(self, connection: Connection[Any], sql: str, rows: list[Sequence[Any]]) -> None:
+        with connection.cursor() as cursor:
+            if len(rows) == 1:
+                cursor.execute(sql, rows[0])
+            else:
+                cursor.executemany(sql, rows)
+
+    def _runs(
+        self, connection: Connection[Any], effects: Iterable[TableRow | Statement]
+    ) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+        """Neighbours with the same statement go together."""
+        current: str | None = None
+        rows: list[Sequence[Any]] = []
+        for effect in effects:
+            sql, values = self._statement(connection, effect)
+            if sql != current and rows:
+                yield current or "", rows
+                rows = []
+            current = sql
+            rows.append(values)
+        if rows:
+            yield current or "", rows
+
+    def _statement(self, connection: Connection[Any], effect: TableRow | Statement) -> tuple[str, Sequence[Any]]:
+        if isinstance(effect, Statement):
+            return effect.sql, effect.parameters
+        table = effect.table or self._settings.table
+        if table is None:
+            raise ConfigError("a row names no table: give Postgres(table=...), or return TableRow(..., table=...)")
+        mode = effect.mode or self._settings.mode
+        key = self._key(connection, effect, table) if mode != "insert" else ()
+        missing = [column for column in key if column not in effect.values]
+        if missing or not effect.values:
+            raise RowRefusedError(
+                f"a row for table {table!r} lacks {', '.join(missing) or 'all columns'}; it has "
+                f"{', '.join(map(str, effect.values)) or 'none'}"
+            )
+        columns = key if mode == "delete" else tuple(effect.values)
+        plan = (table, mode, key, columns)
+        sql = self._statements.get(plan)
+        if sql is None:
+            sql = self._statements[plan] = statement(*plan).as_string(connection)
+        return sql, [adapted(effect.values[column]) for column in columns]
+
+    def _key(self, connection: Connection[Any], row: TableRow, table: str) -> tuple[str, ...]:
+        given = key_columns(row.key) or (self._settings.key if table == self._settings.table else None)
+        if given is not None:
+            return given
+        if table not in self._keys:
+            name = identifier(table).as_string(connection)
+            found = connection.execute(_PRIMARY_KEY, [name]).fetchone()
+            if found is None or not found[0]:
+                raise ConfigError(
+                    f"table {table!r} does not exist or has no primary key; name the key's columns with key=..."
+                )
+            self._keys[table] = tuple(found[0])
+        return self._keys[table]
+
+
+def statement(table: str, mode: WriteMode, key: tuple[str, ...], columns: tuple[str, ...]) -> Composed:
+    from psycopg.sql import SQL, Identifier, Placeholder
+
+    table_name(table)
+    names = {column: Identifier(column) for column in (*columns, *key)}
+    if mode == "delete":
+        equal = SQL(" AND ").join(SQL("{} = {}").format(names[column], Placeholder()) for column in columns)
+        return SQL("DELETE FROM {} WHERE {}").format(identifier(table), equal)
+    insert = SQL("INSERT INTO {} ({}) VALUES ({})").format(
+        identifier(table),
+        SQL(", ").join(names[column] for column in columns),
+        SQL(", ").join(Placeholder() for _ in columns),
+    )
+    if mode == "insert":
+        return insert
+    changed = [SQL("{0} = excluded.{0}").format(names[column]) for column in columns if column not in key]
+    return SQL("{} ON CONFLICT ({}) DO {}").format(
+        insert,
+        SQL(", ").join(names[column] for column in key),
+        SQL("UPDATE SET {}").format(SQL(", ").join(changed)) if changed else SQL("NOTHING"),
+    )
+
+
+def adapted(value: Any) -> Any:
+    """A dict is JSON for PostgreSQL."""
+    if isinstance(value, dict):
+        from psycopg.types.json import Jsonb
+
+        return Jsonb(value)
+    return value

@@ -1,0 +1,368 @@
+"""F1: PostgreSQL: rows and offsets commit in one database transaction; on restart the consumer seeks to what the
+database says. Tables are read through psycopg, the group's offsets through confluent-kafka."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+import semel
+from semel.local.brokers import SemelBroker
+from semel.local.postgres import PostgresServer
+from semel.local.processes import Process
+from semel.patterns.process import Processor
+from semel.prove.postgres_proxy import PostgresProxy
+from tests.support.broker import Cluster
+from tests.support.reading import create_topic
+from tests.support.waiting import PATIENCE_S, until
+
+PARTITIONS = 2
+RECORDS = 200
+MEMBER = "tests.guarantees.table_member"
+
+
+@pytest.fixture
+def cluster(shared_semel_broker: SemelBroker) -> Cluster:
+    return Cluster("semel", shared_semel_broker)
+
+
+@pytest.fixture
+def bank(cluster: Cluster, dsn: str) -> Bank:
+    return Bank(cluster, dsn)
+
+
+class Bank:
+    """Deposits of 1 to accounts 0 to 9: a sum that counts every record."""
+
+    def __init__(self, cluster: Cluster, dsn: str) -> None:
+        self.bootstrap, self.dsn = cluster.bootstrap, dsn
+        self.application_id = cluster.unique("bank")
+        self.topic = create_topic(self.bootstrap, cluster.unique("deposits"), PARTITIONS)
+        self.sent = 0
+        self.execute(
+            "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL CHECK (balance >= 0));"
+            "INSERT INTO accounts SELECT id, 0 FROM generate_series(0, 9) AS id"
+        )
+
+    def deposit(self, count: int, amount: object = 1, partitions: int = PARTITIONS, **headers: bytes) -> None:
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        for number in range(self.sent, self.sent + count):
+            value = json.dumps({"account": number % 10, "amount": amount}).encode()
+            producer.produce(self.topic, value, partition=number % partitions, headers=list(headers.items()))
+        assert producer.flush(PATIENCE_S) == 0
+        self.sent += count
+
+    def execute(self, statement: str) -> list[Any]:
+        with psycopg.connect(self.dsn) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def total(self) -> int:
+        return self.execute("SELECT sum(balance) FROM accounts")[0][0]
+
+    def offsets(self) -> dict[int, int]:
+        return dict(self.execute(f"SELECT partition, next_offset FROM semel.offsets WHERE topic = '{self.topic}'"))
+
+    def process(self, function: Any = None, **options: Any) -> semel.patterns.process.Stats:
+        sink = options.pop("sink", None) or semel.Postgres(options.pop("dsn", self.dsn))
+        options = {"stop_at_end": True, "application_id": self.application_id, **options}
+        return semel.process(self.topic, sink, function or deposit, bootstrap_servers=self.bootstrap, **options)
+
+
+def deposit(record: Any) -> semel.Statement:
+    event = json.loads(record.value)
+    return semel.Statement(
+        "UPDATE accounts SET balance = balance + %s WHERE id = %s", [event["amount"], event["account"]]
+    )
+
+
+def test_rows_and_offsets_move_together_and_a_restart_reads_the_table(bank: Bank) -> None:
+    bank.deposit(RECORDS)
+    assert bank.process().records_out == RECORDS
+    assert (bank.total(), sum(bank.offsets().values())) == (RECORDS, RECORDS)
+    bank.deposit(10)
+    assert bank.process().records_in == 10
+    assert (bank.total(), sum(bank.offsets().values())) == (RECORDS + 10, RECORDS + 10)
+
+
+def test_the_group_has_the_offsets_for_lag_tools(bank: Bank) -> None:
+    bank.deposit(20)
+    bank.process()
+    consumer = Consumer({"bootstrap.servers": bank.bootstrap, "group.id": bank.application_id})
+    places = [TopicPartition(bank.topic, number) for number in range(PARTITIONS)]
+    until(
+        lambda: {place.offset for place in consumer.committed(places, PATIENCE_S)} == {10}, "the group has no offsets"
+    )
+    consumer.close()
+
+
+def test_the_table_decides_where_to_read_when_the_group_lags_behind(bank: Bank) -> None:
+    """As after a crash between the database's commit and the group's: the records are not applied again."""
+    bank.deposit(RECORDS)
+    bank.process()
+    consumer = Consumer({"bootstrap.servers": bank.bootstrap, "group.id": bank.application_id})
+    consumer.commit(offsets=[TopicPartition(bank.topic, number, 0) for number in range(PARTITIONS)], asynchronous=False)
+    consumer.close()
+    assert bank.process(idle_stop_ms=300, stop_at_end=False).records_in == 0
+    assert bank.total() == RECORDS
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_connection_that_breaks_during_commit_loses_and_doubles_nothing(
+    bank: Bank, postgres: PostgresServer, kind: Any
+) -> None:
+    bank.deposit(RECORDS)
+    with PostgresProxy(postgres.host, postgres.port) as proxy:
+        through = bank.dsn.replace(f":{postgres.port}/", f":{proxy.port}/")
+        cut_after = []
+
+        def settled(stats: Any) -> None:
+            if stats.commits == 2 and not cut_after:
+                cut_after.append(stats.commits)
+                proxy.arm(kind)
+
+        stats = bank.process(dsn=through, max_records=20, on_settled=settled)
+        assert proxy.cuts == 1
+        assert stats.aborts == (kind == "before"), "what did not arrive is done again, what did is not"
+    assert (bank.total(), sum(bank.offsets().values())) == (RECORDS, RECORDS)
+
+
+def test_the_database_may_die_under_the_loop(bank: Bank, mortal_postgres: PostgresServer) -> None:
+    server = mortal_postgres
+    bank.dsn = server.create_database()
+    bank.execute("CREATE TABLE accounts (id int, balance int)")
+    bank.execute("INSERT INTO accounts SELECT id, 0 FROM generate_series(0, 9) AS id")
+    bank.deposit(RECORDS)
+
+    def kill_backend() -> None:
+        before = server.line_count
+        pids = bank.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'semel process%'")
+        server.kill_backend(pids[0][0])
+        server.await_recovery(before)
+
+    deaths = [lambda: server.stop("immediate"), server.kill, kill_backend, lambda: server.stop("fast")]
+    died: list[int] = []
+
+    def settled(stats: Any) -> None:
+        if stats.commits % 2 == 0 and stats.commits // 2 == len(died) + 1 and deaths:
+            died.append(stats.commits)
+            deaths.pop(0)()
+            server.start()
+
+    stats = bank.process(max_records=20, on_settled=settled)
+    assert died == [2, 4, 6, 8]
+    assert stats.aborts >= len(died), "the loop met every death"
+    assert bank.total() == RECORDS
+
+
+def member(bank: Bank, *words: str) -> Process:
+    return Process(
+        [sys.executable, "-m", MEMBER, bank.bootstrap, bank.dsn, bank.application_id, bank.topic, *words], stdin=True
+    )
+
+
+def test_a_member_that_was_frozen_through_a_rebalance_is_refused(bank: Bank) -> None:
+    """It holds records that it has not written when it is frozen; meanwhile another one gets its partitions."""
+    bank.deposit(RECORDS)
+    with member(bank, "hold") as frozen:
+        frozen.wait_for_line(r"^holding", PATIENCE_S)
+        frozen.pause()
+        with member(bank) as other:
+            until(lambda: bank.total() == RECORDS, "the other one did not get the partitions")
+            frozen.resume()
+            frozen.write("go\n")
+            frozen.wait_for_line(r"belongs to generation \d+", PATIENCE_S)
+            bank.deposit(10)
+            until(lambda: bank.total() >= RECORDS + 10, "nobody went on")
+            assert other.running
+    assert (bank.total(), sum(bank.offsets().values())) == (RECORDS + 10, RECORDS + 10)
+
+
+def test_two_instances_share_the_partitions_and_apply_each_record_once(bank: Bank) -> None:
+    bank.deposit(RECORDS)
+    with member(bank), member(bank):
+        until(lambda: bank.total() == RECORDS)
+        bank.deposit(RECORDS)
+        until(lambda: bank.total() >= 2 * RECORDS)
+    assert (bank.total(), sum(bank.offsets().values())) == (2 * RECORDS, 2 * RECORDS)
+
+
+def test_kill_9_at_any_moment_loses_and_doubles_nothing(bank: Bank) -> None:
+    for kill in range(4):
+        bank.deposit(50)
+        with member(bank, "named", f"batch={7 + kill}") as process:
+            process.wait_for_line(rf"^settled {2 + kill}$", PATIENCE_S)
+            process.kill()
+    bank.process()
+    assert (bank.total(), sum(bank.offsets().values())) == (200, 200)
+
+
+# --- bad input ---
+
+
+def test_records_that_the_database_refuses_are_dead_letters_of_the_same_transaction(bank: Bank) -> None:
+    bank.deposit(30)
+    bank.deposit(1, -1000, why=b"a test")  # balance >= 0
+    bank.deposit(1, "much")  # no number
+    bank.deposit(30)
+    stats = bank.process(sink=semel.Postgres(bank.dsn, dead_letters=True))
+    assert (stats.dead_letters, bank.total(), sum(bank.offsets().values())) == (2, 60, 62)
+    letters = bank.execute("SELECT reason, value, header_names, header_values FROM semel.dead_letters ORDER BY reason")
+    assert ["accounts_balance_check" in letter[0] for letter in letters].count(True) == 1
+    assert sorted(json.loads(letter[1])["amount"] for letter in letters if b"-" in letter[1]) == [-1000]
+    assert (["why"], [b"a test"]) in [letter[2:] for letter in letters]
+
+
+def test_without_dead_letters_the_loop_stops_and_names_the_record(bank: Bank) -> None:
+    bank.deposit(30)
+    bank.deposit(1, -1000)
+    with pytest.raises(semel.RecordError, match=r"accounts_balance_check.*dead_letters=True") as caught:
+        bank.process(commit_interval_ms=5_000)
+    assert (caught.value.partition, caught.value.offset) == (0, 15)
+    assert bank.total() == 0
+
+
+def test_on_error_may_say_what_to_write_instead(bank: Bank) -> None:
+    bank.execute("CREATE TABLE odd (reason text)")
+    bank.deposit(10)
+    bank.deposit(1, -1000)
+    stats = bank.process(on_error=lambda record, error: semel.TableRow({"reason": str(error)}, "odd"))
+    assert stats.dead_letters == 0
+    assert "accounts_balance_check" in bank.execute("SELECT reason FROM odd")[0][0]
+    assert bank.total() == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "remedy"),
+    [
+        ("DROP TABLE accounts", semel.DatabaseFatalError, "create the table"),
+        ("ALTER TABLE accounts RENAME balance TO b", semel.DatabaseFatalError, "no such column"),
+        (
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$;"
+            "CREATE TRIGGER full_disk BEFORE UPDATE ON accounts FOR EACH ROW EXECUTE FUNCTION full_disk()",
+            semel.DatabaseFatalError,
+            "free space",
+        ),
+    ],
+)
+def test_what_no_retry_helps_ends_the_loop_without_any_effect(
+    bank: Bank, change: str, kind: type[Exception], remedy: str
+) -> None:
+    bank.deposit(10)
+    bank.execute(change)
+    with pytest.raises(kind, match=remedy):
+        bank.process()
+    assert set(bank.offsets().values()) == {None}
+
+
+def test_a_locked_table_is_waited_for(bank: Bank) -> None:
+    bank.deposit(10)
+    refused = threading.Event()
+    with psycopg.connect(bank.dsn) as other:
+        other.execute("LOCK TABLE accounts")
+        loop = Processor(
+            bank.topic,
+            semel.Postgres(bank.dsn, lock_timeout_ms=50),
+            deposit,
+            application_id=bank.application_id,
+            bootstrap_servers=bank.bootstrap,
+            stop_at_end=True,
+            on_settled=lambda stats: refused.set() if stats.aborts else None,
+        )
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        assert refused.wait(PATIENCE_S), "the loop did not meet the lock"
+        other.rollback()
+        thread.join(PATIENCE_S)
+    assert bank.total() == 10
+
+
+@pytest.mark.parametrize(("when_behind", "total"), [("reprocess", RECORDS), ("skip", 0)])
+def test_a_database_older_than_the_topics_is_refused_with_both_offsets(
+    bank: Bank, when_behind: Any, total: int
+) -> None:
+    bank.deposit(RECORDS)
+    bank.process()
+    # As a backup of before: rows and offsets together.
+    bank.execute("UPDATE accounts SET balance = 0; UPDATE semel.offsets SET next_offset = 0")
+    with pytest.raises(semel.OlderDatabaseError, match=r"committed offset 100, semel\.offsets has 0.*reprocess"):
+        bank.process()
+    assert bank.total() == 0
+    bank.process(sink=semel.Postgres(bank.dsn, when_behind=when_behind))
+    assert bank.total() == total
+
+
+def test_a_topic_that_ends_before_the_tables_offset_is_refused(bank: Bank) -> None:
+    bank.deposit(10)
+    bank.process()
+    bank.execute("UPDATE semel.offsets SET next_offset = 1000")
+    with pytest.raises(semel.OlderDatabaseError, match="at 1000, but the topic ends at 5"):
+        bank.process()
+
+
+def test_offsets_that_somebody_changed_under_the_loop_stop_it(bank: Bank) -> None:
+    bank.deposit(RECORDS)
+
+    def settled(stats: Any) -> None:
+        if stats.commits == 2:
+            bank.execute("UPDATE semel.offsets SET next_offset = 1")
+
+    with pytest.raises(semel.DatabaseFatalError, match="changed by hand or the database was restored"):
+        bank.process(max_records=20, on_settled=settled)
+
+
+# --- rows ---
+
+
+def test_rows_are_inserted_upserted_and_deleted_by_key_in_their_order(bank: Bank) -> None:
+    bank.execute('CREATE SCHEMA shop; CREATE TABLE shop."Stock" (sku text PRIMARY KEY, n int, more jsonb)')
+    bank.execute("CREATE TABLE log (sku text)")
+    bank.deposit(9, partitions=1)
+
+    def rows(record: Any) -> Any:
+        number = record.offset
+        sku = f"s{number % 4}"
+        if number == 3:
+            return semel.TableRow({"sku": sku}, mode="delete")
+        return [{"sku": sku, "n": number, "more": {"at": number}}, semel.TableRow({"sku": sku}, "log", "insert")]
+
+    stats = bank.process(rows, sink=semel.Postgres(bank.dsn, table="shop.Stock", mode="upsert"))
+    assert stats.records_out == 8 * 2 + 1
+    assert bank.execute('SELECT sku, n, more FROM shop."Stock" ORDER BY 1') == [
+        ("s0", 8, {"at": 8}),
+        ("s1", 5, {"at": 5}),
+        ("s2", 6, {"at": 6}),
+        ("s3", 7, {"at": 7}),
+    ]
+    assert bank.execute("SELECT count(*) FROM log") == [(8,)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (b"bytes", "expected None, a dict of columns"),
+        ({"id": 1}, "names no table"),
+        (semel.TableRow({"balance": 1}, "accounts", "upsert"), "lacks id"),
+        (semel.TableRow({"id": 1}, "missing", "upsert"), "does not exist or has no primary key"),
+        (semel.TableRow({}, "accounts"), "lacks all columns"),
+        (semel.TableRow({"id": object()}, "accounts"), "cannot adapt"),
+        (semel.TableRow({"id": 1}, 'x"; DROP TABLE y; --'), "invalid table name"),
+    ],
+)
+def test_a_function_that_returns_nonsense_is_told_what_was_expected(bank: Bank, returned: Any, problem: str) -> None:
+    bank.deposit(1)
+    with pytest.raises(semel.KafkaError, match=problem):
+        bank.process(lambda record: returned)
+    assert bank.total() == 0
+
+
+def test_options_that_do_not_go_with_a_table_are_refused(bank: Bank) -> None:
+    for options in ({"guarantee": "at_least_once"}, {"dead_letter_topic": "dead"}, {"tables": True}):
+        with pytest.raises(semel.ConfigError, match="Postgres sink"):
+            bank.process(**options)
