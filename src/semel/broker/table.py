@@ -101,6 +101,13 @@ TABLE: dict[int, Row] = {
         Row(68, 0, 1, "groups.handlers:consumer_group_heartbeat", "KIP-848"),
         Row(69, 0, 1, "groups.handlers:consumer_group_describe"),
         Row(66, 0, 2, "transactions.handlers:list_transactions"),
+        Row(
+            20000,
+            0,
+            0,
+            "handlers.observation:describe_transaction_events",
+            "not in Kafka: for `semel trace` and `semel ui`",
+        ),
     )
 }
 

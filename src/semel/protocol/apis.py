@@ -73,8 +73,10 @@ APIS: dict[int, tuple[str, str, int | None]] = {
     69: ("groups", "consumer_group_describe", 0),
     74: ("configs", "list_config_resources", 0),
     75: ("cluster", "describe_topic_partitions", 0),
+    20000: ("observation", "describe_transaction_events", 0),  # semel's own
 }
 
+FIRST_OWN_KEY = 20000  # from here on: APIs that Kafka does not have
 FLEXIBLE_FROM: dict[int, int] = {key: first for key, (_, _, first) in APIS.items() if first is not None}
 # Kafka's names, such as AddPartitionsToTxn
 NAMES: dict[int, str] = {key: name.title().replace("_", "") for key, (_, name, _) in APIS.items()}

@@ -355,6 +355,7 @@ class _Guards:
         self.needed: dict[tuple[bytes, int], Any] = {}
         self._partitions: dict[tuple[str, int], tuple[bytes, int]] = {}
         self._producers: set[tuple[int, int]] = set()
+        self._refused: tuple[int, int] | None = None  # a producer that the log itself refuses
 
     def ask_logs(self) -> Generator[None, None, None]:
         """Finds out what is needed. Yields after each batch."""
@@ -389,6 +390,7 @@ class _Guards:
             )
         except StorageError as error:
             self.needed[key] = error.code
+            self._refused = (header.producer_id, header.producer_epoch)
             return
         if guard is not None:
             self.needed[key] = guard
@@ -424,7 +426,7 @@ class _Guards:
         appends = _Appends(self._broker, self._context, self.needed)
         response = await appends.in_turns(self._request)
         responding = await _append_heavy(self._broker, self._context, self._request, response, appends)
-        if self._partitions:
+        if self._producers or self._refused:
             self._trace(response)
         return responding
 
@@ -434,7 +436,7 @@ class _Guards:
         offsets = [part.base_offset for topic in response.responses for part in topic.partition_responses]
         note = f"first offset {offsets[0]}" if len(offsets) == 1 and offsets[0] >= 0 else ""
         error = codes[0] if codes else ErrorCode.NONE
-        producer = next(iter(self._producers))
+        producer = self._refused or next(iter(self._producers))
         id_ = self._request.transactional_id or ""
         self._broker.transactions.events.add(
             TraceStep.PRODUCE, id_, *producer, error, self._context.client, self._partitions, note

@@ -6,7 +6,7 @@
             print(group.group_id, group.state)
 
 Every call takes `timeout_ms` (default.api.timeout.ms) and raises a `KafkaError` that says what to do. What the calls do
-is in `calls.py`, `groups.py` and `transactions.py`.
+is in `calls.py`, `groups.py`, `transactions.py` and `observation.py`.
 """
 
 from __future__ import annotations
@@ -59,3 +59,7 @@ class Admin(Closing):
     abort_transaction = blocking(AdminCalls.abort_transaction)
     describe_producers = blocking(AdminCalls.describe_producers)
     abort_hanging_transaction = blocking(AdminCalls.abort_hanging_transaction)
+
+    describe_transactions = blocking(AdminCalls.describe_transactions)
+    producers_of = blocking(AdminCalls.producers_of)
+    transaction_events = blocking(AdminCalls.transaction_events)

@@ -14,6 +14,7 @@ import msgspec
 
 from semel.client.admin.base import listed
 from semel.client.admin.groups import GroupCalls
+from semel.client.admin.observation import ObservationCalls
 from semel.client.admin.transactions import TransactionAdminCalls
 from semel.client.cluster_calls import AnyNode, ClusterCalls, Controller, Leader, NodeTarget, Target
 from semel.client.consumer.engine import checked_partitions
@@ -77,7 +78,7 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     is_sensitive: bool
 
 
-class AdminCalls(GroupCalls, TransactionAdminCalls):
+class AdminCalls(GroupCalls, TransactionAdminCalls, ObservationCalls):
     """Everything that the admin client can do."""
 
     def __init__(self, settings: ClientSettings, cluster: ClusterCalls[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel.local.apache_kafka import kafka_libs
-from semel.protocol.apis import APIS, api_of
+from semel.protocol.apis import APIS, FIRST_OWN_KEY, api_of
 from semel.protocol.messages import groups as consumer_protocol
 from semel.protocol.messages import internal_topics as consumer_group_log
 from semel.protocol.messages import internal_topics as group_log
@@ -23,7 +23,8 @@ from semel.protocol.schema import FieldKind, Struct, fields_of, parse_versions
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("kafka_installation")]
 
 JARS = ("kafka-clients", "kafka-transaction-coordinator", "kafka-group-coordinator")
-FORMATS = [fmt for key in APIS for fmt in (api_of(key).request, api_of(key).response)] + [
+KAFKAS = [key for key in APIS if key < FIRST_OWN_KEY]
+FORMATS = [fmt for key in KAFKAS for fmt in (api_of(key).request, api_of(key).response)] + [
     transaction_log.TRANSACTION_LOG_KEY,
     transaction_log.TRANSACTION_LOG_VALUE,
     group_log.OFFSET_COMMIT_KEY,

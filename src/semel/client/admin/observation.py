@@ -1,0 +1,155 @@
+"""The admin's part for those who look at a whole cluster: what many single calls would find out, with few requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from semel.client.admin.base import AdminBase
+from semel.client.admin.transactions import ProducerInfo, TransactionInfo
+from semel.client.cluster_calls import Leader, NodeTarget
+from semel.client.errors import KafkaError
+from semel.client.timing import Deadline
+from semel.client.types import TopicPartition
+from semel.protocol.errors import ErrorCode
+from semel.protocol.messages import observation as own_messages
+from semel.protocol.messages import transactions as messages
+
+IDS_PER_REQUEST = 1_000
+PARTITIONS_PER_REQUEST = 2_000
+
+
+class TransactionStep(msgspec.Struct, frozen=True):
+    """One step of a transaction as semel's broker saw it. `step` is its number in the figure of KIP-98."""
+
+    number: int
+    time_ms: int
+    step: str
+    api: str
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    error: str  # the name of its error code; empty: none
+    client: str  # id and address of the client; empty: the broker itself
+    partitions: list[TopicPartition]  # some of them
+    partition_count: int
+    note: str
+
+
+class ObservationCalls(AdminBase):
+    async def describe_transactions(
+        self, states: Iterable[str] = (), timeout_ms: float | None = None
+    ) -> list[TransactionInfo]:
+        """All transactional ids, or those in one of these states, as `describe_transaction` shows one."""
+        deadline = self._deadline(timeout_ms)
+        await self.cluster.retry(lambda: self.cluster.refresh([], deadline), "looking up the brokers", deadline)
+        found: list[TransactionInfo] = []
+        for node_id in sorted(self.cluster.metadata.brokers):
+            request = messages.ListTransactionsRequest(state_filters=list(states))
+            listed = await self._call(NodeTarget(node_id), messages.LIST_TRANSACTIONS, request, deadline)
+            ids = [entry.transactional_id for entry in listed.transaction_states]
+            for at in range(0, len(ids), IDS_PER_REQUEST):
+                found += await self._described(node_id, ids[at : at + IDS_PER_REQUEST], deadline)
+        return sorted(found, key=lambda each: each.transactional_id)
+
+    async def _described(self, node_id: int, ids: list[str], deadline: Deadline) -> list[TransactionInfo]:
+        """What the coordinator says that listed them. Ids that have gone since are left out."""
+        request = messages.DescribeTransactionsRequest(ids)
+        response = await self._call(NodeTarget(node_id), messages.DESCRIBE_TRANSACTIONS, request, deadline, None)
+        return [
+            TransactionInfo(
+                entry.transactional_id,
+                entry.transaction_state,
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.transaction_timeout_ms,
+                entry.transaction_start_time_ms,
+                [TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions],
+                node_id,
+            )
+            for entry in response.transaction_states
+            if entry.error_code == ErrorCode.NONE
+        ]
+
+    async def producers_of(
+        self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, list[ProducerInfo]]:
+        """The producers that partitions know, with a request to each leader. Partitions that have no leader, or moved
+        just now, are left out."""
+        deadline = self._deadline(timeout_ms)
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for topic, index in partitions:
+            try:
+                leader = (await self.cluster.partition(topic, index, deadline)).leader
+            except KafkaError:
+                continue
+            by_leader.setdefault(leader, []).append(TopicPartition(topic, index))
+        found: dict[TopicPartition, list[ProducerInfo]] = {}
+        for leader, wanted in by_leader.items():
+            for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
+                found |= await self._producers_at(leader, wanted[at : at + PARTITIONS_PER_REQUEST], deadline)
+        return found
+
+    async def _producers_at(
+        self, node_id: int, wanted: list[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, list[ProducerInfo]]:
+        topics: dict[str, list[int]] = {}
+        for topic, index in wanted:
+            topics.setdefault(topic, []).append(index)
+        request = messages.DescribeProducersRequest([messages.ProducersTopic(*each) for each in topics.items()])
+        response = await self._call(NodeTarget(node_id), messages.DESCRIBE_PRODUCERS, request, deadline, None)
+        found = {}
+        for answer in response.topics:
+            for part in answer.partitions:
+                if part.error_code:
+                    self.cluster.forget(Leader(answer.name, part.partition_index))
+                else:
+                    found[TopicPartition(answer.name, part.partition_index)] = [
+                        ProducerInfo(
+                            entry.producer_id,
+                            entry.producer_epoch,
+                            entry.last_sequence,
+                            entry.last_timestamp,
+                            entry.coordinator_epoch,
+                            entry.current_txn_start_offset,
+                        )
+                        for entry in part.active_producers
+                    ]
+        return found
+
+    async def transaction_events(
+        self,
+        transactional_ids: Iterable[str] = (),
+        after: int = -1,
+        limit: int = 1000,
+        timeout_ms: float | None = None,
+    ) -> list[TransactionStep] | None:
+        """The last steps of transactions, oldest first. None: the broker is not semel's and keeps none."""
+        deadline = self._deadline(timeout_ms)
+        capabilities = await self.cluster.capabilities("looking up the APIs", timeout_s=deadline.remaining_s())
+        api = own_messages.DESCRIBE_TRANSACTION_EVENTS
+        if not capabilities.has(api):
+            return None
+        request = own_messages.DescribeTransactionEventsRequest(list(transactional_ids), after, limit)
+        found: list[TransactionStep] = []
+        for response in await self._call_all(api, request, deadline):
+            found += [_step(event) for event in response.events]
+        return found
+
+
+def _step(event: own_messages.TransactionTraceEvent) -> TransactionStep:
+    return TransactionStep(
+        event.number,
+        event.time_ms,
+        event.step,
+        event.api,
+        event.transactional_id,
+        event.producer_id,
+        event.producer_epoch,
+        ErrorCode.of(event.error_code).name if event.error_code else "",
+        event.client,
+        [TopicPartition(each.topic, each.partition) for each in event.partitions],
+        event.partition_count,
+        event.note,
+    )
