@@ -106,7 +106,7 @@ TABLE: dict[int, Row] = {
             0,
             0,
             "handlers.observation:describe_transaction_events",
-            "not in Kafka: for `semel trace` and `semel ui`",
+            "not in Kafka: the last steps of transactions, for `semel trace`",
         ),
     )
 }

@@ -28,6 +28,8 @@ COMMANDS = {
     "consume": "read records from a topic",
     "group": "list and describe consumer groups, their lag and offsets",
     "txn": "list, describe and abort transactions",
+    "trace": "one transaction step by step",
+    "doctor": "what is wrong with transactions, and the command that cures it",
     "demo": "see semel at work",
     "audit": "what an application has read and written, and whether that fits",
     "prove": "try to break the guarantee, and have an independent checker count",

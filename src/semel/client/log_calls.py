@@ -10,7 +10,7 @@ from semel.client.producer.batches import Place
 from semel.client.timing import Deadline
 from semel.protocol.batch import Buffer, check_batch, iter_headers
 from semel.protocol.errors import Recovery
-from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic
+from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from semel.protocol.rows import MarkerType, decode_batch, decode_marker
 
 NAMES_UP_TO = 12  # later versions of Fetch name topics by id
@@ -22,12 +22,29 @@ async def fetch_once(
     calls: ClusterCalls[Any], place: Place, offset: int, deadline: Deadline, max_bytes: int = READ_BYTES
 ) -> Buffer:
     """The raw batches from an offset on, committed or not; waits up to half a second for some to come."""
+    records = (await fetch_partition(calls, place, offset, deadline, max_bytes)).records
+    if records is None:
+        return b""
+    return b"".join(records) if isinstance(records, list) else records
+
+
+async def fetch_partition(
+    calls: ClusterCalls[Any],
+    place: Place,
+    offset: int,
+    deadline: Deadline,
+    max_bytes: int = READ_BYTES,
+    *,
+    committed: bool = False,
+    wait_ms: int = WAIT_MS,
+) -> PartitionData:
+    """What the leader has from an offset on; with `committed` up to the last stable offset, and which were aborted."""
     topic, partition = place
     request = FetchRequest(
-        max_wait_ms=WAIT_MS,
+        max_wait_ms=wait_ms,
         min_bytes=1,
         max_bytes=max_bytes,
-        isolation_level=0,
+        isolation_level=int(committed),
         topics=[FetchTopic(topic, partitions=[FetchPartition(partition, -1, offset, partition_max_bytes=max_bytes)])],
     )
     response = await calls.call(
@@ -38,10 +55,8 @@ async def fetch_once(
         errors=lambda answer: [answer.error_code, *(p.error_code for t in answer.responses for p in t.partitions)],
         at_most=NAMES_UP_TO,
     )
-    records = response.responses[0].partitions[0].records
-    if records is None:
-        return b""
-    return b"".join(records) if isinstance(records, list) else records
+    found: PartitionData = response.responses[0].partitions[0]
+    return found
 
 
 async def find_decision(

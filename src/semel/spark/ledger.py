@@ -58,6 +58,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     plan: str = ""  # `plan_of` the batch; "" in entries of versions that did not store it
     dead_letter_topic: str | None = None  # of the sink: a source with a pattern leaves it out
     checksum: str = ""  # of the rows, where the query keeps state (see `checksums`)
+    took_ms: int = 0  # since the transaction was begun; 0 in entries of versions that did not store it
 
     @property
     def key(self) -> bytes:

@@ -248,6 +248,7 @@ class BatchTransaction(Closing):
             plan=batch.plan,
             dead_letter_topic=self.options.dead_letter_topic,
             checksum=checksum,
+            took_ms=0 if self._began_s is None else int((time.monotonic() - self._began_s) * 1000),
         )
 
     def _end(self, entry: LedgerEntry) -> None:

@@ -35,6 +35,22 @@ def test_an_open_transaction_outlives_thousands_of_ids_that_came_and_went() -> N
     assert len({event.transactional_id for event in events.all()}) == KEPT_IDS
 
 
+def test_lookups_of_tools_do_not_push_out_what_happened() -> None:
+    events, _ = make()
+    events.add(TraceStep.END, "a", 1, 0)
+    for _ in range(2 * KEPT_EVENTS):
+        events.add(TraceStep.FIND, "a", -1, -1)
+    assert [event.step for event in events.of("a")] == [TraceStep.END, TraceStep.FIND]
+
+
+def test_a_request_stands_before_what_it_caused() -> None:
+    events, _ = make()
+    moment = events.moment()
+    events.add(TraceStep.DECIDED, "a", 1, 0)
+    events.add(TraceStep.END, "a", 1, 0, moment=moment)
+    assert [event.step for event in events.of("a")] == [TraceStep.END, TraceStep.DECIDED]
+
+
 def test_memory_is_bounded_although_every_transaction_hangs() -> None:
     events, _ = make()
     for number in range(3 * KEPT_IDS):

@@ -101,7 +101,9 @@ class TransactionEvents:
         client: str = "",
         partitions: Collection[TopicPartition] = (),
         note: str = "",
+        moment: tuple[int, int] | None = None,
     ) -> None:
+        """`moment`: when a request came whose effects are events themselves (see `moment`)."""
         if error in FENCED and step is not TraceStep.PRODUCE:  # a batch that is refused is counted where it is
             self._counters.fenced[step.api] += 1
         events = self._by_id.get(transactional_id)
@@ -112,11 +114,17 @@ class TransactionEvents:
             self._by_id.move_to_end(transactional_id)
         few = sorted(partitions) if len(partitions) <= KEPT_PARTITIONS else islice(partitions, KEPT_PARTITIONS)
         named = tuple(few)
-        number, now_ms = next(self._numbers), self._now_ms()
+        if step is TraceStep.FIND and events and events[-1].step is TraceStep.FIND:
+            events.pop()  # somebody who only looks: it would push out what happened
+        number, now_ms = moment or self.moment()
         event = TraceEvent(
             number, now_ms, step, transactional_id, producer_id, epoch, error, client, named, len(partitions), note
         )
         events.append(event)
+
+    def moment(self) -> tuple[int, int]:
+        """Number and time of an event that happens now and is added later, when its outcome is known."""
+        return next(self._numbers), self._now_ms()
 
     def transition(self, transactional_id: str, event: TransactionEvent, to: Transaction) -> None:
         """A decision or the end of a transaction is in the log."""
@@ -130,7 +138,7 @@ class TransactionEvents:
 
     def of(self, transactional_id: str) -> list[TraceEvent]:
         """The kept events of an id, oldest first. May be called from another thread."""
-        return list(self._by_id.get(transactional_id, ()))
+        return sorted(self._by_id.get(transactional_id, ()))
 
     def all(self) -> list[TraceEvent]:
         """The kept events of all ids, oldest first."""

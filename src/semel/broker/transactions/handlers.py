@@ -200,6 +200,7 @@ async def _allow_offsets(broker: BrokerNode, version: int, request: messages.Txn
 # --- ending ---------------------------------------------------------------------------------------------------------
 async def end_txn(broker: BrokerNode, ctx: RequestContext, request: messages.EndTxnRequest) -> messages.EndTxnResponse:
     """Commit or abort. The response follows the durable decision."""
+    moment = broker.transactions.events.moment()
     owner = await broker.transactions.end(
         request.transactional_id,
         request.producer_id,
@@ -209,7 +210,7 @@ async def end_txn(broker: BrokerNode, ctx: RequestContext, request: messages.End
     )
     who = (request.transactional_id, request.producer_id, request.producer_epoch)
     note = "commit" if request.committed else "abort"
-    broker.transactions.events.add(TraceStep.END, *who, owner.error, ctx.client, note=note)
+    broker.transactions.events.add(TraceStep.END, *who, owner.error, ctx.client, note=note, moment=moment)
     error = for_version(owner.error, ctx.version, knows_fenced_from=2)
     return messages.EndTxnResponse(error_code=error, producer_id=owner.producer_id, producer_epoch=owner.epoch)
 

@@ -62,4 +62,5 @@ class Admin(Closing):
 
     describe_transactions = blocking(AdminCalls.describe_transactions)
     producers_of = blocking(AdminCalls.producers_of)
+    committed_of_all = blocking(AdminCalls.committed_of_all)
     transaction_events = blocking(AdminCalls.transaction_events)

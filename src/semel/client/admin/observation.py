@@ -10,14 +10,18 @@ from semel.client.admin.base import AdminBase
 from semel.client.admin.transactions import ProducerInfo, TransactionInfo
 from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import KafkaError
+from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES
 from semel.client.timing import Deadline
-from semel.client.types import TopicPartition
+from semel.client.types import OffsetAndMetadata, TopicPartition
 from semel.protocol.errors import ErrorCode
+from semel.protocol.messages import groups as group_messages
 from semel.protocol.messages import observation as own_messages
+from semel.protocol.messages import offsets as offset_messages
 from semel.protocol.messages import transactions as messages
 
 IDS_PER_REQUEST = 1_000
 PARTITIONS_PER_REQUEST = 2_000
+GROUPS_PER_REQUEST = 200
 
 
 class TransactionStep(msgspec.Struct, frozen=True):
@@ -35,6 +39,14 @@ class TransactionStep(msgspec.Struct, frozen=True):
     partitions: list[TopicPartition]  # some of them
     partition_count: int
     note: str
+
+
+class GroupCommits(msgspec.Struct, frozen=True):
+    """A group and its committed offsets; `unstable` are those that an open transaction has newer ones for."""
+
+    state: str
+    committed: dict[TopicPartition, OffsetAndMetadata]
+    unstable: list[TopicPartition]
 
 
 class ObservationCalls(AdminBase):
@@ -116,6 +128,55 @@ class ObservationCalls(AdminBase):
                         )
                         for entry in part.active_producers
                     ]
+        return found
+
+    async def committed_of_all(self, timeout_ms: float | None = None) -> dict[str, GroupCommits]:
+        """State and committed offsets of all groups, and which of these offsets an open transaction is about to move.
+        Groups that moved to another broker just now are left out."""
+        deadline = self._deadline(timeout_ms)
+        await self.cluster.retry(lambda: self.cluster.refresh([], deadline), "looking up the brokers", deadline)
+        found: dict[str, GroupCommits] = {}
+        for node_id in sorted(self.cluster.metadata.brokers):
+            target = NodeTarget(node_id)
+            listed = await self._call(target, group_messages.LIST_GROUPS, group_messages.ListGroupsRequest(), deadline)
+            states = {group.group_id: group.group_state for group in listed.groups}
+            for at in range(0, len(states), GROUPS_PER_REQUEST):
+                ids = list(states)[at : at + GROUPS_PER_REQUEST]
+                stable = await self._committed_at(target, ids, True, deadline)
+                unstable = [group for group, each in stable.items() if each[1]]
+                now = await self._committed_at(target, unstable, False, deadline) if unstable else {}
+                for group, (offsets, pending) in stable.items():
+                    found[group] = GroupCommits(states[group], now[group][0] if group in now else offsets, pending)
+        return found
+
+    async def _committed_at(
+        self, target: NodeTarget, ids: list[str], require_stable: bool, deadline: Deadline
+    ) -> dict[str, tuple[dict[TopicPartition, OffsetAndMetadata], list[TopicPartition]]]:
+        """Of each group: its committed offsets, and the partitions whose offset is pending."""
+        groups = [offset_messages.OffsetFetchRequestGroup(group, topics=None) for group in ids]
+        response = await self.cluster.call(
+            target,
+            offset_messages.OFFSET_FETCH,
+            offset_messages.OffsetFetchRequest(groups=groups, require_stable=require_stable),
+            timeout_s=deadline.remaining_s(),
+            errors=None,
+            at_most=LAST_VERSION_WITH_NAMES,
+            at_least=8,
+        )
+        found = {}
+        for group in response.groups:
+            if group.error_code:
+                continue
+            committed: dict[TopicPartition, OffsetAndMetadata] = {}
+            pending: list[TopicPartition] = []
+            for topic in group.topics:
+                for part in topic.partitions:
+                    place = TopicPartition(topic.name, part.partition_index)
+                    if part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+                        pending.append(place)
+                    elif part.committed_offset >= 0:
+                        committed[place] = OffsetAndMetadata(part.committed_offset, part.metadata or "")
+            found[group.group_id] = (committed, pending)
         return found
 
     async def transaction_events(

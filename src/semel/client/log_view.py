@@ -1,0 +1,177 @@
+"""A partition's records as they are, with what became of each: committed, aborted, open. For tools that show a log.
+
+Readers of committed data get the aborted transactions of what they fetch from the broker; here the same list marks the
+records, and nothing is left out. What lies beyond the last stable offset is decided by the producers that have an open
+transaction, and by markers that are already there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from semel.client.cluster_calls import ClusterCalls, Leader
+from semel.client.log_calls import fetch_partition
+from semel.client.producer.batches import Place
+from semel.client.timing import Deadline
+from semel.protocol.batch import BatchHeader, check_batch, iter_headers
+from semel.protocol.errors import CorruptBatchError
+from semel.protocol.messages import transactions as messages
+from semel.protocol.rows import MarkerType, decode_batch, decode_marker
+
+COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
+HELD = "held back"  # decided, but another transaction that is open holds the last stable offset before it
+VIEW_BYTES = 1 << 20
+
+
+class SeenRecord(msgspec.Struct, frozen=True):
+    """A record, or the marker of a transaction (`marker` is COMMIT or ABORT)."""
+
+    offset: int
+    timestamp: int
+    state: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    producer_id: int
+    epoch: int
+    sequence: int
+    is_transactional: bool
+    marker: str = ""
+
+
+class LogView(msgspec.Struct, frozen=True):
+    """A piece of a log; `next_offset` is where the next piece begins."""
+
+    records: list[SeenRecord]
+    next_offset: int
+    start: int
+    stable: int
+    high_watermark: int
+
+
+async def view_log(
+    calls: ClusterCalls[Any],
+    place: Place,
+    offset: int,
+    deadline: Deadline,
+    *,
+    most: int = 100,
+    max_bytes: int = VIEW_BYTES,
+    wait_ms: int = 0,
+) -> LogView:
+    """Up to `most` records from an offset on, but whole batches are read: one of 10 MB is read whole."""
+    raw = await fetch_partition(calls, place, offset, deadline, max_bytes, wait_ms=wait_ms)
+    data = raw.records if raw.records is not None else b""
+    data = b"".join(data) if isinstance(data, list) else data
+    found = list(iter_headers(data))
+    # In this order: what is not open any more when it is asked for is in the list of aborted transactions after that.
+    open_starts: dict[int, int] = {}
+    if any(header.is_transactional for _, header in found):
+        open_starts = await _open_starts(calls, place, deadline)
+    committed = await fetch_partition(calls, place, offset, deadline, max_bytes, committed=True, wait_ms=0)
+    stable = committed.last_stable_offset
+    aborted = [(entry.producer_id, entry.first_offset) for entry in committed.aborted_transactions or ()]
+    states = _states(data, found, sorted(aborted, key=lambda entry: entry[1]), open_starts, stable)
+    records: list[SeenRecord] = []
+    next_offset = offset
+    for (at, header), state in zip(found, states, strict=True):
+        for record in _records(data, at, header, state):
+            if record.offset >= offset and len(records) < most:
+                records.append(record)
+                next_offset = record.offset + 1
+        if len(records) >= most:
+            break
+        next_offset = max(next_offset, header.next_offset)
+    return LogView(records, next_offset, raw.log_start_offset, stable, raw.high_watermark)
+
+
+def _states(
+    data: Any,
+    found: list[tuple[int, BatchHeader]],
+    aborted: list[tuple[int, int]],
+    open_starts: dict[int, int],
+    stable: int,
+) -> list[str]:
+    """What became of each batch. `aborted`: (producer, first offset) of aborted transactions, by offset."""
+    decided = _decided_beyond(data, found)
+    active: set[int] = set()  # producers in a transaction that was aborted
+    states = []
+    for number, (at, header) in enumerate(found):
+        while aborted and aborted[0][1] <= header.last_offset:
+            active.add(aborted.pop(0)[0])
+        if header.is_control:
+            active.discard(header.producer_id)
+            marker = _marker(data, at)
+            states.append(COMMITTED if marker == "COMMIT" else ABORTED)
+        elif not header.is_transactional:
+            states.append(COMMITTED)
+        elif header.producer_id in active:
+            states.append(ABORTED)
+        elif open_starts.get(header.producer_id, header.next_offset) <= header.base_offset:
+            states.append(OPEN)
+        else:
+            states.append(decided.get(number, COMMITTED if header.last_offset < stable else HELD))
+    return states
+
+
+def _decided_beyond(data: Any, found: list[tuple[int, BatchHeader]]) -> dict[int, str]:
+    """By markers that follow in the same piece: counts where the list of aborted transactions does not reach yet."""
+    decided: dict[int, str] = {}
+    last: dict[int, str] = {}
+    for number in range(len(found) - 1, -1, -1):
+        at, header = found[number]
+        if header.is_control:
+            last[header.producer_id] = COMMITTED if _marker(data, at) == "COMMIT" else ABORTED
+        elif header.is_transactional and header.producer_id in last:
+            decided[number] = last[header.producer_id]
+    return decided
+
+
+def _marker(data: Any, at: int) -> str:
+    marker = decode_marker(decode_batch(data, at).records[0])
+    return "" if marker is None else MarkerType(marker.type).name
+
+
+def _records(data: Any, at: int, header: BatchHeader, state: str) -> Iterable[SeenRecord]:
+    producer = (header.producer_id, header.producer_epoch)
+    try:
+        check_batch(data, header, at)
+        rows = decode_batch(data, at).records
+    except CorruptBatchError as error:
+        note = (("semel.unreadable", str(error).encode()),)
+        yield SeenRecord(header.base_offset, -1, state, None, None, note, *producer, -1, header.is_transactional)
+        return
+    if header.is_control:
+        for row in rows:
+            yield SeenRecord(row.offset, row.timestamp, state, None, None, (), *producer, -1, True, _marker(data, at))
+        return
+    first = header.base_sequence
+    for row in rows:
+        sequence = first + row.offset - header.base_offset if first >= 0 else -1
+        yield SeenRecord(
+            row.offset,
+            row.timestamp,
+            state,
+            None if row.key is None else bytes(row.key),
+            None if row.value is None else bytes(row.value),
+            tuple((name, None if value is None else bytes(value)) for name, value in row.headers),
+            *producer,
+            sequence,
+            header.is_transactional,
+        )
+
+
+async def _open_starts(calls: ClusterCalls[Any], place: Place, deadline: Deadline) -> dict[int, int]:
+    """Where the open transactions of a partition begin, by producer."""
+    response = await calls.call(
+        Leader(*place),
+        messages.DESCRIBE_PRODUCERS,
+        messages.DescribeProducersRequest([messages.ProducersTopic(place[0], [place[1]])]),
+        timeout_s=deadline.remaining_s(),
+        errors=lambda answer: (part.error_code for topic in answer.topics for part in topic.partitions),
+    )
+    states = response.topics[0].partitions[0].active_producers
+    return {each.producer_id: each.current_txn_start_offset for each in states if each.current_txn_start_offset >= 0}

@@ -1,0 +1,285 @@
+"""The state of a cluster at one moment, as far as the checks need it: read through the admin client, with few requests.
+
+A cluster does not hold still while it is read. Where a check compares what two brokers say, the snapshot has what was
+read before and after, so that something that ended in between is not taken for something that hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from semel.client.admin.calls import AdminCalls
+from semel.client.admin.observation import TransactionStep
+from semel.client.admin.risks import risks
+from semel.client.admin.transactions import ProducerInfo, TransactionInfo
+from semel.client.errors import KafkaError
+from semel.client.log_view import COMMITTED, OPEN, view_log
+from semel.client.timing import Deadline
+from semel.client.types import TopicPartition
+from semel.protocol.errors import DecodeError
+from semel.protocol.messages.internal_topics import OFFSET_COMMIT_KEY
+from semel.spark.ledger import SUFFIX, LedgerEntry, decode
+
+OFFSETS_TOPIC = "__consumer_offsets"
+EARLIEST, LATEST = -2, -1
+PRODUCERS_OF_AT_MOST = 20_000  # partitions whose producers are all looked at; beyond it, those that hold back readers
+IDS_DESCRIBED_AT_MOST = 20_000
+LEDGER_RECORDS = 100
+LEDGERS_AT_MOST = 200
+COMMITS_READ = 200  # records of each partition of the offsets topic
+GROUPS_AT_MOST = 2_000
+BROKER_SETTINGS = ("transaction.partition.verification.enable", "transaction.max.timeout.ms")
+
+OpenTransaction = tuple[TopicPartition, int, int, int]  # partition, producer id, epoch, first offset
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    start: int
+    stable: int
+    end: int
+
+
+class GroupSeen(msgspec.Struct, frozen=True):
+    state: str
+    committed: dict[TopicPartition, int]
+    unstable: list[TopicPartition]
+
+
+class CommitSeen(msgspec.Struct, frozen=True):
+    """A committed offset in the offsets topic, and whether a transaction wrote it."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    in_transaction: bool
+
+
+class Snapshot(msgspec.Struct):
+    """Everything that the checks look at."""
+
+    now_ms: int
+    brokers: int = 1
+    transaction_version: int = 2
+    bounds: dict[TopicPartition, Bounds] = {}
+    producers: dict[TopicPartition, list[ProducerInfo]] = {}
+    transactions: dict[str, TransactionInfo] = {}
+    ids: list[str] = []
+    still_open: set[OpenTransaction] = set()  # seen open before and after the coordinators were asked
+    known_later: set[tuple[int, TopicPartition]] = set()  # (producer id, partition) that a coordinator names meanwhile
+    groups: dict[str, GroupSeen] = {}
+    commits: list[CommitSeen] = []
+    ledgers: dict[str, list[LedgerEntry]] = {}
+    ledger_problems: dict[str, str] = {}
+    steps: list[TransactionStep] | None = None
+    settings: dict[str, str | None] = {}
+    risks: list[str] = []
+    not_looked_at: list[str] = []
+
+
+async def take_snapshot(calls: AdminCalls, timeout_ms: float = 10_000) -> Snapshot:
+    """Reads a cluster. What the user may not see, or an old broker does not serve, is noted and left out."""
+    deadline = calls.cluster.deadline(timeout_ms / 1000)
+    reader = _Reader(calls, deadline, Snapshot(int(time.time() * 1000)))
+    await reader.read()
+    return reader.found
+
+
+class _Reader:
+    def __init__(self, calls: AdminCalls, deadline: Deadline, found: Snapshot) -> None:
+        self._calls, self._deadline, self.found = calls, deadline, found
+
+    async def read(self) -> None:
+        cluster = await self._calls.describe_cluster(timeout_ms=self._left_ms())
+        self.found.brokers = len(cluster.brokers)
+        self.found.transaction_version = cluster.features.get("transaction.version", 0)
+        for what, step in (
+            ("offsets of topics", self._read_bounds),
+            ("transactions", self._read_transactions),
+            ("groups", self._read_groups),
+            ("commits of groups", self._read_commits),
+            ("ledgers", self._read_ledgers),
+            ("events of the broker", self._read_steps),
+            ("settings of brokers", self._read_settings),
+        ):
+            try:
+                await step()
+            except KafkaError as error:
+                if self._deadline.expired:
+                    raise
+                self.found.not_looked_at.append(f"{what}: {error}")
+
+    def _left_ms(self) -> float:
+        return max(1.0, self._deadline.remaining_s() * 1000)
+
+    # --- topics ---
+    async def _read_bounds(self) -> None:
+        topics = await self._calls.describe_topics(timeout_ms=self._left_ms())
+        places = [
+            TopicPartition(topic.name, part.partition)
+            for topic in topics
+            for part in topic.partitions
+            if part.leader >= 0
+        ]
+        starts, stables, ends = [
+            await self._offsets(places, EARLIEST, False),
+            await self._offsets(places, LATEST, True),
+            await self._offsets(places, LATEST, False),
+        ]
+        self.found.bounds = {
+            place: Bounds(starts[place], stables[place], ends[place])
+            for place in places
+            if place in starts and place in stables and place in ends
+        }
+
+    async def _offsets(self, places: list[TopicPartition], at: int, committed: bool) -> dict[TopicPartition, int]:
+        if not places:
+            return {}
+        wanted = dict.fromkeys(places, at)
+        found = await self._calls.list_offsets(wanted, read_committed=committed, timeout_ms=self._left_ms())
+        return {place: entry.offset for place, entry in found.items()}
+
+    # --- transactions ---
+    async def _read_transactions(self) -> None:
+        found = self.found
+        self.found.ids = [
+            entry.transactional_id for entry in await self._calls.list_transactions(timeout_ms=self._left_ms())
+        ]
+        places = self._places_of_producers()
+        before = await self._producers(places)
+        found.transactions = await self._transactions()
+        opened = _open_ones(before)
+        suspects = opened - _known(opened, found.transactions.values())
+        if suspects:
+            after = _open_ones(await self._producers({place for place, *_ in suspects}))
+            found.still_open = opened & after
+            again = await self._transactions()
+            found.known_later = {
+                (each.producer_id, place)
+                for each in again.values()
+                if each.state not in _ENDED
+                for place in each.partitions
+            }
+        found.producers = before
+
+    def _places_of_producers(self) -> Iterable[TopicPartition]:
+        bounds = self.found.bounds
+        if len(bounds) <= PRODUCERS_OF_AT_MOST:
+            return [place for place, each in bounds.items() if each.end > each.start]
+        self.found.not_looked_at.append(f"epochs of producers: there are {len(bounds)} partitions")
+        return [place for place, each in bounds.items() if each.stable < each.end]
+
+    async def _producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, list[ProducerInfo]]:
+        return await self._calls.producers_of(places, timeout_ms=self._left_ms())
+
+    async def _transactions(self) -> dict[str, TransactionInfo]:
+        states = () if len(self.found.ids) <= IDS_DESCRIBED_AT_MOST else _UNDER_WAY
+        found = await self._calls.describe_transactions(states, timeout_ms=self._left_ms())
+        return {each.transactional_id: each for each in found}
+
+    # --- groups ---
+    async def _read_groups(self) -> None:
+        committed = await self._calls.committed_of_all(timeout_ms=self._left_ms())
+        self.found.groups = {
+            group: GroupSeen(
+                each.state, {place: at.offset for place, at in each.committed.items()}, sorted(each.unstable)
+            )
+            for group, each in list(committed.items())[:GROUPS_AT_MOST]
+        }
+
+    async def _read_commits(self) -> None:
+        """The last commits of each group, as the offsets topic has them."""
+        for place, bounds in self.found.bounds.items():
+            if place.topic != OFFSETS_TOPIC or bounds.end <= bounds.start:
+                continue
+            offset = max(bounds.start, bounds.end - COMMITS_READ)
+            while offset < bounds.end:
+                view = await view_log(self._calls.cluster, place, offset, self._deadline, most=COMMITS_READ)
+                for record in view.records:
+                    if not record.marker and record.key is not None and record.state in (COMMITTED, OPEN):
+                        self._add_commit(record.key, record.value, record.offset, record.is_transactional)
+                if view.next_offset <= offset:
+                    break
+                offset = view.next_offset
+
+    def _add_commit(self, key: bytes, value: bytes | None, offset: int, in_transaction: bool) -> None:
+        version = int.from_bytes(key[:2], "big")
+        if version > 1 or value is None:  # not a committed offset, or one that was deleted
+            return
+        try:
+            where, _ = OFFSET_COMMIT_KEY.decode_from(key, 0, 2)
+        except DecodeError:
+            return
+        self.found.commits.append(CommitSeen(where.group, where.topic, where.partition, offset, in_transaction))
+
+    # --- ledgers ---
+    async def _read_ledgers(self) -> None:
+        names = sorted({place.topic for place in self.found.bounds if place.topic.endswith(SUFFIX)})
+        for name in names[:LEDGERS_AT_MOST]:
+            entries = await self._entries(name)
+            if entries is None:
+                continue
+            self.found.ledgers[name] = entries
+            partitions = sum(place.topic == name for place in self.found.bounds)
+            settings = await self._calls.describe_configs(topic=name, timeout_ms=self._left_ms())
+            policy = settings["cleanup.policy"].value if "cleanup.policy" in settings else "compact"
+            if partitions != 1:
+                self.found.ledger_problems[name] = f"it has {partitions} partitions, and a ledger has 1"
+            elif policy != "compact":
+                self.found.ledger_problems[name] = f"it has cleanup.policy={policy}, so its entries are deleted in time"
+
+    async def _entries(self, name: str) -> list[LedgerEntry] | None:
+        """The last entries; None: it is a topic of the user's that happens to end like a ledger."""
+        place = TopicPartition(name, 0)
+        bounds = self.found.bounds.get(place)
+        if bounds is None or bounds.end <= bounds.start:
+            return None
+        offset, entries = max(bounds.start, bounds.end - LEDGER_RECORDS), []
+        while offset < bounds.end:
+            view = await view_log(self._calls.cluster, place, offset, self._deadline, most=LEDGER_RECORDS)
+            for record in view.records:
+                if record.state == COMMITTED and not record.marker and record.value:
+                    try:
+                        entries.append(decode(record.value))
+                    except (msgspec.MsgspecError, ValueError, RuntimeError):
+                        return None
+            if view.next_offset <= offset:
+                break
+            offset = view.next_offset
+        return entries or None
+
+    # --- the rest ---
+    async def _read_steps(self) -> None:
+        self.found.steps = await self._calls.transaction_events(limit=10_000, timeout_ms=self._left_ms())
+
+    async def _read_settings(self) -> None:
+        cluster = await self._calls.describe_cluster(timeout_ms=self._left_ms())
+        node = min(broker.node_id for broker in cluster.brokers)
+        settings = await self._calls.describe_configs(broker=node, timeout_ms=self._left_ms())
+        self.found.settings = {name: settings[name].value for name in BROKER_SETTINGS if name in settings}
+        outputs = {each.topic for entries in self.found.ledgers.values() for each in entries[-1].written}
+        self.found.risks = await risks(self._calls, sorted(outputs | set(self.found.ledgers)))
+
+
+_ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+_UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+def _open_ones(producers: Mapping[TopicPartition, list[ProducerInfo]]) -> set[OpenTransaction]:
+    return {
+        (place, each.producer_id, each.epoch, each.transaction_start)
+        for place, entries in producers.items()
+        for each in entries
+        if each.transaction_start >= 0
+    }
+
+
+def _known(opened: set[OpenTransaction], transactions: Iterable[TransactionInfo]) -> set[OpenTransaction]:
+    """Those that a coordinator knows."""
+    known = {
+        (each.producer_id, place) for each in transactions if each.state not in _ENDED for place in each.partitions
+    }
+    return {each for each in opened if (each[1], each[0]) in known}

@@ -1,0 +1,161 @@
+"""Findings follow from a snapshot, with nothing else: also those that a single node cannot show."""
+
+from __future__ import annotations
+
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from semel.cli import available_commands, main
+from semel.client.admin.transactions import NO_TIMEOUT_MS, ProducerInfo, TransactionInfo
+from semel.client.types import TopicPartition
+from semel.doctor import checks
+from semel.doctor.checks import CHECKS, Limits, find
+from semel.doctor.findings import AILMENTS, Certainty
+from semel.doctor.snapshot import Bounds, CommitSeen, Snapshot
+
+NOW_MS = 1_800_000_000_000
+PLACE = TopicPartition("orders", 0)
+ROOT = Path(__file__).parents[3]
+
+
+def transaction(state: str = "Ongoing", age_s: float = 0, timeout_ms: int = 60_000, pid: int = 7) -> TransactionInfo:
+    return TransactionInfo("app", state, pid, 3, timeout_ms, NOW_MS - int(age_s * 1000), [PLACE], 1)
+
+
+def snapshot(*transactions: TransactionInfo, **fields: object) -> Snapshot:
+    bounds = {PLACE: Bounds(0, 10, 30)}
+    known = {each.transactional_id: each for each in transactions}
+    return Snapshot(NOW_MS, **{"bounds": bounds, "transactions": known, **fields})  # type: ignore[arg-type]
+
+
+def names(given: Snapshot, limits: Limits | None = None) -> list[str]:
+    return [finding.name for finding in find(given, limits)]
+
+
+def test_an_empty_cluster_has_nothing() -> None:
+    assert find(Snapshot(NOW_MS)) == []
+
+
+@pytest.mark.parametrize(
+    ("age_s", "timeout_ms", "is_long"),
+    [(47, 60_000, False), (49, 60_000, True), (899, 3_600_000, False), (901, 3_600_000, True)],
+)
+def test_a_transaction_is_long_by_its_own_timeout_or_after_fifteen_minutes(
+    age_s: float, timeout_ms: int, is_long: bool
+) -> None:
+    assert names(snapshot(transaction(age_s=age_s, timeout_ms=timeout_ms))) == ["long-transaction"] * is_long
+
+
+def test_a_prepared_transaction_is_not_called_long_and_is_aborted_by_force_only() -> None:
+    (finding,) = find(snapshot(transaction(age_s=100_000, timeout_ms=NO_TIMEOUT_MS)))
+    assert finding.name == "prepared-transaction"
+    assert finding.certainty is Certainty.POSSIBLE
+    assert finding.cure == "semel txn abort app --force"
+    assert "holds back 20 offsets of orders-0" in finding.seen
+
+
+def test_a_decision_without_markers_is_found() -> None:
+    assert names(snapshot(transaction("PrepareCommit", age_s=61))) == ["unfinished-decision"]
+    assert names(snapshot(transaction("PrepareCommit", age_s=59))) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"transactions": {"app": transaction()}},  # its coordinator knows it
+        {"known_later": {(7, PLACE)}},  # it did at the second look
+        {"still_open": set()},  # it had ended at the second look
+    ],
+)
+def test_what_only_looks_like_hanging_is_not_found(fields: dict[str, object]) -> None:
+    opened = {"still_open": {(PLACE, 7, 3, 10)}}
+    assert names(snapshot(**opened)) == ["hanging-transaction"]
+    assert names(snapshot(**{**opened, **fields})) == []
+
+
+def test_a_name_with_shell_characters_is_quoted_in_the_cure() -> None:
+    evil = transaction(age_s=1000)
+    evil = type(evil)("a'b; rm -rf /", *[getattr(evil, name) for name in evil.__struct_fields__[1:]])
+    (finding,) = find(snapshot(evil))
+    assert shlex.split(finding.cure) == ["semel", "txn", "abort", "a'b; rm -rf /"]
+
+
+def test_epochs_tell_nothing_about_transactions_of_the_second_generation() -> None:
+    worn = {PLACE: [ProducerInfo(7, 32_000, 0, 0, 0, -1)]}
+    assert names(snapshot(transaction(), producers=worn)) == []
+    assert names(snapshot(transaction(), producers=worn, transaction_version=1)) == ["worn-out-epoch"]
+    assert names(snapshot(producers=worn)) == ["worn-out-epoch"], "a producer without transactions"
+
+
+def test_an_operator_who_moves_a_group_once_is_not_an_automatic_commit() -> None:
+    kinds = [True, True, False, False]
+    commits = [CommitSeen("g", "orders", 0, n, kind) for n, kind in enumerate(kinds)]
+    assert names(snapshot(commits=commits)) == []
+    commits.append(CommitSeen("g", "orders", 0, 9, True))
+    assert names(snapshot(commits=commits)) == ["autocommit-beside-transactions"]
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("app-1f0c9a4e-6a3c-4f7e-9b1d-5d5d7c9f0e11", "app-*"),
+        ("shouter-0a1b2c3d4e5f60718293a4b5c6d7e8f9", "shouter-*"),
+        ("stream-3-7", "stream-*-*"),
+        ("facade", "facade"),
+    ],
+)
+def test_the_changing_part_of_a_name_is_recognised(name: str, pattern: str) -> None:
+    assert checks._pattern(name) == pattern
+
+
+def test_risks_of_the_settings_are_findings() -> None:
+    text = "topic '__transaction_state' has 1 replica on a cluster of 3 brokers: it is lost. Add replicas"
+    (finding,) = find(snapshot(risks=[text]))
+    assert (finding.name, finding.where, finding.cure) == ("at-risk", "__transaction_state", "Add replicas")
+
+
+# --- the table, the commands and the alert rules ---
+
+
+def test_every_name_in_the_table_is_looked_for_and_the_other_way_round() -> None:
+    text = Path(checks.__file__).read_text(encoding="utf-8")
+    assert {name for name in AILMENTS if f'"{name}"' in text} == set(AILMENTS)
+    assert len(CHECKS) == len(AILMENTS)
+
+
+def test_every_command_that_a_cure_names_exists() -> None:
+    text = Path(checks.__file__).read_text(encoding="utf-8")
+    import re
+
+    commands = set(re.findall(r'_command\(\s*"(\w+)"', text))
+    assert commands >= {"txn", "group", "audit"}
+    assert commands <= set(available_commands())
+    for command in commands:
+        import_module(f"semel.cli.{command}")
+
+
+def test_alert_rules_name_findings_that_exist() -> None:
+    rules = yaml.safe_load((ROOT / "observability" / "alert-rules.yml").read_text(encoding="utf-8"))
+    named = {rule["labels"]["finding"] for group in rules["groups"] for rule in group["rules"]}
+    assert named - {"none"} <= set(AILMENTS)
+
+
+# --- this machine ---
+
+
+def test_the_environment_is_described_and_a_missing_broker_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--environment", "-b", "127.0.0.1:1"])
+    shown = capsys.readouterr().out
+    assert code == 3
+    for name in ("python", "semel", "java", "disk", "open files", "broker"):
+        assert f" {name}: " in shown
+    assert "!!  broker: 127.0.0.1:1 cannot be reached" in shown
+
+
+def test_the_names_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--list"]) == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == list(AILMENTS)
