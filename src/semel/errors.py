@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from semel.local.brokers import BrokerFailedError as BrokerFailedError
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
-    from semel.patterns.process_postgres import OlderDatabaseError as OlderDatabaseError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from semel.sinks.postgres.errors import FencedInDatabaseError as FencedInDatabaseError
     from semel.sinks.postgres.errors import PostgresError as PostgresError
     from semel.sinks.postgres.errors import RowRefusedError as RowRefusedError
+    from semel.sinks.postgres.offsets import OlderDatabaseError as OlderDatabaseError
     from semel.sinks.postgres.offsets import PartitionTakenError as PartitionTakenError
     from semel.spark.base_sink import SinkError as SinkError
     from semel.spark.batch_writer import AlreadyDoneError as AlreadyDoneError
@@ -110,7 +110,6 @@ _HOMES = {
     "semel.local.brokers": ("BrokerFailedError",),
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
-    "semel.patterns.process_postgres": ("OlderDatabaseError",),
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",
@@ -125,7 +124,7 @@ _HOMES = {
         "PostgresError",
         "RowRefusedError",
     ),
-    "semel.sinks.postgres.offsets": ("PartitionTakenError",),
+    "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
     "semel.spark.base_sink": ("SinkError",),
     "semel.spark.batch_writer": (
         "AlreadyDoneError",

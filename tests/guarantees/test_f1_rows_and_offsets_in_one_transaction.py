@@ -306,6 +306,20 @@ def test_a_topic_that_ends_before_the_tables_offset_is_refused(bank: Bank) -> No
         bank.process()
 
 
+def test_a_topic_that_was_created_anew_is_refused_although_it_has_grown_past_the_tables_offset(bank: Bank) -> None:
+    bank.deposit(10)
+    bank.process()
+    with semel.Admin(bootstrap_servers=bank.bootstrap) as admin:
+        admin.delete_topics(bank.topic)
+    create_topic(bank.bootstrap, bank.topic, PARTITIONS)
+    bank.deposit(30)
+    with pytest.raises(semel.OlderDatabaseError, match=r"created anew.*delete the rows"):
+        bank.process()
+    bank.execute("DELETE FROM semel.offsets")
+    bank.process()
+    assert bank.total() == 10 + 30
+
+
 def test_offsets_that_somebody_changed_under_the_loop_stop_it(bank: Bank) -> None:
     bank.deposit(RECORDS)
 

@@ -58,6 +58,7 @@ class AsyncConsumer(ConsumerBase[AsyncConnection]):
     end_offsets = ConsumerBase._end_offsets
     offsets_for_times = ConsumerBase._offsets_for_times
     partitions_for = ConsumerBase._partitions_for
+    topic_ids = ConsumerBase._topic_ids
     commit = ConsumerBase._commit
     committed = ConsumerBase._committed
     _close_in_turn = guarded("close", ConsumerBase._close)

@@ -16,9 +16,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from semel.client.consumer import Consumer
-from semel.client.errors import FatalError, KafkaError
+from semel.client.errors import KafkaError
 from semel.client.timing import Backoff, Deadline
 from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process_modes import Mode
@@ -27,7 +28,7 @@ from semel.sinks.postgres.database import psycopg_module
 from semel.sinks.postgres.dead_letters import DEAD_LETTERS
 from semel.sinks.postgres.dead_letters import add as add_dead_letters
 from semel.sinks.postgres.errors import DatabaseUnavailableError, RowRefusedError, sorted_error
-from semel.sinks.postgres.offsets import OFFSETS, Claim, Claims, OffsetsTable
+from semel.sinks.postgres.offsets import OFFSETS, Claim, Claims, OffsetsTable, OlderDatabaseError
 from semel.sinks.postgres.receipts import RECEIPTS, event_id_of, give_back, receive, remove_old
 from semel.sinks.postgres.rows import RowWriter
 from semel.sinks.postgres.session import DatabaseSession
@@ -41,10 +42,6 @@ log = logging.getLogger("semel.process")
 
 FIRST_CONTACT_S = 10.0  # a server that restarts is back by then
 RECEIPTS_LOOK_S = 60.0  # so often old receipts are removed
-
-
-class OlderDatabaseError(FatalError):
-    """The group's committed offsets, or the topic, and the database do not fit together: one of them was restored."""
 
 
 class Applied(NamedTuple):
@@ -82,6 +79,7 @@ class PostgresMode(Mode):
         self._writer = RowWriter(settings)
         self._event_id = None if settings.event_id is None else event_id_of(settings.event_id)
         self._claims: Claims = {}
+        self._topic_ids: dict[str, UUID] = {}
         self._taken: list[Applied] = []
         self._receipts_due_s = 0.0
 
@@ -125,7 +123,10 @@ class PostgresMode(Mode):
         wanted = list(partitions)
         if not wanted:
             return
-        claims = self._session.run("taking over partitions", lambda connection: self._table.claim(connection, wanted))
+        self._topic_ids |= self.consumer.topic_ids(partition.topic for partition in wanted)
+        claims = self._session.run(
+            "taking over partitions", lambda connection: self._table.claim(connection, wanted, self._topic_ids)
+        )
         committed = self.consumer.committed(wanted)
         ends = self.consumer.end_offsets(wanted)
         for partition in wanted:
@@ -201,6 +202,7 @@ class PostgresMode(Mode):
         if not self.is_working:
             return
         offsets = {partition: at.offset for partition, at in self._progress().items()}
+        self._topic_ids |= self.consumer.fetched_topic_ids(offsets)  # of a topic that was created anew meanwhile
         held = {partition: self._claims[partition] for partition in offsets}
         after = {partition: Claim(held[partition].generation, offset) for partition, offset in offsets.items()}
         try:
@@ -227,7 +229,7 @@ class PostgresMode(Mode):
         def work(connection: Connection[Any]) -> WriteCounts:
             self._table.hold(connection, held)
             outcome = write(connection)
-            self._table.advance(connection, offsets)
+            self._table.advance(connection, offsets, self._topic_ids)
             return outcome
 
         def was_committed(connection: Connection[Any]) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
+from uuid import UUID
 
 import msgspec
 
@@ -44,6 +45,7 @@ from semel.client.types import (
     checked_topic,
 )
 from semel.protocol.errors import ErrorCode
+from semel.protocol.schema import NO_UUID
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -432,6 +434,19 @@ class ConsumerBase(Generic[Connection]):
     async def _partitions_for(self, topic: str, timeout_ms: float | None = None) -> set[int]:
         self._engine.check_usable()
         return set(await self._engine.calls.partitions(topic, self._deadline(timeout_ms).total_s))
+
+    async def _topic_ids(self, topics: Iterable[str], timeout_ms: float | None = None) -> dict[str, UUID]:
+        """The ids of topics: another one for each topic that was created with a name. Zero where a broker has none."""
+        self._engine.check_usable()
+        deadline, calls = self._deadline(timeout_ms), self._engine.calls
+        for topic in (names := set(topics)):
+            await calls.partitions(topic, deadline.remaining_s())
+        return {topic: UUID(bytes=(await calls.topic(topic, deadline)).topic_id) for topic in names}
+
+    def fetched_topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, UUID]:
+        """The ids of the topics that were fetched from, as far as they are known."""
+        found = {place.topic: self._engine.assigned.of(place).topic_id for place in partitions}
+        return {topic: UUID(bytes=topic_id) for topic, topic_id in found.items() if topic_id != NO_UUID}
 
     # -- commits -------------------------------------------------------------------------------------------------------
     async def _commit(

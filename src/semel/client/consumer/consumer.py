@@ -51,6 +51,7 @@ class Consumer(ConsumerBase[BrokerConnection]):
     end_offsets = blocked(ConsumerBase._end_offsets)
     offsets_for_times = blocked(ConsumerBase._offsets_for_times)
     partitions_for = blocked(ConsumerBase._partitions_for)
+    topic_ids = blocked(ConsumerBase._topic_ids)
     commit = blocked(ConsumerBase._commit)
     committed = blocked(ConsumerBase._committed)
     close = blocked(ConsumerBase._close)

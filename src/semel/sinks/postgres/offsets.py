@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
-from semel.client.errors import AbortableError
+from semel.client.errors import AbortableError, FatalError
 from semel.client.types import TopicPartition
 from semel.sinks.postgres.errors import DatabaseFatalError, PostgresError
 from semel.sinks.postgres.tables import Component, filled
@@ -18,6 +19,7 @@ from semel.sinks.postgres.tables import Component, filled
 if TYPE_CHECKING:
     from psycopg import Connection
 
+NO_TOPIC_ID = UUID(int=0)  # of brokers before Kafka 2.8
 OFFSETS = Component(
     "offsets",
     (
@@ -26,6 +28,7 @@ OFFSETS = Component(
             topic text,
             partition integer,
             next_offset bigint,
+            topic_id uuid NOT NULL,
             generation bigint NOT NULL,
             holder text NOT NULL,
             updated_at timestamptz NOT NULL DEFAULT now(),
@@ -33,6 +36,10 @@ OFFSETS = Component(
         )""",
     ),
 )
+
+
+class OlderDatabaseError(PostgresError, FatalError):
+    """The group's committed offsets, or the topic, and the database do not fit together: one of them was restored."""
 
 
 class PartitionTakenError(PostgresError, AbortableError):
@@ -57,21 +64,34 @@ class OffsetsTable:
         self._application_id = application_id
         self._holder = holder
 
-    def claim(self, connection: Connection[Any], partitions: Iterable[TopicPartition]) -> Claims:
-        """Makes this instance the owner. Waits for a transaction of the owner before."""
+    def claim(
+        self, connection: Connection[Any], partitions: Iterable[TopicPartition], topic_ids: Mapping[str, UUID]
+    ) -> Claims:
+        """Makes this instance the owner. Waits for a transaction of the owner before. Raises if an offset is of another
+        topic of that name: a topic that was created anew may have more records than the one before."""
         topics, numbers = _columns(partitions)
         rows = connection.execute(
             filled(
-                "INSERT INTO {schema}.offsets AS o (application_id, topic, partition, generation, holder) "
-                "SELECT %s, topic, partition, 1, %s FROM unnest(%s::text[], %s::int[]) AS u (topic, partition) "
-                "ORDER BY topic, partition ON CONFLICT (application_id, topic, partition) "
-                "DO UPDATE SET generation = o.generation + 1, holder = excluded.holder "
-                "RETURNING topic, partition, generation, next_offset",
+                "INSERT INTO {schema}.offsets AS o (application_id, topic, partition, topic_id, generation, holder) "
+                "SELECT %s, topic, partition, topic_id, 1, %s FROM unnest(%s::text[], %s::int[], %s::uuid[]) "
+                "AS u (topic, partition, topic_id) ORDER BY topic, partition "
+                "ON CONFLICT (application_id, topic, partition) DO UPDATE SET generation = o.generation + 1, holder = excluded.holder "
+                "RETURNING topic, partition, topic_id, generation, next_offset",
                 self._schema,
             ),
-            [self._application_id, self._holder, topics, numbers],
+            [self._application_id, self._holder, topics, numbers, [topic_ids[topic] for topic in topics]],
         )
-        return {TopicPartition(topic, number): Claim(*rest) for topic, number, *rest in rows}
+        claims = {}
+        for topic, number, topic_id, *rest in rows:
+            if topic_id != topic_ids[topic] and NO_TOPIC_ID not in (topic_id, topic_ids[topic]):
+                raise OlderDatabaseError(
+                    f"{self._schema}.offsets has {topic}-{number} at {rest[1]} of the topic with the id {topic_id}, "
+                    f"but the topic's id is {topic_ids[topic]}: it was deleted and created anew. Correct the topic's "
+                    f"name, or delete the rows of application {self._application_id!r} from {self._schema}.offsets to apply "
+                    "the new topic from its beginning"
+                )
+            claims[TopicPartition(topic, number)] = Claim(*rest)
+        return claims
 
     def read(self, connection: Connection[Any], partitions: Iterable[TopicPartition], *, lock: bool = False) -> Claims:
         """What the table says; with `lock`, the rows stay locked until the transaction ends."""
@@ -100,16 +120,25 @@ class OffsetsTable:
                     f"{mine.next_offset}: it was changed by hand or the database was restored; start again"
                 )
 
-    def advance(self, connection: Connection[Any], offsets: Mapping[TopicPartition, int]) -> None:
+    def advance(
+        self, connection: Connection[Any], offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, UUID]
+    ) -> None:
         topics, numbers = _columns(offsets)
         connection.execute(
             filled(
-                "UPDATE {schema}.offsets AS o SET next_offset = u.next_offset, updated_at = now() "
-                "FROM unnest(%s::text[], %s::int[], %s::bigint[]) AS u (topic, partition, next_offset) "
+                "UPDATE {schema}.offsets AS o SET next_offset = u.next_offset, topic_id = u.topic_id, "
+                "updated_at = now() FROM unnest(%s::text[], %s::int[], %s::bigint[], %s::uuid[]) "
+                "AS u (topic, partition, next_offset, topic_id) "
                 "WHERE o.application_id = %s AND o.topic = u.topic AND o.partition = u.partition",
                 self._schema,
             ),
-            [topics, numbers, [offsets[place] for place in sorted(offsets)], self._application_id],
+            [
+                topics,
+                numbers,
+                [offsets[place] for place in sorted(offsets)],
+                [topic_ids[topic] for topic in topics],
+                self._application_id,
+            ],
         )
 
     def _rows(
