@@ -75,7 +75,8 @@ class OffsetsTable:
                 "INSERT INTO {schema}.offsets AS o (application_id, topic, partition, topic_id, generation, holder) "
                 "SELECT %s, topic, partition, topic_id, 1, %s FROM unnest(%s::text[], %s::int[], %s::uuid[]) "
                 "AS u (topic, partition, topic_id) ORDER BY topic, partition "
-                "ON CONFLICT (application_id, topic, partition) DO UPDATE SET generation = o.generation + 1, holder = excluded.holder "
+                "ON CONFLICT (application_id, topic, partition) DO UPDATE SET "
+                "generation = o.generation + 1, holder = excluded.holder "
                 "RETURNING topic, partition, topic_id, generation, next_offset",
                 self._schema,
             ),
@@ -87,8 +88,8 @@ class OffsetsTable:
                 raise OlderDatabaseError(
                     f"{self._schema}.offsets has {topic}-{number} at {rest[1]} of the topic with the id {topic_id}, "
                     f"but the topic's id is {topic_ids[topic]}: it was deleted and created anew. Correct the topic's "
-                    f"name, or delete the rows of application {self._application_id!r} from {self._schema}.offsets to apply "
-                    "the new topic from its beginning"
+                    f"name, or delete the rows of application {self._application_id!r} from {self._schema}.offsets "
+                    "to apply the new topic from its beginning"
                 )
             claims[TopicPartition(topic, number)] = Claim(*rest)
         return claims
