@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semel.sinks.postgres.settings import TableRow as TableRow
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
+    from semel.spark.postgres_sink import postgres_sink as postgres_sink
     from semel.spark.session import spark_session as spark_session
     from semel.spark.sink import sink as sink
 
@@ -43,6 +44,7 @@ _LAZY = {
     "Processor": "semel.patterns.process",
     "Postgres": "semel.sinks.postgres.settings",
     "Producer": "semel.client.producer",
+    "postgres_sink": "semel.spark.postgres_sink",
     "prometheus": "semel.client.metrics",
     "process": "semel.patterns.process",
     "read_table": "semel.client.read_table",

@@ -51,12 +51,17 @@ if TYPE_CHECKING:
     from semel.sinks.postgres.errors import FencedInDatabaseError as FencedInDatabaseError
     from semel.sinks.postgres.errors import PostgresError as PostgresError
     from semel.sinks.postgres.errors import RowRefusedError as RowRefusedError
+    from semel.sinks.postgres.moving import BadStagedRowError as BadStagedRowError
+    from semel.sinks.postgres.moving import SameKeyError as SameKeyError
     from semel.sinks.postgres.offsets import OlderDatabaseError as OlderDatabaseError
     from semel.sinks.postgres.offsets import PartitionTakenError as PartitionTakenError
+    from semel.sinks.postgres.target import TableMismatchError as TableMismatchError
     from semel.spark.base_sink import SinkError as SinkError
     from semel.spark.batch_writer import AlreadyDoneError as AlreadyDoneError
     from semel.spark.batch_writer import QueryIdError as QueryIdError
     from semel.spark.checkpoint import CheckpointError as CheckpointError
+    from semel.spark.decisions import FencedSinkError as FencedSinkError
+    from semel.spark.decisions import RefusedError as RefusedError
     from semel.spark.encoding import BadRowError as BadRowError
     from semel.spark.encoding import TargetError as TargetError
     from semel.spark.fast_lane import FunctionError as FunctionError
@@ -68,8 +73,6 @@ if TYPE_CHECKING:
     from semel.spark.sink_columns import ColumnError as ColumnError
     from semel.spark.stream_writer import WrongBatchError as WrongBatchError
     from semel.spark.topic_offsets import UnknownTopicError as UnknownTopicError
-    from semel.spark.transaction import FencedSinkError as FencedSinkError
-    from semel.spark.transaction import RefusedError as RefusedError
     from semel.spark.transaction import TimedOutTransactionError as TimedOutTransactionError
     from semel.spark.writing import OwnerStalledError as OwnerStalledError
     from semel.spark.writing import WrongTaskError as WrongTaskError
@@ -125,12 +128,22 @@ _HOMES = {
         "RowRefusedError",
     ),
     "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
+    "semel.sinks.postgres.offsets": ("PartitionTakenError",),
+    "semel.sinks.postgres.moving": (
+        "BadStagedRowError",
+        "SameKeyError",
+    ),
+    "semel.sinks.postgres.target": ("TableMismatchError",),
     "semel.spark.base_sink": ("SinkError",),
     "semel.spark.batch_writer": (
         "AlreadyDoneError",
         "QueryIdError",
     ),
     "semel.spark.checkpoint": ("CheckpointError",),
+    "semel.spark.decisions": (
+        "FencedSinkError",
+        "RefusedError",
+    ),
     "semel.spark.encoding": (
         "BadRowError",
         "TargetError",
@@ -146,11 +159,7 @@ _HOMES = {
     "semel.spark.sink_columns": ("ColumnError",),
     "semel.spark.stream_writer": ("WrongBatchError",),
     "semel.spark.topic_offsets": ("UnknownTopicError",),
-    "semel.spark.transaction": (
-        "FencedSinkError",
-        "RefusedError",
-        "TimedOutTransactionError",
-    ),
+    "semel.spark.transaction": ("TimedOutTransactionError",),
     "semel.spark.writing": (
         "OwnerStalledError",
         "WrongTaskError",

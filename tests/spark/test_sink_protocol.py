@@ -362,7 +362,8 @@ class Observed:
 def test_stateful_batch_that_gives_other_rows_when_it_runs_again_is_refused(
     app: Application, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("semel.spark.sink.Observed", Observed)
+    monkeypatch.setattr("semel.spark.transactional_sink.Observed", Observed)
+    monkeypatch.setattr("semel.spark.sink.hashed_columns", lambda df, options: ["value"])
     app.sink(stateful=True)._batch(Frame("a", "b"), app.batch(0, 0, 2))
     app.sink(stateful=True)._batch(Frame("b", "a"), app.batch(0, 0, 2))  # the order does not count
     with pytest.raises(RefusedError, match="gave other rows than it had written"):

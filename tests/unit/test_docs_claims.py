@@ -374,7 +374,7 @@ def function_of(name: str, module: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("chapter", "package", "most_calls", "called_as"),
     [
-        ("One micro-batch on the driver", "semel.spark", 12, {"WriteJob.__call__": "self.job"}),
+        ("One micro-batch on the driver", "semel.spark", 13, {"WriteJob.__call__": "self.job"}),
         ("One Produce request in the broker", "semel", 15, {"produce": "served.handler"}),
     ],
 )

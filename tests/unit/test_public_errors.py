@@ -20,6 +20,7 @@ INTERNAL = {
     "EndUnknownError",  # becomes CommitUncertainError or TimedOutError
     "FailedGuessError",  # the batch runs again with a shuffle
     "MovedRowsError",  # the same
+    "UnevenStagingError",  # the same in a database
     "UnevenError",  # the transaction is aborted, the batch runs again
     "NoOtherReplicaError",  # a campaign waits until there is one
     "OutputTooLargeError",  # the cause of a RecordError

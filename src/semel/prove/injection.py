@@ -77,11 +77,34 @@ SINK_POINTS = {
     "sink.after_offsets": "everything is written, EndTxn is not sent",
     "sink.after_commit": "the transaction is committed, Spark's commit log is not written",
 }
+POSTGRES_SINK_POINTS = {
+    "postgres_sink.before_begin": "the batch may be written, nothing is begun",
+    "postgres_sink.after_begin": "a round of staging tables is begun, nothing is written",
+    "postgres_sink.after_write": "all rows are in staging tables",
+    "postgres_sink.after_hold": "the database transaction is open, its owner row is locked",
+    "postgres_sink.after_move": "the rows are moved, the ledger row is not written",
+    "postgres_sink.after_ledger": "the ledger row is written, the staging tables are there",
+    "postgres_sink.after_commit": "the database transaction is committed, Spark's commit log is not written",
+}
+POSTGRES_POINTS = {
+    "postgres.before_commit": "everything of a database transaction is written, COMMIT is not sent",
+    "postgres.after_commit": "a database transaction is committed",
+}
+POSTGRES_TASK_POINTS = {
+    "postgres_task.after_stage": "the staging table of an attempt is committed, Spark has no report of it",
+}
 TASK_POINTS = {
     "task.after_opening": "an attempt owns its first partition, the rest of its rows is not sent",
     "task.after_rows": "all rows of an attempt are acknowledged, Spark has no report of them",
 }
-POINTS = {**BROKER_POINTS, **SINK_POINTS, **TASK_POINTS}
+POINTS = {
+    **BROKER_POINTS,
+    **SINK_POINTS,
+    **TASK_POINTS,
+    **POSTGRES_POINTS,
+    **POSTGRES_SINK_POINTS,
+    **POSTGRES_TASK_POINTS,
+}
 _ACTIONS = ("kill", "stop", "exit", "delay", "pass")
 
 

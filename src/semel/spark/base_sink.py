@@ -7,14 +7,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from semel.spark.checkpoint import QueryRun
 from semel.spark.failures import Reason, put_first, reason_in
 from semel.spark.ledger import MicroBatch, Verdict
 from semel.spark.sink_columns import one_frame
 from semel.spark.sink_metrics import SinkCounters, SinkMetrics
-from semel.spark.sink_options import SinkOptions
 
 log = logging.getLogger("semel.spark")
 KEPT_REPORTS = 100
@@ -72,11 +72,23 @@ class BatchReport(NamedTuple):
     commit_ms: float
 
 
+class RunOptions(Protocol):
+    """What every sink needs to know of its options."""
+
+    @property
+    def application_id(self) -> str: ...
+    @property
+    def transaction_timeout_ms(self) -> float: ...
+    @property
+    def on_batch(self) -> Callable[[Any], None] | None: ...
+    def refuse_loop(self, batch: MicroBatch) -> str | None: ...
+
+
 class BaseSink(ABC):
     """A function for foreachBatch. Make a new one for every start of a query."""
 
-    def __init__(self, options: SinkOptions) -> None:
-        self.options = options
+    def __init__(self, options: RunOptions) -> None:
+        self.options: Any = options
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
         self._counters = SinkCounters()
         self._lock = threading.Lock()
@@ -91,7 +103,7 @@ class BaseSink(ABC):
                 f"it once per batch. {ONE_CALL}"
             )
         try:
-            frame = one_frame(df, self.options)
+            frame = self._one_frame(df)
             run = self._same_run(frame.sparkSession)
             self._refuse_second_call(batch_id)
             batch = run.batch(batch_id)
@@ -118,6 +130,10 @@ class BaseSink(ABC):
         refuse_connect()
         raise SinkError(NOT_IN_TASKS)
 
+    def _one_frame(self, given: Any) -> Any:
+        """What the sink was called with, a DataFrame or a list of them, as one DataFrame."""
+        return one_frame(given, self.options)
+
     @abstractmethod
     def _batch(self, df: Any, batch: MicroBatch) -> None:
         """Writes a batch, or raises."""
@@ -137,7 +153,7 @@ class BaseSink(ABC):
         elif self._run.run_id != run.run_id:
             raise SinkError(
                 f"this sink belongs to run {self._run.run_id} of query {self._run.query_id}, and is called by run "
-                f"{run.run_id} of query {run.query_id}; call semel.sink(...) again for every start"
+                f"{run.run_id} of query {run.query_id}; make a new sink for every start"
             )
         return self._run
 

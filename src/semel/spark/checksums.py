@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +47,20 @@ def why_state_differs(batch_id: int, written: str, now: str) -> str:
     )
 
 
+def hashed_columns(df: Any, options: SinkOptions) -> list[str]:
+    """The columns of a frame for topics that count; raises before Spark says what it cannot hash."""
+    types = dict(df.dtypes)
+    check_columns(types, options)
+    return [name for name in (*COLUMNS, options.bad_column) if name is not None and name in types]
+
+
 class Observed:
     """A DataFrame that is summed up while a job runs over it."""
 
-    def __init__(self, df: Any, options: SinkOptions) -> None:
+    def __init__(self, df: Any, names: Iterable[str]) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        types = dict(df.dtypes)
-        check_columns(types, options)  # before Spark says what it cannot hash
-        names = [name for name in (*COLUMNS, options.bad_column) if name is not None and name in types]
         hashed = f.xxhash64(*(f.col(f"`{name.replace('`', '``')}`") for name in names))
         self._observation = Observation()
         self.frame = df.observe(

@@ -18,9 +18,29 @@ from semel.spark.offsets import parse, parse_edge, ranges, recreated, to_json
 
 KEPT_BATCHES = 1_000
 FORMAT = 1
-_WAYS_OUT = (
-    "Restore the right checkpoint, or start with a new one and startingOffsets=committed, which continues where the "
-    "ledger ends"
+
+
+class LedgerWords(NamedTuple):
+    """What refusals say about a ledger, by where it is."""
+
+    ways_out: str
+    continued: str  # how to go on with a new checkpoint
+    restored: str  # what a ledger that has lost its last entries is
+
+
+TOPIC_WORDS = LedgerWords(
+    ways_out="Restore the right checkpoint, or start with a new one and startingOffsets=committed, which continues "
+    "where the ledger ends",
+    continued="to continue with a new checkpoint use startingOffsets=committed (for a source in another cluster than "
+    "the ledger's: the offsets up to which the ledger goes)",
+    restored="a topic that was restored from an older copy",
+)
+TABLE_WORDS = LedgerWords(
+    ways_out="Restore the database or the checkpoint that belongs to the other; or start with a new checkpoint, "
+    "startingOffsets=committed and committedOffsets=sink.committed_offsets(), which continues where the database ends",
+    continued="to continue with a new checkpoint use startingOffsets=committed with "
+    "committedOffsets=sink.committed_offsets()",
+    restored="a database that was restored from an older backup, or a standby that took over without them",
 )
 
 
@@ -121,13 +141,15 @@ def plan_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def decide(last: LedgerEntry | None, batch: MicroBatch, *, adopt: bool = False) -> LedgerDecision:
+def decide(
+    last: LedgerEntry | None, batch: MicroBatch, *, adopt: bool = False, words: LedgerWords = TOPIC_WORDS
+) -> LedgerDecision:
     """May this batch be written? `adopt` is the word that an existing checkpoint may go on with an empty ledger."""
     if last is None:
         return _first(batch, adopt)
     if last.query_id == batch.query_id:
-        return _same_query(last, batch)
-    return _other_query(last, batch)
+        return _same_query(last, batch, words)
+    return _other_query(last, batch, words)
 
 
 def _first(batch: MicroBatch, adopt: bool) -> LedgerDecision:
@@ -142,26 +164,27 @@ def _first(batch: MicroBatch, adopt: bool) -> LedgerDecision:
     )
 
 
-def _same_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
+def _same_query(last: LedgerEntry, batch: MicroBatch, words: LedgerWords) -> LedgerDecision:
     if last.batch_id == batch.batch_id and _agree(last.ends, batch.ends) and _agree(last.starts, batch.starts):
         return (
             LedgerDecision(Verdict.ALREADY_WRITTEN)
             if _same_plan(last.plan, batch.plan)
-            else _planned_again(last, batch)
+            else _planned_again(last, batch, words)
         )
     if batch.batch_id > last.batch_id and continues(last.ends, batch.starts):
         follows_directly = batch.batch_id == last.batch_id + 1
         if follows_directly and not _same_plan(last.plan, batch.plan_before):
-            return _planned_again(last, batch)
+            return _planned_again(last, batch, words)
         return LedgerDecision(Verdict.WRITE)
     return LedgerDecision(
         Verdict.REFUSE,
         f"batch {batch.batch_id} covers {describe(batch.starts, batch.ends)}, but the last batch in the ledger is "
-        f"{last.batch_id} and covers {describe(last.starts, last.ends)}. {_why_apart(last, batch)}. {_WAYS_OUT}",
+        f"{last.batch_id} and covers {describe(last.starts, last.ends)}. {_why_apart(last, batch, words)}. "
+        f"{words.ways_out}",
     )
 
 
-def _why_apart(last: LedgerEntry, batch: MicroBatch) -> str:
+def _why_apart(last: LedgerEntry, batch: MicroBatch, words: LedgerWords) -> str:
     """The likely reason why a batch of the same query does not start where the ledger ends."""
     left_out = range(last.batch_id + 1, batch.batch_id)
     if not left_out:
@@ -173,7 +196,7 @@ def _why_apart(last: LedgerEntry, batch: MicroBatch) -> str:
     return (
         f"Spark has finished {which}, but the ledger has no entry of that. A function in foreachBatch must call the "
         "sink for every batch, also for one without rows (`if df.isEmpty(): return` leaves one out), and let its "
-        "errors pass. If it does, the ledger has lost its last entries (a topic that was restored from an older copy)"
+        f"errors pass. If it does, the ledger has lost its last entries ({words.restored})"
     )
 
 
@@ -182,27 +205,26 @@ def _same_plan(ours: str, theirs: str) -> bool:
     return not ours or not theirs or ours == theirs
 
 
-def _planned_again(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
+def _planned_again(last: LedgerEntry, batch: MicroBatch, words: LedgerWords) -> LedgerDecision:
     return LedgerDecision(
         Verdict.REFUSE,
         f"the checkpoint's batch {last.batch_id} is not the one in the ledger: the offsets are the same text "
         f"({describe(last.starts, last.ends)}), but the checkpoint planned the batch at another time, so it may cover "
         f"other input; batch {batch.batch_id} was not written. The checkpoint is not the one that the ledger grew with "
-        f"(an older copy). {_WAYS_OUT}. Sources other than topics cannot start there: give such a query a new "
+        f"(an older copy). {words.ways_out}. Sources other than topics cannot start there: give such a query a new "
         "application id, or leave out by hand what was written",
     )
 
 
-def _other_query(last: LedgerEntry, batch: MicroBatch) -> LedgerDecision:
+def _other_query(last: LedgerEntry, batch: MicroBatch, words: LedgerWords) -> LedgerDecision:
     if batch.batch_id == 0 and continues(last.ends, batch.starts):
         return LedgerDecision(Verdict.WRITE)  # a new checkpoint that continues where the ledger ends
     return LedgerDecision(
         Verdict.REFUSE,
         f"the ledger was written by query {last.query_id} up to {describe(last.starts, last.ends)}, but this is query "
         f"{batch.query_id}, batch {batch.batch_id}, {describe(batch.starts, batch.ends)}. Two queries share one "
-        "application id, or the checkpoint is of another query. Give each query its own application id; to continue "
-        "with a new checkpoint use startingOffsets=committed (for a source in another cluster than the ledger's: the "
-        "offsets up to which the ledger goes)",
+        "application id, or the checkpoint is of another query. Give each query its own application id; "
+        f"{words.continued}",
     )
 
 

@@ -3,32 +3,32 @@
     sink = semel.sink("localhost:9092", application_id="payments", topic="out")
     df.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
 
-The steps of a transaction are in `transaction`, the Spark job that writes the rows in `write_job`. What is here: a
-batch that is written runs into Spark's noop sink, and one that fails is aborted and runs again.
+The steps of a transaction are in `transaction`, the Spark job that writes the rows in `write_job`, the loop around them
+in `transactional_sink`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
 from typing import Any
 
 from semel.client.errors import ConnectionFailedError, TimedOutError
-from semel.spark.base_sink import BaseSink, SinkError, log, refuse_connect
-from semel.spark.checksums import Observed
-from semel.spark.encoding import BadRowError
-from semel.spark.failures import FailedGuessError
-from semel.spark.ledger import MicroBatch, Verdict
-from semel.spark.options import OptionError
+from semel.client.producer.handle import TransactionHandle
+from semel.spark.base_sink import BaseSink, SinkError, refuse_connect
+from semel.spark.checksums import hashed_columns
+from semel.spark.ledger import MicroBatch
 from semel.spark.plain_sink import PlainSink
 from semel.spark.sink_options import EXACTLY_ONCE, SinkOptions
 from semel.spark.transaction import BatchTransaction
-from semel.spark.write_job import Cancelled, Job, WriteJob
+from semel.spark.transactional_sink import TransactionalSink
+from semel.spark.write_job import Job, WriteJob
+from semel.spark.writing import Report
 
 
-class Sink(BaseSink):
-    """guarantee=exactly_once. Reads the ledger when it is made, before the query starts."""
+class Sink(TransactionalSink):
+    """Writes to topics; the ledger is a topic."""
+
+    transaction: BatchTransaction
 
     def __init__(self, options: SinkOptions) -> None:
         super().__init__(options)
@@ -43,78 +43,11 @@ class Sink(BaseSink):
             ) from error
         self.transaction.own_if_free()
 
-    def close(self) -> None:
-        self.transaction.close()
+    def _write(self, df: Any, batch: MicroBatch, handle: TransactionHandle) -> list[Report]:
+        return self.job(df, self.options, self.transaction.targets, batch, handle)
 
-    def _ledger_sequence(self) -> int | None:
-        return None if self.transaction.last is None else self.transaction.last.sequence
-
-    def _batch(self, df: Any, batch: MicroBatch) -> None:
-        assert self._run is not None
-        with self._counters.stage("decide"):
-            is_due = self.transaction.decide(batch, self._run.is_stateful, self._run.short_lived)
-        if is_due:
-            self._write_until_done(df, batch)
-        else:
-            self._replay(df, batch)
-
-    def _replay(self, df: Any, batch: MicroBatch) -> None:
-        """Runs a batch that is written. A stateful plan must run, or Spark fails the query; and it must give the rows
-        that were written, or the state is not the one that they came from."""
-        observed = self._observed(df)
-        with self._counters.stage("replay"):
-            (df if observed is None else observed.frame).write.format("noop").mode("overwrite").save()
-        if observed is not None:
-            self.transaction.check_replay(batch, observed.checksum())
-        now_s = time.monotonic()
-        self._report(batch, Verdict.ALREADY_WRITTEN.value, 0, 0, 0, now_s, now_s)
-
-    def _observed(self, df: Any) -> Observed | None:
-        """The frame with a checksum of its rows, where the query keeps state."""
-        assert self._run is not None
-        return Observed(df, self.options) if self._run.is_stateful() else None
-
-    def _write_until_done(self, df: Any, batch: MicroBatch) -> None:
-        """Aborts and runs the batch again after anything that is not final, a bounded number of times. A guess of the
-        sink that failed does not count: it is none of the query's failures, and is not made again."""
-        assert self._run is not None
-        failures = 0
-        for attempt in count(1):
-            try:
-                self._attempt(df, batch, attempt)
-                return
-            except SinkError:
-                raise
-            except Exception as error:  # also a FencedError: only InitProducerId knows who owns the id
-                self._counters.aborts += 1
-                if isinstance(error, Cancelled | OptionError | BadRowError):  # it would come again, or was stopped
-                    self.transaction.abort()
-                    raise
-                if self.transaction.settle(batch, error, self._run.is_stateful, self._run.short_lived):
-                    return
-                if not isinstance(error, FailedGuessError):
-                    failures += 1
-                if failures == self.options.max_attempts:
-                    raise
-                self._counters.retries += 1
-                log.warning("batch %d, attempt %d failed and runs again: %s", batch.batch_id, attempt, error)
-
-    def _attempt(self, df: Any, batch: MicroBatch, attempt: int) -> None:
-        assert self._run is not None
-        started_s, stage = time.monotonic(), self._counters.stage
-        with stage("begin"):
-            handle = self.transaction.begin()
-        observed = self._observed(df)
-        frame = df if observed is None else observed.frame
-        with stage("write"):
-            reports = self.job(frame, self.options, self.transaction.targets, batch, handle)
-        written_s = time.monotonic()
-        with stage("audit"):
-            self.transaction.audit(reports)
-            checksum = "" if observed is None else observed.checksum()
-        with stage("commit"):
-            entry = self.transaction.commit(batch, reports, self._run.run_id, checksum, attempt)
-        self._report(batch, Verdict.WRITE.value, entry.rows, entry.dead_letters, attempt, started_s, written_s)
+    def _hashed_columns(self, df: Any) -> list[str]:
+        return hashed_columns(df, self.options)
 
 
 def sink(

@@ -52,11 +52,11 @@ class SinkOptions:
     precautions: Precautions = field(default_factory=Precautions)
 
     def __post_init__(self) -> None:
-        _check_name(self.application_id)
-        _choice("partitioner", self.partitioner, (MURMUR2, HASH, SPREAD))
-        _choice("shuffle", self.shuffle, (AUTO, ALWAYS))
-        _choice("guarantee", self.guarantee, (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE))
-        _choice("compression", self.compression, COMPRESSIONS)
+        check_application_id(self.application_id)
+        choice("partitioner", self.partitioner, (MURMUR2, HASH, SPREAD))
+        choice("shuffle", self.shuffle, (AUTO, ALWAYS))
+        choice("guarantee", self.guarantee, (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE))
+        choice("compression", self.compression, COMPRESSIONS)
         if self.max_attempts < 1:
             raise OptionError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if self.topic is None and not self.extra_topics:
@@ -111,14 +111,14 @@ class SinkOptions:
             raise OptionError(str(error)) from error
 
 
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise OptionError(f"{name} is {value!r}; expected {', '.join(allowed)}{hint}")
 
 
-def _check_name(application_id: str) -> None:
+def check_application_id(application_id: str) -> None:
     """It becomes a topic's name, a group's and a transactional id."""
     ok = application_id and all(c.isalnum() or c in "._-" for c in application_id) and application_id.isascii()
     if not ok or len(application_id) > 200:

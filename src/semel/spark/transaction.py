@@ -28,9 +28,9 @@ from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.spark.base_sink import SinkError
-from semel.spark.checksums import why_state_differs
+from semel.spark.decisions import FencedSinkError, LedgerRule, RefusedError
 from semel.spark.encoding import Targets
-from semel.spark.ledger import LedgerEntry, MicroBatch, Verdict, Written, decide, refuse_lost_state, topic_of
+from semel.spark.ledger import LedgerEntry, MicroBatch, Written, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.offsets import lowest
 from semel.spark.options import OptionError
@@ -43,14 +43,6 @@ from semel.spark.writing import Report
 log = logging.getLogger("semel.spark")
 
 
-class RefusedError(SinkError):
-    """The ledger says that this batch must not be written."""
-
-
-class FencedSinkError(SinkError):
-    """Another driver owns the application id."""
-
-
 class TimedOutTransactionError(SinkError):
     """The batch took longer than transaction.timeout.ms."""
 
@@ -59,16 +51,16 @@ class UnevenError(RuntimeError):
     """The log does not hold what the tasks reported: the transaction must be aborted."""
 
 
-class BatchTransaction(Closing):
+class BatchTransaction(LedgerRule, Closing):
     """The transactions of one application id in one process, one after the other.
 
     `state` remembers the producer's identity for the next process of the same Spark application; a sink lives in one.
     """
 
     def __init__(self, options: SinkOptions, state: DriverState | None = None) -> None:
-        self.options = options
+        super().__init__(options)
+        self.options: SinkOptions = options
         self.owner = TransactionOwner(options.producer_settings())
-        self.last: LedgerEntry | None = None  # of the ledger
         self.targets = Targets({})
         self._state = state
         self._began_s: float | None = None
@@ -120,29 +112,6 @@ class BatchTransaction(Closing):
             await_decided(self.owner.cluster, self.options.application_id)
             self.read_ledger()
             return self.is_written(batch, is_stateful, cause)
-
-    def is_written(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
-        """What the ledger says: written before, or to be written now; anything else is refused."""
-        options = self.options
-        decision = decide(self.last, batch, adopt=options.adopt_checkpoint)
-        lost = refuse_lost_state(self.last, batch, options.application_id)
-        if lost is not None and not options.accept_lost_state and is_stateful():
-            reason = lost  # where the batch is refused, too, this is the cause, and it has another way out
-        elif decision.verdict is Verdict.REFUSE:
-            reason = decision.reason
-        else:
-            return decision.verdict is Verdict.ALREADY_WRITTEN
-        raise RefusedError(f"application {options.application_id!r}: {f'{cause}. ' if cause else ''}{reason}")
-
-    def check_replay(self, batch: MicroBatch, checksum: str) -> None:
-        """A batch that ran again must have given the rows that were written, or the state of the query is not the one
-        that they came from."""
-        written = "" if self.last is None else self.last.checksum
-        differs = why_state_differs(batch.batch_id, written, checksum)
-        if differs and not self.options.accept_lost_state:
-            raise RefusedError(f"application {self.options.application_id!r}: {differs}")
-        if differs:
-            log.warning("accepted: %s", differs)
 
     def _refuse_in_use(self, batch: MicroBatch) -> None:
         """Before the first batch of a Spark application. After that the id is ours, or the coordinator knows better."""

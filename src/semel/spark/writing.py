@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from semel import faults
 from semel.client.producer.handle import PartitionWriter, PlainHandle, TransactionHandle
+from semel.sinks.postgres.errors import DatabaseFatalError, FencedInDatabaseError, RowRefusedError
 from semel.spark.encoding import BadRowError, Encoder, Routing, Targets, routing_of
 from semel.spark.sink_columns import written_columns
 from semel.spark.sink_options import Precautions, SinkOptions
@@ -72,6 +73,9 @@ FAILURES: dict[str, type[Exception]] = {
     "bad row": BadRowError,
     "wrong task": WrongTaskError,
     "owner stalled": OwnerStalledError,
+    "fenced in the database": FencedInDatabaseError,
+    "row refused": RowRefusedError,
+    "database": DatabaseFatalError,
 }
 
 

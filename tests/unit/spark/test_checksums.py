@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from semel.spark import checksums
-from semel.spark.checksums import Observed, Summed, disagree, why_state_differs
+from semel.spark.checksums import Observed, Summed, disagree, hashed_columns, why_state_differs
 from semel.spark.sink_columns import ColumnError
 from semel.spark.sink_options import SinkOptions
 
@@ -79,6 +79,6 @@ def test_a_frame_that_cannot_be_written_is_refused_before_spark_is_asked_for_a_h
     options = SinkOptions("localhost:1", "app", topic="out")
     windows = SimpleNamespace(dtypes=[("window", "struct<start:timestamp,end:timestamp>"), ("count", "bigint")])
     with pytest.raises(ColumnError, match=r"no column 'value' \(it has window, count\)"):
-        Observed(windows, options)
+        hashed_columns(windows, options)
     with pytest.raises(ColumnError, match="'value' is map<string,int>, expected binary or string"):
-        Observed(SimpleNamespace(dtypes=[("value", "map<string,int>")]), options)
+        hashed_columns(SimpleNamespace(dtypes=[("value", "map<string,int>")]), options)

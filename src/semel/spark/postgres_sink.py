@@ -1,0 +1,152 @@
+"""The sink for PostgreSQL: a function for foreachBatch that writes each micro-batch in one database transaction.
+
+    sink = semel.postgres_sink("postgresql://user@host/db", application_id="payments", table="payments")
+    df.writeStream.foreachBatch(sink).option("checkpointLocation", path).start()
+
+The steps are in `postgres_transaction`, what tasks do in `postgres_tasks`, the loop in `transactional_sink`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from semel.client.errors import ConfigError
+from semel.sinks.postgres.database import Database
+from semel.sinks.postgres.errors import DatabaseFatalError, DatabaseUnavailableError, RowRefusedError
+from semel.sinks.postgres.moving import BadStagedRowError, SameKeyError
+from semel.sinks.postgres.target import fitting
+from semel.spark.base_sink import SinkError, refuse_connect
+from semel.spark.ledger import LedgerError, MicroBatch
+from semel.spark.options import OptionError
+from semel.spark.postgres_options import PostgresOptions
+from semel.spark.postgres_tasks import row_column, stage_task
+from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
+from semel.spark.transactional_sink import TransactionalSink
+from semel.spark.write_job import collected
+from semel.spark.writing import REPORT_COLUMNS, Report
+
+
+class PostgresSink(TransactionalSink):
+    """Writes to a table; the ledger is a table of the same database."""
+
+    transaction: PostgresTransaction
+    final_errors: ClassVar[tuple[type[Exception], ...]] = (
+        *TransactionalSink.final_errors,
+        ConfigError,
+        LedgerError,
+        RowRefusedError,
+        DatabaseFatalError,
+        SameKeyError,
+        BadStagedRowError,
+    )
+
+    def __init__(self, options: PostgresOptions) -> None:
+        super().__init__(options)
+        self.transaction = PostgresTransaction(options)
+        try:
+            self.transaction.open()
+        except DatabaseUnavailableError as error:
+            raise SinkError(
+                f"the sink cannot reach its database: {error}. Start it, or correct the DSN, and start the query again"
+            ) from error
+
+    def committed_offsets(self) -> str:
+        """Where the database ends, for the source's option committedOffsets (with startingOffsets=committed): for a
+        start with a new checkpoint."""
+        return self.transaction.committed_offsets()
+
+    def _one_frame(self, given: Any) -> Any:
+        if not isinstance(given, (list, tuple)):
+            return given
+        if not given:
+            raise OptionError(
+                "the sink was called with an empty list; give at least one DataFrame, it may have no rows"
+            )
+        first, *others = given
+        for frame in others:
+            first = first.unionByName(frame)
+        return first
+
+    def _hashed_columns(self, df: Any) -> list[str]:
+        return list(df.columns)
+
+    def _write(self, df: Any, batch: MicroBatch, handle: BatchHandle) -> list[Report]:
+        options = self.options
+        columns = fitting(handle.table, [row_column(*pair) for pair in df.dtypes], options.aside())
+        self._check_named(df.columns)
+        self.transaction.columns = columns
+        rows = df if options.max_tasks is None else df.coalesce(options.max_tasks)
+        task = stage_task(options.database, handle.stage, columns, options.sets_aside)
+        return collected(rows.mapInArrow(task, REPORT_COLUMNS), options.precautions)
+
+    def _check_named(self, names: list[str]) -> None:
+        options = self.options
+        named = {"key": options.key, "order_by": options.order_by, "operation_column": (options.operation_column,)}
+        for option, wanted in named.items():
+            for name in wanted:
+                if name is not None and name not in names:
+                    raise OptionError(f"{option} names {name!r}, which the rows do not have; they have {names}")
+
+
+def postgres_sink(
+    dsn: str,
+    *,
+    application_id: str,
+    table: str,
+    mode: str = "insert",
+    key: Iterable[str] | str = (),
+    order_by: Iterable[str] | str = (),
+    operation_column: str | None = None,
+    on_error: str = "stop",
+    schema: str = "semel",
+    max_tasks: int | None = None,
+    max_attempts: int = 3,
+    lock_timeout_ms: int = 30_000,
+    retry_timeout_ms: int = 60_000,
+    adopt_checkpoint: bool = False,
+    accept_lost_state: bool = False,
+    on_batch: Callable[[Any], None] | None = None,
+) -> PostgresSink:
+    """A function for `foreachBatch` that writes every micro-batch in one database transaction.
+
+    It reads the ledger when it is made: make it before the source is loaded, once for every start.
+
+    dsn                postgresql://user:password@host:port/database, or libpq's key=value form
+    application_id     names the ledger rows and the owner row of this query
+    table              where rows go: table or schema.table; columns go to columns of the same name
+    mode               insert; upsert (a row replaces the one with its key); delete (rows with these values are deleted)
+    key                key columns: of an upsert (default: the primary key), or those by which mode="delete" deletes
+    order_by           for upsert: of several rows of a batch with one key the one with the highest value counts
+    operation_column   for upsert: a column that says what happened to the key: c, u, r, insert, update, ... or d,
+                       delete; or a boolean, true for deleted. The table need not have it, nor those of order_by
+    on_error           stop (nothing of the batch is written), or dead_letter: rows that break a constraint or do not
+                       fit go to the table dead_rows of semel's schema, in the same transaction, with the reason
+    schema             the schema of semel's own tables
+    max_tasks          how many tasks write at once; each has a connection. Default: as many as the frame has
+    max_attempts       how often a batch is tried before the query fails
+    lock_timeout_ms    how long a statement waits for a lock that another session holds
+    retry_timeout_ms   how long a database that does not respond is waited for
+    adopt_checkpoint   True: an existing checkpoint goes on although the ledger is empty
+    accept_lost_state  as for `semel.sink`
+    on_batch           called with a report after each batch: rows, dead letters, attempts, times
+    """
+    refuse_connect()
+    return PostgresSink(
+        PostgresOptions(
+            database=Database(dsn, schema=schema, lock_timeout_ms=lock_timeout_ms),
+            application_id=application_id,
+            table=table,
+            mode=mode,
+            key=(key,) if isinstance(key, str) else tuple(key),
+            order_by=(order_by,) if isinstance(order_by, str) else tuple(order_by),
+            operation_column=operation_column,
+            on_error=on_error,
+            max_tasks=max_tasks,
+            max_attempts=max_attempts,
+            retry_timeout_ms=retry_timeout_ms,
+            adopt_checkpoint=adopt_checkpoint,
+            accept_lost_state=accept_lost_state,
+            on_batch=on_batch,
+        )
+    )
