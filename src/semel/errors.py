@@ -127,12 +127,11 @@ _HOMES = {
         "PostgresError",
         "RowRefusedError",
     ),
-    "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
-    "semel.sinks.postgres.offsets": ("PartitionTakenError",),
     "semel.sinks.postgres.moving": (
         "BadStagedRowError",
         "SameKeyError",
     ),
+    "semel.sinks.postgres.offsets": ("OlderDatabaseError", "PartitionTakenError"),
     "semel.sinks.postgres.target": ("TableMismatchError",),
     "semel.spark.base_sink": ("SinkError",),
     "semel.spark.batch_writer": (
