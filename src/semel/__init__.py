@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
+    from semel.patterns.outbox import Outbox as Outbox
     from semel.patterns.process import Output as Output
     from semel.patterns.process import Processor as Processor
     from semel.patterns.process import process as process
@@ -39,6 +40,7 @@ _LAZY = {
     "AsyncProducer": "semel.aio.producer",
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
+    "Outbox": "semel.patterns.outbox",
     "Output": "semel.patterns.process",
     "PreparedTransaction": "semel.client.producer",
     "Processor": "semel.patterns.process",

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from semel.client.types import RebalanceError as RebalanceError
     from semel.client.types import UnknownPartitionError as UnknownPartitionError
     from semel.local.brokers import BrokerFailedError as BrokerFailedError
+    from semel.patterns.outbox import OutboxProgressError as OutboxProgressError
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
     from semel.protocol.errors import ErrorCode as ErrorCode
@@ -111,6 +112,7 @@ _HOMES = {
         "UnknownPartitionError",
     ),
     "semel.local.brokers": ("BrokerFailedError",),
+    "semel.patterns.outbox": ("OutboxProgressError",),
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
     "semel.protocol.errors": (

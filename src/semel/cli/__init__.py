@@ -27,6 +27,7 @@ COMMANDS = {
     "produce": "write records to a topic",
     "consume": "read records from a topic",
     "group": "list and describe consumer groups, their lag and offsets",
+    "outbox": "relay the rows of a PostgreSQL table to topics, exactly once",
     "txn": "list, describe and abort transactions",
     "trace": "one transaction step by step",
     "doctor": "what is wrong with transactions, and the command that cures it",

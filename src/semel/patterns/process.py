@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import signal
 import threading
 import time
 import uuid
@@ -41,6 +40,7 @@ from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
 from semel.patterns.process_postgres import PostgresMode
+from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.groups import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
 from semel.sinks.postgres.settings import Postgres
@@ -303,7 +303,7 @@ class Processor(RebalanceListener):
     def run(self) -> Stats:
         """Returns what was done when `stop` is called or the end is reached; raises what it cannot recover from. Leaves
         its group, unless it was stopped and is a static member: that one is expected back."""
-        with self._signals(), Consumer(self._consumer_options) as consumer:
+        with stop_on_signals(self.stop), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
             mode = self._mode = self._make_mode(consumer)
             try:
@@ -541,21 +541,6 @@ class Processor(RebalanceListener):
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started_s
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C stop the loop; only the main thread can set signal handlers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        for number in before:
-            signal.signal(number, lambda *_: self.stop())
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _first_offsets(batch: Any) -> dict[TopicPartition, int]:

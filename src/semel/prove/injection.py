@@ -93,12 +93,18 @@ POSTGRES_POINTS = {
 POSTGRES_TASK_POINTS = {
     "postgres_task.after_stage": "the staging table of an attempt is committed, Spark has no report of it",
 }
+OUTBOX_POINTS = {
+    "outbox.after_init": "a relay owns its transactional id and has not read what was sent",
+    "outbox.before_commit": "the rows of a chunk are sent, EndTxn is not",
+    "outbox.after_commit": "a chunk is in its topics, its rows are still in the table",
+}
 TASK_POINTS = {
     "task.after_opening": "an attempt owns its first partition, the rest of its rows is not sent",
     "task.after_rows": "all rows of an attempt are acknowledged, Spark has no report of them",
 }
 POINTS = {
     **BROKER_POINTS,
+    **OUTBOX_POINTS,
     **SINK_POINTS,
     **TASK_POINTS,
     **POSTGRES_POINTS,

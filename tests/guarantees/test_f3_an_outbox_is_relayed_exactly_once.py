@@ -1,0 +1,343 @@
+"""F3: outbox: a table written in the application's own transaction is relayed to topics exactly once, per key in the
+order of insertion, the rows of a transaction together. Topics are read by confluent-kafka."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+import semel
+from semel.cli import main
+from semel.local.brokers import SemelBroker
+from semel.local.postgres import PostgresServer
+from semel.local.processes import Process
+from semel.prove.injection import Injection, command
+from semel.prove.postgres_proxy import PostgresProxy
+from tests.support.broker import Cluster
+from tests.support.reading import create_topic, read_topic
+from tests.support.waiting import PATIENCE_S, until
+
+
+class Shop:
+    """An application with an outbox, and two topics."""
+
+    def __init__(self, cluster: Cluster, dsn: str) -> None:
+        self.bootstrap, self.dsn = cluster.bootstrap, dsn
+        self.application_id = cluster.unique("shop")
+        self.topics = [create_topic(self.bootstrap, cluster.unique("out"), 2) for _ in range(2)]
+        self.outbox().init()
+
+    def outbox(self, **options: Any) -> semel.Outbox:
+        dsn = options.pop("dsn", self.dsn)
+        return semel.Outbox(dsn, self.application_id, bootstrap_servers=self.bootstrap, **options)
+
+    def relay(self, **options: Any) -> Any:
+        return self.outbox(**options).run(until_empty=True)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.dsn)
+
+    def insert(self, connection: Any, value: str, key: str = "k", topic: int = 0) -> None:
+        self.outbox().send(connection, self.topics[topic], value, key)
+
+    def insert_many(self, count: int, rows_each: int = 1) -> list[str]:
+        values = [f"v{number}" for number in range(count)]
+        with self.connect() as connection:
+            for number, value in enumerate(values):
+                self.insert(connection, value, f"k{number % 7}", number % 2)
+                if (number + 1) % rows_each == 0:
+                    connection.commit()
+        return values
+
+    def values(self, topic: int = 0) -> list[str]:
+        return [(seen.value or b"").decode() for seen in read_topic(self.bootstrap, self.topics[topic])]
+
+    def all_values(self) -> list[str]:
+        return sorted(self.values(0) + self.values(1))
+
+    def rows(self) -> int:
+        return self.query("SELECT count(*) FROM semel.outbox")[0][0]
+
+    def query(self, statement: str) -> list[Any]:
+        with self.connect() as connection:
+            return connection.execute(statement).fetchall()
+
+
+@pytest.fixture
+def shop(shared_semel_broker: SemelBroker, dsn: str) -> Shop:
+    return Shop(Cluster("semel", shared_semel_broker), dsn)
+
+
+class Running:
+    """A relay in a thread, which ends with the block."""
+
+    def __init__(self, outbox: semel.Outbox) -> None:
+        self._outbox = outbox
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._outbox.run()
+        except BaseException as error:
+            self.error = error
+
+    def wait(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outbox.stop()
+        self.wait()
+
+
+def test_rows_reach_their_topics_as_they_are_and_leave_the_table(shop: Shop) -> None:
+    with shop.connect() as connection:
+        outbox = shop.outbox()
+        outbox.send(connection, shop.topics[0], b"\x00\xff", "k", headers=[("a", b"1"), ("a", None)], partition=1)
+        outbox.send(connection, shop.topics[0], None, b"gone")
+        connection.execute(
+            "SELECT semel.outbox_send(%s, 'k', %s, %s)", [shop.topics[1], '{"a": "\\\\"}', '{"x": "y", "b": "c"}']
+        )
+    with shop.connect() as connection:
+        shop.insert(connection, "rolled back")
+        connection.rollback()
+    stats = shop.relay()
+    assert (stats.rows, stats.set_aside, shop.rows()) == (3, 0, 0)
+    first, second = sorted(read_topic(shop.bootstrap, shop.topics[0]), key=lambda seen: seen.value is None)
+    assert (first.partition, first.key, first.value) == (1, b"k", b"\x00\xff")
+    assert first.headers == [("a", b"1"), ("a", None)]
+    assert (second.key, second.value) == (b"gone", None), "a tombstone"
+    (third,) = read_topic(shop.bootstrap, shop.topics[1])
+    assert (third.value, third.headers) == (b'{"a": "\\\\"}', [("b", b"c"), ("x", b"y")])
+
+
+def test_a_row_with_a_lower_id_that_commits_later_is_not_skipped(shop: Shop) -> None:
+    """The gap trap."""
+    with shop.connect() as late, shop.connect() as early, Running(shop.outbox()):
+        shop.insert(late, "late, lower id")
+        shop.insert(early, "early, higher id", "other")
+        early.commit()
+        time.sleep(0.3)  # nothing may happen, for which there is no sign
+        assert shop.values() == [], "a transaction that began before is still open"
+        late.commit()
+        until(lambda: len(shop.values()) == 2, "the rows did not come")
+    assert sorted(shop.values()) == ["early, higher id", "late, lower id"]
+
+
+def test_a_row_does_not_pass_one_of_its_key_that_was_inserted_before(shop: Shop) -> None:
+    """The reorder trap: 5 begins; 10 inserts K and commits; 5 inserts K and commits; 7 is still open."""
+    with shop.connect() as five, shop.connect() as seven, shop.connect() as ten, Running(shop.outbox()):
+        xids = [one.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[0] for one in (five, seven, ten)]
+        assert xids == sorted(xids)
+        shop.insert(ten, "first")
+        ten.commit()
+        shop.insert(five, "second")
+        five.commit()
+        time.sleep(0.3)
+        assert shop.values() == [], "the first one waits for 7, and the second one for the first"
+        seven.rollback()
+        until(lambda: len(shop.values()) == 2, "the rows did not come")
+    assert shop.values() == ["first", "second"]
+
+
+def test_the_rows_of_a_transaction_are_never_split_over_two_kafka_transactions(shop: Shop) -> None:
+    """Also where it has more rows than a chunk: a reader sees all or nothing of it."""
+    with shop.connect() as connection:
+        shop.insert(connection, "one before")
+        connection.commit()
+        for number in range(40):
+            shop.insert(connection, f"big {number:02}")
+        connection.commit()
+        shop.insert(connection, "one after")
+    chunks: list[int] = []
+    shop.relay(max_rows=4, on_chunk=lambda stats: chunks.append(stats.rows))
+    assert [number for number in chunks if 1 < number < 41] == [], "a part of the transaction was a chunk"
+    assert shop.values() == ["one before", *(f"big {number:02}" for number in range(40)), "one after"]
+
+
+def test_a_notification_wakes_the_relay(shop: Shop) -> None:
+    with Running(shop.outbox(poll_interval_ms=600_000)) as relay:
+        until(lambda: shop.query("SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN semel_outbox'"))
+        with shop.connect() as connection:
+            shop.insert(connection, "notified")
+        until(lambda: shop.values() == ["notified"], "the notification did not wake it")
+        with shop.connect() as connection:
+            relay._outbox.stop()
+            connection.execute("SELECT pg_notify('semel_outbox', '')")  # it looks, and sees that it shall stop
+
+
+def test_polling_finds_rows_without_a_notification(shop: Shop) -> None:
+    with shop.connect() as connection:
+        connection.execute("ALTER TABLE semel.outbox DISABLE TRIGGER outbox_notify")
+    with Running(shop.outbox(poll_interval_ms=20)), shop.connect() as connection:
+        shop.insert(connection, "polled")
+        connection.commit()
+        until(lambda: shop.values() == ["polled"], "polling did not find it")
+
+
+def test_a_second_relay_takes_over_and_the_first_one_stops(shop: Shop) -> None:
+    with Running(shop.outbox(poll_interval_ms=20)) as first:
+        until(lambda: shop.query("SELECT generation FROM semel.owners") == [(1,)])
+        with Running(shop.outbox(poll_interval_ms=20)):
+            until(lambda: shop.query("SELECT generation FROM semel.owners") == [(2,)])
+            values = []
+            while first.error is None:
+                values += shop.insert_many(5)
+            until(lambda: len(shop.all_values()) >= len(values))
+    assert isinstance(first.error, semel.FencedError)
+    assert shop.all_values() == sorted(values)
+
+
+# --- crashes ---
+
+
+@pytest.mark.parametrize("point", ["outbox.before_commit", "outbox.after_commit", "postgres.after_commit"])
+def test_a_relay_that_dies_at_any_point_sends_nothing_twice(shop: Shop, point: str) -> None:
+    """before_commit: the Kafka transaction is open. after_commit: the database does not know yet that it is sent."""
+    values = shop.insert_many(60, rows_each=3)
+    words = ["-m", "semel", "outbox", "run", "--dsn", shop.dsn, "--application-id", shop.application_id]
+    words += ["--brokers", shop.bootstrap, "--max-rows", "9", "--until-empty"]
+    with Process(command(Injection(f"{point}:kill:3"), *words)) as relay:
+        assert relay.wait(PATIENCE_S) < 0, relay.output
+    assert 0 < shop.rows() <= 60, "it died in the middle"
+    assert shop.relay().rows > 0
+    assert (shop.all_values(), shop.rows()) == (sorted(values), 0)
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_connection_that_breaks_while_sent_rows_are_removed_sends_nothing_twice(
+    shop: Shop, postgres: PostgresServer, kind: Any
+) -> None:
+    values = shop.insert_many(60)
+    with PostgresProxy(postgres.host, postgres.port) as proxy:
+        through = shop.dsn.replace(f":{postgres.port}/", f":{proxy.port}/")
+        stats = shop.relay(
+            dsn=through, max_rows=10, on_chunk=lambda stats: proxy.arm(kind, skip=1) if stats.chunks == 2 else None
+        )
+        assert proxy.cuts == 1
+        assert (stats.retries > 0) == (kind == "before")
+    assert shop.all_values() == sorted(values)
+
+
+def test_the_database_and_the_broker_may_die_under_the_relay(
+    mortal_postgres: PostgresServer, semel_broker: SemelBroker
+) -> None:
+    shop = Shop(Cluster("semel", semel_broker), mortal_postgres.create_database())
+    values = shop.insert_many(80)
+
+    def kill_broker() -> None:
+        semel_broker.kill()
+        semel_broker.start()
+
+    def kill_database() -> None:
+        mortal_postgres.kill()
+        mortal_postgres.start()
+
+    deaths = {2: kill_database, 3: kill_broker, 4: lambda: mortal_postgres.restart("immediate")}
+    stats = shop.relay(max_rows=10, on_chunk=lambda stats: deaths.pop(stats.chunks, lambda: None)())
+    assert not deaths
+    assert stats.retries >= 2
+    assert shop.all_values() == sorted(values)
+
+
+def test_a_frozen_relay_that_was_replaced_can_neither_send_nor_remove(shop: Shop) -> None:
+    values = shop.insert_many(40)
+    words = ["-m", "semel", "outbox", "run", "--dsn", shop.dsn, "--application-id", shop.application_id]
+    words += ["--brokers", shop.bootstrap, "--max-rows", "10"]
+    with Process([sys.executable, *words]) as frozen:
+        until(lambda: shop.rows() < 40)
+        frozen.pause()
+        shop.relay()
+        with shop.connect() as connection:
+            shop.insert(connection, "later")
+        frozen.resume()
+        assert frozen.wait(PATIENCE_S) == 1
+        assert "took over" in frozen.output or "fenced" in frozen.output.lower(), frozen.output
+    shop.relay()
+    assert shop.all_values() == sorted([*values, "later"])
+
+
+# --- bad input ---
+
+
+def test_rows_that_cannot_be_sent_are_set_aside_with_the_reason(shop: Shop) -> None:
+    with shop.connect() as connection:
+        outbox = shop.outbox()
+        shop.insert(connection, "good")
+        outbox.send(connection, "no-such-topic", "x")
+        outbox.send(connection, "not a topic's name", "x")
+        outbox.send(connection, shop.topics[0], "x", partition=99)
+        outbox.send(connection, shop.topics[0], b"x" * 2_000_000)
+        shop.insert(connection, "also good")
+    stats = shop.relay(missing_topic_timeout_ms=300)
+    assert (stats.rows, stats.set_aside, shop.rows()) == (2, 4, 0)
+    assert shop.values() == ["good", "also good"]
+    reasons = " ".join(reason for (reason,) in shop.query("SELECT reason FROM semel.outbox_set_aside"))
+    for words in ("no-such-topic", "not a topic", "partition 99", "max.request.size"):
+        assert words in reasons
+
+
+def test_a_record_that_the_broker_finds_too_large_is_set_aside_alone(
+    shop: Shop, shared_semel_broker: SemelBroker
+) -> None:
+    small = create_topic(shop.bootstrap, f"{shop.topics[0]}-small", 1, max_message_bytes="20000")
+    with shop.connect() as connection:
+        for number in range(10):
+            size = 50_000 if number in (3, 7) else 1_000
+            shop.outbox().send(connection, small, bytes([number]) * size)
+    stats = shop.relay()
+    assert (stats.rows, stats.set_aside) == (8, 2)
+    assert [seen.value[0] for seen in read_topic(shop.bootstrap, small)] == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert shop.query("SELECT count(*) FROM semel.outbox_set_aside WHERE get_byte(value, 0) IN (3, 7)") == [(2,)]
+
+
+def test_a_restored_database_is_refused_with_both_numbers(shop: Shop) -> None:
+    shop.insert_many(30)
+    shop.relay(max_rows=10)
+    with shop.connect() as connection:
+        connection.execute("UPDATE semel.outbox_progress SET chunk = 1")
+    with pytest.raises(semel.OutboxProgressError, match=r"chunk 1 as its last one.*chunk 3.*accept_database=True"):
+        shop.relay()
+    with shop.connect() as connection:
+        connection.execute("DELETE FROM semel.outbox_progress")
+    with pytest.raises(semel.OutboxProgressError, match="no chunk"):
+        shop.relay()
+    shop.relay(accept_database=True)
+    with shop.connect() as connection:
+        shop.insert(connection, "on it goes")
+    shop.relay()
+    assert "on it goes" in shop.all_values()
+
+
+def test_two_names_for_one_outbox_are_refused(shop: Shop) -> None:
+    shop.relay()
+    shop.application_id += "-other"
+    with pytest.raises(semel.ConfigError, match="both send every row"):
+        shop.relay()
+
+
+def test_the_command_line(shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_DSN", shop.dsn)
+    shop.insert_many(5)
+    assert main(["outbox", "init", "--json"]) == 0
+    assert main(["outbox", "status"]) == 0
+    assert "waiting        5 rows" in capsys.readouterr().out
+    run = ["outbox", "run", "--application-id", shop.application_id, "--brokers", shop.bootstrap, "--until-empty"]
+    assert main([*run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 5
+    assert main(["outbox", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["waiting_rows"], status["sent_rows"]) == (0, 5)
+    monkeypatch.delenv("SEMEL_DSN")
+    assert main(["outbox", "status", "--dsn", ""]) == 2
