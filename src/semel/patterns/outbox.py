@@ -45,7 +45,7 @@ from semel.sinks.postgres.outbox_table import (
     OUTBOX,
     OutboxRow,
     OutboxStatus,
-    Progress,
+    RelayProgress,
     Release,
     adopt,
     note_sent,
@@ -302,7 +302,7 @@ class Outbox:
         self._chunk = self._session.run("comparing the outbox with its topic of chunks", work)
         self._accept_database = False  # once
 
-    def _check_new(self, progress: Progress | None, number: int) -> None:
+    def _check_new(self, progress: RelayProgress | None, number: int) -> None:
         if progress is None and number and not self._accept_database:
             raise self._mismatch(None, number)
 

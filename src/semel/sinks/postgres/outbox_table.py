@@ -146,14 +146,14 @@ def ready(connection: Connection[Any], schema: str, limit: int) -> Release:
 
 
 # -- bookkeeping -------------------------------------------------------------------------------------------------------
-class Progress(NamedTuple):
+class RelayProgress(NamedTuple):
     application_id: str
     chunk: int
 
 
-def read_progress(connection: Connection[Any], schema: str) -> Progress | None:
+def read_progress(connection: Connection[Any], schema: str) -> RelayProgress | None:
     row = connection.execute(filled("SELECT application_id, chunk FROM {schema}.outbox_progress", schema)).fetchone()
-    return None if row is None else Progress(*row)
+    return None if row is None else RelayProgress(*row)
 
 
 def adopt(connection: Connection[Any], schema: str, application_id: str, chunk: int) -> None:
