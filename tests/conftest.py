@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, KafkaMissing, java, kafka_libs
+from semel.local.apache_kafka import ApacheKafka, KafkaMissing, java, kafka_libs
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresMissing, PostgresServer, programs
 from tests.support.broker import ROOT, Cluster
-from tests.support.direct import await_coordinators
 from tests.support.jvm import spark_options
 from tests.support.missing import MARK, skip_loudly
+from tests.support.shared_kafka import RETENTION, KafkaOwner, shared_kafka, start_kafka
 from tests.support.turns import Turns, turn
 
 if TYPE_CHECKING:
@@ -35,10 +36,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # brokers and drivers start by 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# Tests write records that are years old, and read them back: retention must not come in between.
-RETENTION = {"log.retention.check.interval.ms": "86400000"}
-FIRST_RETENTION = {"log.initial.task.delay.ms": "86400000"}  # Apache Kafka looks once soon after its start
-
+OWNER = pytest.StashKey[KafkaOwner]()
+OWNER_PORT = "port_of_the_owner_of_apache_kafka"
 HANGS_AFTER_S = 30.0  # after its time-out
 
 
@@ -68,11 +67,15 @@ def kafka_installation() -> Path:
 
 
 @pytest.fixture(scope="session")
-def apache_kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    """One Apache Kafka node for all tests that leave it alive."""
+def apache_kafka(
+    kafka_installation: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApacheKafka]:
+    """One Apache Kafka node for all tests that leave it alive, whichever process of pytest they run in."""
     folder = tmp_path_factory.mktemp("apache-kafka") / "node"
-    with ApacheKafka(folder, jvm=QUICK_JVM, properties=RETENTION | FIRST_RETENTION) as kafka:
-        await_coordinators(kafka.bootstrap)
+    if hasattr(request.config, "workerinput"):
+        yield shared_kafka(request.config.workerinput[OWNER_PORT], folder)
+        return
+    with start_kafka(folder) as kafka:
         yield kafka
 
 
@@ -163,6 +166,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long ones first: they would be the end of a run on several processes."""
     items.sort(key=turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Before pytest starts one of several processes: it learns where to ask for Apache Kafka."""
+    if OWNER not in node.config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="semel-tests-kafka-", ignore_cleanup_errors=True)
+        node.config.stash[OWNER] = owner = KafkaOwner(Path(folder.name) / "node")
+        node.config.add_cleanup(folder.cleanup)
+        node.config.add_cleanup(owner.close)  # the last one that was added comes first
+    node.workerinput[OWNER_PORT] = node.config.stash[OWNER].port
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -136,8 +136,12 @@ def test_groups_and_client_metrics_have_settings(
     assert configs(client, kind, name)[key] == (default, SOURCE_DEFAULT)
     assert set_config(client, kind, name, key, value) == E.NONE
     soon(lambda: configs(client, kind, name)[key], (value, source))
-    listed = client.call(LIST_CONFIG_RESOURCES, ListConfigResourcesRequest([kind]), 1).config_resources
-    assert (name, kind) in [(entry.resource_name, entry.resource_type) for entry in listed]
+
+    def is_listed() -> bool:
+        listed = client.call(LIST_CONFIG_RESOURCES, ListConfigResourcesRequest([kind]), 1).config_resources
+        return (name, kind) in [(entry.resource_name, entry.resource_type) for entry in listed]
+
+    soon(is_listed, True)
     assert set_config(client, kind, name, key, None) == E.NONE
     soon(lambda: configs(client, kind, name)[key], (default, SOURCE_DEFAULT))
 

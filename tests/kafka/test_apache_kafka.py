@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, ToolFailed, java_tool
+from semel.local.apache_kafka import ApacheKafka, ToolFailed, java_tool, quick_jvm
 
 
 def test_kafkas_tools_write_and_read_through_a_shared_node(apache_kafka: ApacheKafka) -> None:
@@ -22,7 +22,7 @@ def test_a_tool_that_fails_says_why(apache_kafka: ApacheKafka) -> None:
 
 @pytest.mark.full
 def test_a_killed_classic_protocol_node_keeps_port_data_and_features(tmp_path) -> None:
-    with ApacheKafka(tmp_path / "node", transaction_version=1, fsync="commit", jvm=QUICK_JVM) as kafka:
+    with ApacheKafka(tmp_path / "node", transaction_version=1, fsync="commit", jvm=quick_jvm()) as kafka:
         address = kafka.bootstrap
         kafka.tool("ConsoleProducer", "--topic", "kept", stdin="survivor\n")
         kafka.kill()

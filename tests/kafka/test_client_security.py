@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from semel.aio import AsyncProducer
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, free_ports
+from semel.local.apache_kafka import ApacheKafka, free_ports, quick_jvm
 from tests.support.event_loop import in_loop
 from tests.support.missing import skip_loudly
 from tests.support.reading import read_topic
@@ -134,7 +134,7 @@ def broker_settings(folder: Path, ports: dict[str, int], plaintext: int, control
 def secured(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     make_certificates(folder)
-    kafka = ApacheKafka(folder / "node", jvm=QUICK_JVM)
+    kafka = ApacheKafka(folder / "node", jvm=quick_jvm())
     tls, sasl, both = free_ports(3)
     ports = {"TLS": tls, "SASL": sasl, "BOTH": both}
     kafka.properties |= broker_settings(folder, ports, kafka.port, kafka.controller_port)

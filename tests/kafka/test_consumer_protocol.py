@@ -24,7 +24,7 @@ from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, FatalError, UnsupportedByBrokerError
 from semel.client.producer import Producer
 from semel.client.types import CommitFailedError, TopicPartition
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, start_tool
+from semel.local.apache_kafka import ApacheKafka, quick_jvm, start_tool
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.groups import CONSUMER_GROUP_HEARTBEAT
@@ -55,7 +55,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield Cluster("semel", broker)
         return
     request.getfixturevalue("kafka_installation")
-    with ApacheKafka(folder, jvm=QUICK_JVM, properties=BRISK) as kafka:
+    with ApacheKafka(folder, jvm=quick_jvm(), properties=BRISK) as kafka:
         await_coordinators(kafka.bootstrap)
         yield Cluster("apache_kafka", kafka)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka
+from semel.local.apache_kafka import ApacheKafka, quick_jvm
 from semel.local.brokers import SemelBroker
 from tests.support.differential import Player, Script
 
@@ -38,7 +38,7 @@ _runs = count(1)
 
 @pytest.fixture(scope="module")
 def kafka(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    with ApacheKafka(tmp_path_factory.mktemp("kafka") / "node", jvm=QUICK_JVM, properties=SCAN) as node:
+    with ApacheKafka(tmp_path_factory.mktemp("kafka") / "node", jvm=quick_jvm(), properties=SCAN) as node:
         yield node
 
 

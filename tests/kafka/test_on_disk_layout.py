@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.peers.raw_client import RawClient
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
+from semel.local.apache_kafka import ApacheKafka, java_tool, quick_jvm
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from tests.support.waiting import PATIENCE_S, eventually
@@ -296,7 +296,7 @@ def test_complaints_are_noticed(written: Written, tmp_path: Path) -> None:
 @pytest.fixture(scope="module", params=["after a clean stop", pytest.param("after a crash", marks=pytest.mark.full)])
 def kafka(request: pytest.FixtureRequest, written: Written, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Apache Kafka on a copy of the topics' folders: it trusts indexes and snapshots, or, after a crash, recovers."""
-    with ApacheKafka(tmp_path_factory.mktemp("layout-kafka") / "node", jvm=QUICK_JVM) as node:
+    with ApacheKafka(tmp_path_factory.mktemp("layout-kafka") / "node", jvm=quick_jvm()) as node:
         create_topics(node.bootstrap)
         node.stop()
         data = node.directory / "data"

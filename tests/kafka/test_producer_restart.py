@@ -10,7 +10,7 @@ import pytest
 
 from semel.client.errors import AbortableError
 from semel.client.producer import Producer
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka
+from semel.local.apache_kafka import ApacheKafka, quick_jvm
 from semel.local.brokers import SemelBroker
 from tests.support.broker import KAFKA_IN_FULL
 from tests.support.reading import create_topic, read_topic
@@ -22,7 +22,7 @@ Broker = SemelBroker | ApacheKafka
 def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     """A broker for this test alone."""
     broker: Broker = (
-        SemelBroker(tmp_path / "b") if request.param == "semel" else ApacheKafka(tmp_path / "b", jvm=QUICK_JVM)
+        SemelBroker(tmp_path / "b") if request.param == "semel" else ApacheKafka(tmp_path / "b", jvm=quick_jvm())
     )
     with broker:
         yield broker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -36,5 +37,5 @@ class Cluster:
         return self.broker.bootstrap
 
     def unique(self, stem: str) -> str:
-        """A name for a topic, group or transactional id that no other test of this session uses."""
-        return f"{stem}-{next(_numbers)}"
+        """A name for a topic, group or transactional id that no other test of this run uses, in whichever process."""
+        return f"{stem}-{os.environ.get('PYTEST_XDIST_WORKER', '')}{next(_numbers)}"

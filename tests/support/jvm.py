@@ -1,8 +1,8 @@
-"""Options with which the JVMs of Spark start in a third of the processor time: tests start a hundred of them.
+"""Options with which the JVMs of Spark and Kafka start in a third of the processor time: tests start a hundred of them.
 
 A JVM that lives for seconds needs neither its second compiler nor several threads to collect garbage; and the classes
-of Spark are mapped from an archive (class data sharing) instead of being parsed from two hundred jars each time.
-`python -m tests.support.jvm` writes the archive; `make test` does it once. Without it tests run too, only slower.
+are mapped from an archive (class data sharing) instead of being parsed from two hundred jars each time.
+`python -m tests.support.jvm` writes the archives; `make test` does it once. Without them tests run too, only slower.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from semel.local.apache_kafka import QUICK_JVM
+from semel.local.apache_kafka import QUICK_JVM, KafkaMissing, ToolFailed, class_archive, write_class_archive
+from semel.local.processes import Process, ProcessFailed
 
 FOLDER = Path(__file__).resolve().parents[2] / ".cache/jvm"
+TIMEOUT_S = 1200  # 20 s where nothing else runs
 
 # What the drivers of tests load: a session, SQL, a stream with state, foreachBatch.
 PROGRAM = """
@@ -64,19 +68,32 @@ def _write(archive: Path) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     draft = archive.with_suffix(f".{os.getpid()}.new")
     options = " ".join([*QUICK_JVM, f"-XX:ArchiveClassesAtExit={draft}"])
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, options], env=environment, capture_output=True, text=True, timeout=300
-    )
+    environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with Process([sys.executable, "-c", PROGRAM, options], env=environment) as program:
+        program.wait(TIMEOUT_S)
     if draft.exists():
         draft.rename(archive)
     else:
-        said = f"{done.stdout}\n{done.stderr}"
-        print(f"semel: no class archive, so tests on Spark start slower:\n{said}", file=sys.stderr)
+        raise ProcessFailed(program.output)
 
 
-if __name__ == "__main__" and not _archive().exists():
-    # Meanwhile the tests are compiled, once instead of in every process that collects them.
-    collecting = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
-    with subprocess.Popen(collecting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-        _write(_archive())
+def main() -> None:
+    if not _archive().exists():
+        # Meanwhile the tests are compiled, once instead of in every process that collects them.
+        collecting = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+        with subprocess.Popen(collecting, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            _try("Spark", lambda: _write(_archive()))
+    with suppress(KafkaMissing):  # scripts/kafka has said so
+        if not class_archive().exists():
+            _try("Apache Kafka", write_class_archive)
+
+
+def _try(name: str, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except (OSError, ProcessFailed, ToolFailed) as error:
+        print(f"semel: no class archive, so tests on {name} start slower:\n{error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

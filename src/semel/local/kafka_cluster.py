@@ -19,7 +19,7 @@ from semel.client.cluster_calls import NodeTarget
 from semel.client.errors import error_of
 from semel.client.immediate import run
 from semel.client.timing import Deadline
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, Quorum, free_ports, new_cluster_id
+from semel.local.apache_kafka import ApacheKafka, Quorum, free_ports, new_cluster_id, quick_jvm
 from semel.local.processes import ProcessFailed
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
@@ -55,7 +55,7 @@ class KafkaCluster:
                 quorum=quorum,
                 transaction_version=transaction_version,
                 heap_mb=HEAP_MB,
-                jvm=QUICK_JVM,
+                jvm=quick_jvm(),
                 properties=properties,
             )
             for number in numbers

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, java_tool
+from semel.local.apache_kafka import ApacheKafka, java_tool, quick_jvm
 from semel.storage import PartitionLog
 from semel.storage.cleaner import clean, plan, swap
 from tests.support.waiting import PATIENCE_S
@@ -105,7 +105,7 @@ def test_apache_kafka_serves_a_copy_of_the_folder(folder: Folder, kafka_installa
     expected = {record.offset: record.value for record in all_records(log)}
     aborted = {offset for offset, value in expected.items() if value.startswith(b"t") and int(value[1:]) % 2 == 1}
     folder.data_dir.close()
-    with ApacheKafka(tmp_path / "kafka", jvm=QUICK_JVM) as kafka:
+    with ApacheKafka(tmp_path / "kafka", jvm=quick_jvm()) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         topic = NewTopic("t", 1, config={"retention.ms": "-1"})
         for future in admin.create_topics([topic]).values():
