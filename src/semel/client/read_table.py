@@ -15,6 +15,7 @@ from semel.client.errors import ConfigError, TableTooLargeError, TimedOutError
 from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import OffsetOutOfRangeError, TopicPartition, UnknownPartitionError
+from semel.protocol.arrow_numbers import to_numpy
 
 GIB = 1024**3
 LOOKUP_MS = 5000.0  # for a topic that was created a moment ago
@@ -108,7 +109,7 @@ def _read(consumer: Consumer, ends: Offsets, limit_bytes: int) -> dict[int, list
         for batch in consumer.poll_table(POLL_MS, headers=True).to_batches():
             number = batch.column("partition")[0].as_py()
             end = ends[TopicPartition(batch.column("topic")[0].as_py(), number)]
-            kept = batch.slice(0, int(np.searchsorted(batch.column("offset").to_numpy(), end)))
+            kept = batch.slice(0, int(np.searchsorted(to_numpy(batch.column("offset")), end)))
             size_bytes += kept.nbytes
             if size_bytes > limit_bytes:
                 raise TableTooLargeError(

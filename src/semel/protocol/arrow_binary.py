@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protocol.arrow_numbers import valid
 from semel.protocol.errors import EncodeError
 
 Int64s = npt.NDArray[np.int64]
@@ -61,8 +62,7 @@ def valid_mask(array: Any) -> npt.NDArray[np.bool_] | None:
     """True where a value is, or None where all are."""
     if not array.null_count:
         return None
-    mask: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return mask
+    return valid(array)
 
 
 _NO_BYTES: Bytes = np.zeros(0, np.uint8)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from semel.protocol.arrow_numbers import to_arrow
 from semel.protocol.batch import DEFAULT_LIMIT_BYTES, TIMESTAMP_TYPE_BIT, Buffer, check_header_count
 from semel.protocol.decode_runs import DEFAULT_MAX_BYTES, BatchRun, DecodeLimits, RecordSet, runs
 from semel.protocol.errors import CorruptBatchError
@@ -215,9 +216,9 @@ def _to_arrow(
         keep = offsets >= np.repeat(numbers.start_offsets, shares)
         shares = _sums(keep, shares)
         offsets, timestamps, types, fields = offsets[keep], timestamps[keep], types[keep], fields.only(keep)
-        header_column = None if header_column is None else header_column.filter(pa.array(keep))
+        header_column = None if header_column is None else header_column.filter(to_arrow(keep))
     places = ((fields.key_starts, fields.key_lengths), (fields.value_starts, fields.value_lengths))
-    columns = [pa.array(offsets), pa.array(timestamps), pa.array(types)]
+    columns = [to_arrow(offsets), to_arrow(timestamps), to_arrow(types)]
     columns += [views(reader, data, *place) if wanted.views else gather(data, *place) for place in places]
     if header_column is not None:
         columns.append(header_column)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.protocol.arrow_binary import plain_binary, valid_mask
+from semel.protocol.arrow_numbers import filled, to_numpy
 from semel.protocol.batch import (
     COMPRESSION_MASK,
     HEADER_SIZE,
@@ -531,7 +532,7 @@ def _timestamps(timestamp: Any) -> tuple[int, Int64s | None]:
         if timestamp.type.unit == "s":
             timestamp = timestamp.cast(pa.timestamp("ms", timestamp.type.tz))
         divisor = {"us": 1000, "ns": 1_000_000}.get(timestamp.type.unit, 1)
-    numbers = np.asarray(timestamp.cast(pa.int64()))
+    numbers = to_numpy(timestamp.cast(pa.int64()))
     return 0, numbers if divisor == 1 else numbers // divisor
 
 
@@ -542,7 +543,7 @@ def _headers_column(headers: Any) -> _Column | None:
     _check_headers_type(headers.type)
     if headers.null_count == len(headers):
         return None
-    counts = np.asarray(pc.list_value_length(headers).fill_null(0)).astype(np.int64)
+    counts = filled(pc.list_value_length(headers), 0).astype(np.int64)
     entries = headers.filter(headers.is_valid()).flatten() if headers.null_count else headers.flatten()
     if not len(entries):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from semel.protocol.arrow_numbers import to_arrow
 from semel.protocol.vector_varints import Int64s, VarintReader
 
 IN_PLACE_BYTES = 12  # the largest value that stands in its view
@@ -37,7 +38,7 @@ def _taken(data: pa.Buffer, starts: Int64s, lengths: Int64s) -> pa.Array:
     bounds[0::2] = starts
     bounds[1::2] = starts + np.maximum(lengths, 0)
     pool = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), data])
-    taken = pool.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+    taken = pool.take(to_arrow(np.arange(0, 2 * count, 2, dtype=np.int32)))
     valid = _validity(lengths)
     return taken if valid is None else pa.Array.from_buffers(pa.binary(), count, [valid, *taken.buffers()[1:]])
 

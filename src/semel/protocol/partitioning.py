@@ -76,10 +76,12 @@ def partitions_for_keys(keys: Any, partitions: int) -> npt.NDArray[np.int32]:
     """`partition_for_key` of every value of a binary or string column, and NO_PARTITION for nulls."""
     import numpy as np
 
+    from semel.protocol.arrow_numbers import valid
+
     hashes = murmur2_column(keys)
     result = ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(partitions)).astype(np.int32)
     if keys.null_count:
-        result[np.asarray(keys.is_null())] = NO_PARTITION
+        result[~valid(keys)] = NO_PARTITION
     return result
 
 

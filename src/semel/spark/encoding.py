@@ -121,7 +121,9 @@ class Encoder:
         import numpy as np
         import pyarrow as pa
 
-        self._np, self._pa = np, pa
+        from semel.protocol import arrow_numbers
+
+        self._np, self._pa, self._numbers = np, pa, arrow_numbers
         self._routing = routing
         self._task = task
         self._rounds = 0
@@ -188,7 +190,7 @@ class Encoder:
         column = table.column("timestamp")
         if not column.null_count:
             return column
-        now = self._pa.scalar(self._routing.timestamp_ms, self._pa.timestamp("ms")).cast(column.type)
+        now = self._numbers.scalar(self._routing.timestamp_ms, self._pa.timestamp("ms")).cast(column.type)
         return column.fill_null(now)
 
     def _first_alone(self, target: int, rows: int) -> list[int]:
@@ -227,7 +229,7 @@ class Encoder:
         found = np.array(
             [routing.targets.index(n) if n in routing.allowed else -1 for n in names] + [default], np.int64
         )
-        indices = column.indices.fill_null(len(names)).to_numpy(zero_copy_only=False)
+        indices = self._numbers.filled(column.indices, len(names))
         topics = found[indices]
         return topics, self._mark(None, topics < 0, "unknown topic")
 
@@ -237,22 +239,19 @@ class Encoder:
         chosen = self._spread(table.num_rows, sizes)
         if "hash" in table.column_names:
             hashes = table.column("hash").combine_chunks()
-            has = hashes.is_valid().to_numpy(zero_copy_only=False)
-            chosen = np.where(has, hashes.fill_null(0).to_numpy() % sizes, chosen)
+            chosen = np.where(self._numbers.valid(hashes), self._numbers.filled(hashes, 0) % sizes, chosen)
         elif "key" in table.column_names and self._routing.partitioner == MURMUR2:
             chosen = self._by_key(table.column("key"), sizes, chosen)
         if "partition" in table.column_names:
             given = table.column("partition").combine_chunks()
-            has = given.is_valid().to_numpy(zero_copy_only=False)
-            chosen = np.where(has, given.fill_null(0).to_numpy(zero_copy_only=False), chosen)
+            chosen = np.where(self._numbers.valid(given), self._numbers.to_numpy(given), chosen)
         return chosen.astype(np.int64)
 
     def _by_key(self, keys: Any, sizes: Any, otherwise: Any) -> Any:
         from semel.protocol.partitioning import murmur2_column
 
-        has = keys.is_valid().to_numpy()
         hashes = murmur2_column(keys).astype(self._np.int64) & 0x7FFFFFFF
-        return self._np.where(has, hashes % sizes, otherwise)
+        return self._np.where(self._numbers.valid(keys), hashes % sizes, otherwise)
 
     def _spread(self, rows: int, sizes: Any) -> Any:
         """Rows without a key. By the task and the round, never by chance: a task that runs again does the same again.
@@ -273,7 +272,7 @@ class Encoder:
         sizes = self._np.zeros(table.num_rows, self._np.int64)
         for name in ("key", "value"):
             if name in table.column_names:
-                sizes += pc.binary_length(table.column(name)).fill_null(0).to_numpy()
+                sizes += self._numbers.filled(pc.binary_length(table.column(name)), 0)
         if "headers" in table.column_names:
             sizes += self._header_bytes(table.column("headers").combine_chunks())
         return sizes
@@ -282,9 +281,9 @@ class Encoder:
         import pyarrow.compute as pc
 
         np, flat = self._np, headers.flatten()
-        each = sum(pc.binary_length(flat.field(i)).fill_null(0).to_numpy(zero_copy_only=False) for i in range(2))
+        each = sum(self._numbers.filled(pc.binary_length(flat.field(i)), 0) for i in range(2))
         before = np.concatenate([[0], np.cumsum(each + HEADER_OVERHEAD_BYTES)])
-        counts = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        counts = self._numbers.filled(headers.value_lengths(), 0)
         ends = np.cumsum(counts)
         return before[ends] - before[ends - counts]
 

@@ -197,23 +197,27 @@ def _task(kind: str, output: Callable[[int], Iterator[Any]]) -> Callable[[Iterat
 
 def _in_partition(table: Any, partition: int) -> Any:
     """Rows that name no partition go to the one with the number of the source's."""
-    import pyarrow as pa
+    import numpy as np
+
+    from semel.protocol.arrow_numbers import to_arrow
 
     if "partition" in table.column_names:
         return table
-    return table.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), table.num_rows))
+    return table.append_column("partition", to_arrow(np.full(table.num_rows, partition, np.int32)))
 
 
 def _sendable(table: Any, routing: Routing) -> Any:
     """Checked, and with a timestamp for every row."""
-    import pyarrow as pa
+    import numpy as np
+
+    from semel.protocol.arrow_numbers import to_arrow
 
     columns = {name: table.column(name) for name in table.column_names}
     _refuse_elsewhere(columns)
     _refuse_too_large(columns, routing)
     if "timestamp" in columns:
         return table
-    return table.append_column("timestamp", pa.repeat(pa.scalar(routing.timestamp_ms, pa.int64()), table.num_rows))
+    return table.append_column("timestamp", to_arrow(np.full(table.num_rows, routing.timestamp_ms, np.int64)))
 
 
 def _encoded(table: Any, target: int, routing: Routing, is_first: bool) -> Iterator[Blob]:

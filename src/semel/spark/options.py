@@ -36,17 +36,22 @@ def spark_columns(table: Any, wanted: Range, columns: Sequence[str]) -> Any:
     """A decoded table as Spark's source would give it."""
     import pyarrow as pa
 
-    return pa.table({name: _column(pa, table, wanted, name) for name in columns})
+    return pa.table({name: _column(table, wanted, name) for name in columns})
 
 
-def _column(pa: Any, table: Any, wanted: Range, name: str) -> Any:
+def _column(table: Any, wanted: Range, name: str) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    from semel.protocol.arrow_numbers import texts, to_arrow
+
     rows = table.num_rows
     match name:
         case "topic":
-            one = pa.array([wanted.topic])
-            return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), rows), one).cast(pa.string())
+            first = to_arrow(np.zeros(rows, np.int8))
+            return pa.DictionaryArray.from_arrays(first, texts([wanted.topic])).cast(pa.string())
         case "partition":
-            return pa.repeat(pa.scalar(wanted.partition, pa.int32()), rows)
+            return to_arrow(np.full(rows, wanted.partition, np.int32))
         case "timestamp":
             return table.column("timestamp").cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC"))
         case "timestampType":

@@ -264,10 +264,12 @@ class RangeReader:
 
     def _cut(self, table: Any) -> Any:
         """Drops what lies behind the range: a batch may reach beyond its end."""
+        from semel.protocol.arrow_numbers import to_numpy
+
         offsets = table.column("offset")
         if not table.num_rows or offsets[table.num_rows - 1].as_py() < self.wanted.end:
             return table
-        return table.slice(0, int(offsets.to_numpy().searchsorted(self.wanted.end)))
+        return table.slice(0, int(to_numpy(offsets).searchsorted(self.wanted.end)))
 
     def _nothing_came(self, data: PartitionData) -> None:
         """A response without a record. Where the log reaches beyond the range all the same, its last records have been

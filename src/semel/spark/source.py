@@ -349,8 +349,10 @@ def range_row(wanted: Range) -> Any:
     """A range as a row, for tasks that fetch it themselves."""
     import pyarrow as pa
 
+    from semel.protocol.arrow_numbers import column
+
     kinds = {"topic": pa.string(), "partition": pa.int32(), "start": pa.int64(), "end": pa.int64()}
-    columns = [pa.array([value], kind) for value, kind in zip(wanted[: len(kinds)], kinds.values(), strict=True)]
+    columns = [column([value], kind) for value, kind in zip(wanted[: len(kinds)], kinds.values(), strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 

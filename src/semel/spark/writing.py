@@ -289,8 +289,10 @@ def to_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
 def _blob_batch(target: int, count: int, dead: int, data: memoryview) -> Any:
     import pyarrow as pa
 
+    from semel.protocol.arrow_numbers import column
+
     schema = pa.schema([("target", pa.int32()), ("count", pa.int32()), ("dead", pa.int32()), ("data", pa.binary())])
-    columns = [pa.array([number], pa.int32()) for number in (target, count, dead)]
+    columns = [column([number], pa.int32()) for number in (target, count, dead)]
     offsets = pa.py_buffer(bytes(4) + len(data).to_bytes(4, "little"))
     blob = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
     return pa.RecordBatch.from_arrays([*columns, blob], schema=schema)
@@ -310,7 +312,9 @@ def _from_batches(batches: Iterator[Any]) -> Iterator[Blob]:
 def report_batches(reports: Sequence[Report]) -> Iterator[Any]:
     import pyarrow as pa
 
+    from semel.protocol.arrow_numbers import column
+
     kinds = [pa.int32(), *[pa.int64()] * 4, pa.int32(), pa.int64(), pa.string(), pa.string()]
     names = ["target", "count", "dead", "first", "last", "sequence", "mark", "failure", "message"]
-    columns = [pa.array([row[i] for row in reports], kind) for i, kind in enumerate(kinds)]
+    columns = [column([row[i] for row in reports], kind) for i, kind in enumerate(kinds)]
     yield pa.RecordBatch.from_arrays(columns, names=names)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from semel.client.consumer.fetcher import Chunk
 from semel.client.types import ConsumerRecord, CorruptRecordError, TopicPartition
 from semel.protocol.arrow_binary import binary_parts
+from semel.protocol.arrow_numbers import texts, to_arrow, to_numpy
 from semel.protocol.batch import check_batch, iter_headers
 from semel.protocol.columns_decode import DecodedRecords, Wanted, decode_record_sets
 from semel.protocol.decode_runs import RecordSet
@@ -131,14 +132,14 @@ def joined(parts: list[tuple[TopicPartition, pa.Table]], form: Form) -> pa.Table
     """One table of all parts, each row with its topic and partition. Copies no record."""
     schema = output_schema(form)
     topics = sorted({partition.topic for partition, _ in parts})
-    names = pa.array(topics, pa.string())
+    names = texts(topics)
     batches = []
     for (topic, index), table in parts:
         for batch in table.to_batches():
             place = np.full(batch.num_rows, topics.index(topic), np.int32)
             columns = [
-                pa.DictionaryArray.from_arrays(place, names),
-                pa.array(np.full(batch.num_rows, index, np.int32)),
+                pa.DictionaryArray.from_arrays(to_arrow(place), names),
+                to_arrow(np.full(batch.num_rows, index, np.int32)),
                 *(batch.column(name) for name in schema.names[2:]),
             ]
             batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
@@ -154,8 +155,8 @@ def rows(partition: TopicPartition, table: pa.Table) -> list[ConsumerRecord]:
         columns = zip(
             [topic] * count,
             [index] * count,
-            batch.column("offset").to_numpy().tolist(),
-            batch.column("timestamp").to_numpy().tolist(),
+            to_numpy(batch.column("offset")).tolist(),
+            to_numpy(batch.column("timestamp")).tolist(),
             _values(batch.column("key")),
             _values(batch.column("value")),
             _headers(batch.column("headers")),

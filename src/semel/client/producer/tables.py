@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from semel.client.errors import ConfigError, RecordTooLargeError
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES, Row
 from semel.client.settings import ProducerSettings
+from semel.protocol.arrow_numbers import binaries, filled, to_arrow, valid
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.columns import ColumnEncoder
 from semel.protocol.partitioning import partitions_for_keys
@@ -199,15 +200,15 @@ class TableEncoder:
         hashed = None if key is None or key.null_count == len(key) else partitions_for_keys(key, self.partition_count)
         if chosen is None or chosen.null_count == len(chosen):
             return None if hashed is None else hashed.astype(np.int64)
-        given = np.asarray(chosen.fill_null(-1).cast(pa.int64()))
-        valid = np.asarray(chosen.is_valid())
-        wrong = valid & ((given < 0) | (given >= self.partition_count))
+        given = filled(chosen.cast(pa.int64()), -1)
+        is_valid = valid(chosen)
+        wrong = is_valid & ((given < 0) | (given >= self.partition_count))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise ConfigError(
                 f"column 'partition' names partition {given[row]}; the topic has 0 to {self.partition_count - 1}"
             )
-        return np.where(valid, given, -1 if hashed is None else hashed)
+        return np.where(is_valid, given, -1 if hashed is None else hashed)
 
     def _sticky_runs(self, part: pa.Table, count: int) -> list[tuple[int, int]]:
         """Rows without a key, a batch's worth at a time to one partition."""
@@ -234,7 +235,7 @@ def _rows_of(column: Any, rows: Rows) -> Any:
     """Some rows of a column; what is no column stays as it is."""
     if not isinstance(column, pa.Array):
         return column
-    return column[rows] if isinstance(rows, slice) else column.take(pa.array(rows))
+    return column[rows] if isinstance(rows, slice) else column.take(to_arrow(rows))
 
 
 def encode_parts(parts: Sequence[TablePart], compression: int) -> memoryview:
@@ -259,8 +260,8 @@ def encode_row_columns(rows: Sequence[Row], compression: int) -> memoryview:
     keys, values, timestamps, _ = zip(*rows, strict=True)
     stamps: Any = timestamps[0]
     if timestamps[-1] != stamps or timestamps.count(stamps) != len(timestamps):
-        stamps = pa.array(timestamps, pa.int64())
-    key = None if keys[0] is None and keys.count(None) == len(keys) else pa.array(keys, pa.binary())
-    encoder = ColumnEncoder(pa.array(values, pa.binary()), key, None, stamps)
+        stamps = to_arrow(np.array(timestamps, np.int64))
+    key = None if keys[0] is None and keys.count(None) == len(keys) else binaries(keys)
+    encoder = ColumnEncoder(binaries(values), key, None, stamps)
     (batch,) = encoder.encode(compression=compression, max_batch_bytes=NO_LIMIT, max_batch_records=NO_LIMIT)
     return batch.buffer
