@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.support.broker import Cluster
+from tests.support.reading import create_topic
 from tests.support.spark_cluster import executor_of, kill_tree, state_of
 from tests.support.spark_driver import Pipeline, SparkSite
 from tests.support.waiting import until
@@ -108,6 +110,48 @@ def test_executor_that_was_given_up_but_lives_writes_nothing(pipeline: Pipeline,
             os.kill(pid, signal.SIGCONT)  # it wakes up with the rest of its rows in hand
         until(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end")
     assert pipeline.committed() == before
+    pipeline.assert_exact()
+    driver.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cluster", ["semel"], indirect=True)
+def test_executor_that_was_given_up_writes_nothing_where_the_winner_has_no_rows(
+    cluster: Cluster, spark: SparkSite, tmp_path: Path
+) -> None:
+    """It wakes up after the counts were compared, when neither a handshake nor an audit could notice its rows."""
+    pipeline = Pipeline(cluster, tmp_path, rows=0)
+    left = create_topic(cluster.bootstrap, cluster.unique("spark-left"), 1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    for number in range(20):
+        producer.produce(pipeline.source, b"%d" % number, partition=0)  # one task has them all
+        pipeline.expected[b"%d" % number] += 1
+    assert producer.flush(30) == 0
+    settings = {
+        "spark__network__timeout": f"{GIVING_UP_S}s",
+        "spark__network__timeoutInterval": "1s",
+        "spark__executor__heartbeatInterval": "1s",
+    }
+    spark.faults.arm("sink.after_audit", "stop")
+    driver = spark.driver(**settings)
+    step = ["late_topic", {"folder": str(tmp_path), "topics": [left, pipeline.output]}]
+    number = driver.begin(pipeline.job(step=step, select=["value", "topic"], sink={"topics": [left]}))
+    until((tmp_path / "begun").exists, "the first attempt did not begin", 120)
+    worker = int((tmp_path / "begun").read_text())
+    executor = executor_of(worker)
+    assert spark.cluster is not None
+    with spark.cluster.frozen_host_of(executor):
+        os.kill(executor, signal.SIGSTOP)
+        (stopped,) = spark.faults.fired("sink.after_audit")
+        (tmp_path / "go").touch()
+        os.kill(executor, signal.SIGCONT)  # it has rows for a partition that is not open
+        until(lambda: state_of(worker) in ("", "Z"), "the worker that was given up did not end", 120)
+        spark.go_on(stopped)
+        outcome = driver.end(number).succeeded()
+    assert outcome.attempts == 2
+    assert "were lost while the batch was written" in driver.warnings
+    assert not pipeline.committed(left)
     pipeline.assert_exact()
     driver.close()
 

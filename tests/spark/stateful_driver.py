@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +135,10 @@ def start(spark: Any, job: dict[str, Any], name: str) -> tuple[Any, Any]:
 
     writer = QUERIES[name](spark, job).writeStream.foreachBatch(write)
     options = {"checkpointLocation": f"{job['folder']}/{name}"}
-    return writer.options(**options).outputMode("append").trigger(availableNow=True).start(), sink
+    query = writer.options(**options).outputMode("append").trigger(availableNow=True).start()
+    while query.isActive and not sink.reports:  # one after the other: Spark gives a Python process 10 s to start
+        time.sleep(0.1)
+    return query, sink
 
 
 def main(job: dict[str, Any]) -> None:

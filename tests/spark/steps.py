@@ -88,6 +88,28 @@ def changing_topic(folder: str, rows: int, size_bytes: int, topics: list[str], w
     return run, "value BINARY, topic STRING"
 
 
+def late_topic(folder: str, topics: list[str]) -> Step:
+    """The first attempt at a task gives its rows to one topic, but not before the test tells it to; the next attempt
+    gives them to another."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        _, attempt = attempt_of()
+        for batch in batches:
+            if attempt == 0 and not _exists(folder, "begun"):
+                _tell(folder, "begun")
+                _await(Path(folder) / "go", 3 * PATIENCE_S)
+                name = topics[0]
+            else:
+                name = topics[1]
+            yield pa.RecordBatch.from_arrays(
+                [batch.column("value"), pa.array([name] * batch.num_rows)], names=["value", "topic"]
+            )
+
+    return run, "value BINARY, topic STRING"
+
+
 def _numbered(numbers: list[int], size_bytes: int) -> Iterator[Any]:
     """Rows with a number and something to fill them up, in batches of a few megabytes."""
     import pyarrow as pa

@@ -33,7 +33,11 @@ pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 PASSWORD = "secret"
 USERS = ("sink", "loop")
-NOT_NEEDED = {("payments.ledger", "CREATE"), ("booked.dead", "READ"), ("booked.dead", "WRITE")}  # in these runs
+NOT_NEEDED = {  # in these runs: the ledger is there, and no row is bad
+    ("payments.ledger", "CREATE"),
+    ("payments.ledger", "DESCRIBE_CONFIGS"),  # a warning names it
+    ("booked.dead", "WRITE"),
+}
 _numbers = count()
 
 
@@ -42,6 +46,7 @@ class Guarded(NamedTuple):
 
     kafka: ApacheKafka
     address: str  # where users log in
+    admin: AdminClient
 
     def client(self, user: str) -> dict[str, str]:
         return {
@@ -51,10 +56,6 @@ class Guarded(NamedTuple):
             "sasl.password": PASSWORD,
             "default.api.timeout.ms": "15000",
         }
-
-    @property
-    def admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.kafka.bootstrap, "log_level": 0})
 
     def rights(self, user: str) -> list[AclBinding]:
         wanted = AclBindingFilter(
@@ -115,7 +116,7 @@ def guarded(kafka_installation: Path, tmp_path_factory: pytest.TempPathFactory) 
     with kafka:
         for topic in ("orders", "booked", "booked.dead"):
             create_topic(kafka.bootstrap, topic, 1)
-        yield Guarded(kafka, f"127.0.0.1:{port}")
+        yield Guarded(kafka, f"127.0.0.1:{port}", AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0}))
 
 
 def paste(guarded: Guarded, user: str, number: int, folder: Path) -> None:
@@ -145,7 +146,7 @@ def errors_without_each_right(guarded: Guarded, user: str, run: Callable[[], str
 
 
 def check(found: dict[tuple[str, str], str]) -> None:
-    assert len(found) > len(NOT_NEEDED)
+    assert set(found) - NOT_NEEDED
     for (name, operation), said in found.items():
         if (name, operation) in NOT_NEEDED:
             assert said == "", f"{operation} on {name} is needed: {said}"

@@ -53,6 +53,11 @@ IDLE_POLL_MS = 200
 FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
 LEAVE_TIMEOUT_S = 5.0
 MAX_TIMEOUTS_IN_A_ROW = 3
+FOR_GOOD = (  # another run of the same transaction would end in the same way
+    ErrorCode.FENCED_INSTANCE_ID,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+)
 
 
 class MissingSourceError(FatalError):
@@ -433,7 +438,7 @@ class Processor(RebalanceListener):
         self._count(mode)
 
     def _can_go_on(self, error: KafkaError) -> bool:
-        if error.code is ErrorCode.FENCED_INSTANCE_ID:
+        if error.code in FOR_GOOD:
             return False
         if isinstance(error, FencedError):
             return self._owns_name and self._may_time_out_again(error)

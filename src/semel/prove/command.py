@@ -25,6 +25,7 @@ from semel.prove.schedule import (
     BROKER,
     FIRST_GENERATION_APIS,
     NODE,
+    TRANSACTIONS,
     Scene,
     Schedule,
     ScheduleError,
@@ -38,6 +39,8 @@ from semel.prove.stage import Stage, StageError
 from semel.prove.workloads import WORKLOADS, AppError, expectation_name, load_function
 
 ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
+NODE_FAULT_EVERY_MS = 600
+PER_NODE_FAULT = 8  # transactions of input
 FIRST_GENERATION = "transaction.version=1"  # the protocol of Kafka before 4.0
 
 
@@ -61,9 +64,15 @@ def plan(
         deck = kind.deck(guarantee, broker=own_broker)
         if FIRST_GENERATION in settings:
             deck += network_cards(FIRST_GENERATION_APIS, "")
-        if nodes:
+        many = per_round or kind.faults_per_round
+        spread_ms, transactions = kind.spread_ms, TRANSACTIONS
+        if nodes:  # they go one at a time, and come back in seconds: there must be something to do meanwhile
             deck = nodes_and_others(list(node_cards(kind.led(guarantee))), deck)
-        dealt = deal(deck, rng, rounds, per_round or kind.faults_per_round, kind.spread_ms)
+            spread_ms, transactions = (
+                max(spread_ms, many * NODE_FAULT_EVERY_MS),
+                max(TRANSACTIONS, many * PER_NODE_FAULT),
+            )
+        dealt = deal(deck, rng, rounds, many, spread_ms, transactions)
         scenes += [
             Scene(name, guarantee, dealt[first : first + ROUNDS_PER_SCENE], dict(options or {}))
             for first in range(0, len(dealt), ROUNDS_PER_SCENE)

@@ -16,6 +16,7 @@ FORMAT = 2
 NETWORK = "network"
 BROKER = "broker"
 NODE = "node"
+TRANSACTIONS = 12  # of a round
 
 
 class ScheduleError(Exception):
@@ -85,7 +86,7 @@ class Round(msgspec.Struct, frozen=True):
     """Faults that happen while so many transactions are fed in."""
 
     faults: list[Fault]
-    transactions: int = 12
+    transactions: int = TRANSACTIONS
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -227,7 +228,14 @@ def nodes_and_others(nodes: list[Fault], others: list[Fault]) -> list[Fault]:
 
 
 # --- dealing ---
-def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spread_ms: int) -> list[Round]:
+def deal(
+    deck: list[Fault],
+    rng: random.Random,
+    rounds: int,
+    per_round: int,
+    spread_ms: int,
+    transactions: int = TRANSACTIONS,
+) -> list[Round]:
     """Deals shuffled decks until there are enough rounds. Moments and counts are drawn here, so the value has them."""
     cards: list[Fault] = []
     dealt = []
@@ -237,7 +245,7 @@ def deal(deck: list[Fault], rng: random.Random, rounds: int, per_round: int, spr
             rng.shuffle(fresh)
             cards += fresh
         hand, cards = cards[:per_round], cards[per_round:]
-        dealt.append(Round([_placed(fault, rng, spread_ms) for fault in hand]))
+        dealt.append(Round([_placed(fault, rng, spread_ms) for fault in hand], transactions))
     return dealt
 
 

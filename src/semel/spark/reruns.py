@@ -92,6 +92,15 @@ class StageWatch:
             )
 
 
+def lost_executors(java: Any, since_ms: int) -> list[str]:
+    """The executors that Spark has given up since then; their processes may live."""
+    java.listenerBus().waitUntilEmpty(EVENTS_TIMEOUT_MS)
+    listed = java.statusStore().executorList(False)
+    known = [listed.apply(i) for i in range(listed.size())]
+    gone = [each for each in known if not each.isActive() and each.removeTime().isDefined()]
+    return [str(each.id()) for each in gone if each.removeTime().get().getTime() >= since_ms]
+
+
 def is_plain(store: Any, jobs: list[int]) -> bool:
     """The usual case, known by a few numbers: no stage failed, and each job but the first added one stage."""
     for number in jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,15 @@ from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle, TransactionHandle
 from semel.spark.encoding import BLOB_COLUMNS, Targets, routing_of
 from semel.spark.failures import FailedGuessError, was_cancelled
-from semel.spark.in_place import InPlace
+from semel.spark.in_place import InPlace, tasks_without_shuffle
 from semel.spark.ledger import MicroBatch
-from semel.spark.reruns import StageWatch, spark_notices
+from semel.spark.reruns import StageWatch, lost_executors, spark_notices
 from semel.spark.session import changed
 from semel.spark.sink_columns import prepared
 from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, SinkOptions
 from semel.spark.writing import (
     REPORT_COLUMNS,
+    RETRIED,
     OwnerStalledError,
     Report,
     WrongTaskError,
@@ -32,6 +34,10 @@ ADAPTIVE = "spark.sql.adaptive.enabled"
 
 class Cancelled(Exception):
     """The job was cancelled: the query was stopped. Not to be tried again."""
+
+
+class LostExecutorError(RuntimeError):
+    """A task ran again because its executor was lost; the first attempt may live."""
 
 
 class MovedRowsError(FailedGuessError):
@@ -56,11 +62,13 @@ class WriteJob:
         if needs_no_shuffle(rows, options):
             fewest = min(topic.partitions for topic in targets.topics)
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
-            return collected(rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS), precautions)
+            job = rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS)
+            return without_stragglers(job, df, lambda: collected(job, precautions))
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
             task = direct_task(handle, routing, precautions, is_guess=True)
-            return self._stay(rows.coalesce(few).mapInArrow(task, REPORT_COLUMNS), batch.batch_id)
+            job = rows.coalesce(few).mapInArrow(task, REPORT_COLUMNS)
+            return without_stragglers(job, df, lambda: self._stay(job, batch.batch_id))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
         return written(blobs, targets, handle, precautions)
 
@@ -103,7 +111,8 @@ def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, ha
     routing = routing_of(options, targets, batch_id, handle.settings)
     only_once = options.guarantee == AT_MOST_ONCE
     task = direct_task(handle, routing, Precautions(handshake=False), only_once=only_once)
-    return collected(rows.mapInArrow(task, REPORT_COLUMNS))
+    reports = collected(rows.mapInArrow(task, REPORT_COLUMNS))
+    return [report for report in reports if report.failure != RETRIED]
 
 
 def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:
@@ -140,6 +149,26 @@ def check_single_runs(reports: list[Report]) -> None:
     """Raises if rows may be mixed from two runs of a stage. To be asked late: Spark needs a moment to know."""
     if isinstance(reports, Reports) and reports.watch is not None:
         reports.watch.check()
+
+
+def without_stragglers(job: Any, df: Any, run: Callable[[], list[Report]]) -> list[Report]:
+    """The reports of a job whose tasks choose their partitions themselves, if no attempt may be left that writes.
+
+    Two attempts at such a task may choose different partitions. One that runs on in an executor that Spark has given up
+    could write, after the counts were compared, where the other has no rows and so nothing keeps it out. Behind a
+    shuffle the partitions are those of the blobs, the same for every attempt."""
+    began_ms = int(time.time() * 1000)
+    reports = run()
+    is_retried = any(report.failure == RETRIED for report in reports)
+    if is_retried or tasks_without_shuffle(df) is None:  # a stage that runs again counts attempts from 0
+        lost = lost_executors(job.sparkSession.sparkContext._jsc.sc(), began_ms)
+        if lost:
+            raise LostExecutorError(
+                f"executors {', '.join(lost)} were lost while the batch was written, and may still write to partitions "
+                "that no other attempt has opened: the batch is aborted and runs again"
+            )
+    reports[:] = [report for report in reports if report.failure != RETRIED]
+    return reports
 
 
 def careful(precautions: Precautions, session: Any) -> Precautions:

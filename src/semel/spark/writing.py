@@ -79,6 +79,13 @@ FAILURES: dict[str, type[Exception]] = {
 }
 
 
+RETRIED = "retried"  # in place of a failure: the report comes from an attempt that is not the first of its task
+
+
+def retried_report() -> Report:
+    return Report(-1, 0, 0, -1, -1, -1, 0, RETRIED)
+
+
 def failure_report(error: Exception) -> Report:
     name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
     return Report(-1, 0, 0, -1, -1, -1, 0, name, str(error))
@@ -217,6 +224,8 @@ def direct_task(
         number, _ = task_identity()
         blobs = Encoder(routing, number).blobs(batches)
         yield from task("write", _reports(handle, routing.targets, precautions, blobs, reported))
+        if attempt_number() > 0:
+            yield from report_batches([retried_report()])
         drained(batches)
 
     return run
