@@ -1,0 +1,42 @@
+"""The examples of docs/postgres.md run as they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+
+from semel.local.brokers import SemelBroker
+from tests.support.reading import read_topic
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def run(name: str, *words: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_bank_keeps_every_cent(shared_semel_broker: SemelBroker, dsn: str) -> None:
+    told = run("bank_to_postgres.py", shared_semel_broker.bootstrap, dsn)
+    assert re.search(r"1000 transfers, \d+ refused, 200000 cents", told), told
+
+
+def test_the_shop_announces_what_it_sold(shared_semel_broker: SemelBroker, dsn: str) -> None:
+    told = run("outbox.py", shared_semel_broker.bootstrap, dsn)
+    assert "50 sold, 50 announced" in told
+    announced = [json.loads(seen.value or b"") for seen in read_topic(shared_semel_broker.bootstrap, "sold")]
+    assert len({each["customer"] for each in announced}) == len(announced) == 50
+    with psycopg.connect(dsn) as connection:
+        assert connection.execute("SELECT sum(n) FROM stock").fetchone() == (0,)
+
+
+def test_examples_fit_on_a_screen() -> None:
+    for name in ("bank_to_postgres.py", "outbox.py"):
+        assert len((EXAMPLES / name).read_text().splitlines()) <= 60
