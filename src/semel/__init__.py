@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from semel.patterns.process import Output as Output
     from semel.patterns.process import Processor as Processor
     from semel.patterns.process import process as process
+    from semel.patterns.state import KeyedState as KeyedState
     from semel.sinks.postgres.settings import Postgres as Postgres
     from semel.sinks.postgres.settings import Statement as Statement
     from semel.sinks.postgres.settings import TableRow as TableRow
@@ -41,6 +42,7 @@ _LAZY = {
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Outbox": "semel.patterns.outbox",
+    "KeyedState": "semel.patterns.state",
     "Output": "semel.patterns.process",
     "PreparedTransaction": "semel.client.producer",
     "Processor": "semel.patterns.process",

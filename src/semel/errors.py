@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from semel.patterns.outbox import OutboxProgressError as OutboxProgressError
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
+    from semel.patterns.state_store import StateError as StateError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
@@ -115,6 +116,7 @@ _HOMES = {
     "semel.patterns.outbox": ("OutboxProgressError",),
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
+    "semel.patterns.state_store": ("StateError",),
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",

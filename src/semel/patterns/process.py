@@ -37,9 +37,12 @@ from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
+from semel.patterns.changelog import Changelog
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
 from semel.patterns.process_postgres import PostgresMode
+from semel.patterns.process_state import StatefulEmitter, StatefulExactlyOnce
+from semel.patterns.state import KeyedState
 from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.groups import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
@@ -225,6 +228,9 @@ class Processor(RebalanceListener):
     consumer            more options for the consumer, by Kafka's names
     producer            more options for the producer
     on_settled          called with the `Stats` so far when a unit of work has ended
+    state               a `semel.KeyedState`, or its name: the function is called as function(record, state), and its
+                        state, output and offsets commit together; with tables=True, as function(table, state) with the
+                        records of one partition
     """
 
     def __init__(
@@ -248,6 +254,7 @@ class Processor(RebalanceListener):
         dead_letter_topic: str | None = None,
         on_error: OnError | None = None,
         on_settled: Callable[[Stats], None] | None = None,
+        state: KeyedState | str | None = None,
         **unknown: Any,
     ) -> None:
         _refuse_unknown(unknown)
@@ -271,14 +278,18 @@ class Processor(RebalanceListener):
         self._postgres = sink if isinstance(sink, Postgres) else None
         if self._postgres is not None:
             _check_postgres(guarantee, tables, dead_letter_topic)
+        self._application_id = application_id
+        self._state = KeyedState(state) if isinstance(state, str) else state
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
         self._consumer_options = {**shared, **_consumer_options(application_id, instance, consumer)}
+        if self._state is not None:
+            _check_state(guarantee, self._topics, self._consumer_options)
         self._producer_options = {**shared, **_underscored(producer)}
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
         has_way_out = dead_letter_topic is not None or on_error is not None
-        self._emitter = Emitter(
+        self._emitter = (Emitter if state is None else StatefulEmitter)(
             function,
             None if isinstance(sink, Postgres) else sink,
             tables,
@@ -396,7 +407,17 @@ class Processor(RebalanceListener):
     def _make_mode(self, consumer: Consumer) -> Mode:
         if self._postgres is not None:
             return PostgresMode(consumer, self._emitter, self._postgres, *self._named)
-        return self._mode_type(consumer, lambda: Producer(self._producer_options), self._emitter)
+
+        def make_producer() -> Producer:
+            return Producer(self._producer_options)
+
+        if not isinstance(self._emitter, StatefulEmitter):
+            return self._mode_type(consumer, make_producer, self._emitter)
+        assert self._state is not None
+        changelog = Changelog(self._application_id, self._state, self._topics, self._consumer_options)
+        return StatefulExactlyOnce(
+            consumer, make_producer, self._emitter, self._state, changelog, self._stopping.is_set
+        )
 
     def _settled(self, mode: Mode) -> None:
         self._collected = 0
@@ -603,6 +624,21 @@ def _check_postgres(guarantee: str, tables: bool, dead_letter_topic: str | None)
         raise ConfigError("a Postgres sink takes rows; tables=True is for topics")
     if dead_letter_topic is not None:
         raise ConfigError("a Postgres sink keeps dead letters in the same transaction: use Postgres(dead_letters=True)")
+
+
+def _check_state(guarantee: str, topics: list[str], options: dict[str, Any]) -> None:
+    """With state the consumer has to read what is committed, and to keep partitions of one number together."""
+    if guarantee != "exactly_once":
+        raise ConfigError(
+            f"state needs guarantee='exactly_once', not {guarantee!r}: nothing else keeps it and offsets equal"
+        )
+    if options.setdefault("isolation_level", "read_committed") != "read_committed":
+        raise ConfigError("state needs isolation.level=read_committed, or it would be made of aborted records")
+    if len(topics) > 1:
+        is_classic = options.get("group_protocol", "classic") == "classic"
+        name = "partition_assignment_strategy" if is_classic else "group_remote_assignor"
+        if options.setdefault(name, "range") not in ("range", ["range"], ("range",)):
+            raise ConfigError(f"state of several sources needs {name.replace('_', '.')}=range, not {options[name]!r}")
 
 
 def _consumer_options(application_id: str, instance: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
