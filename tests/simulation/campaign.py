@@ -24,6 +24,7 @@ from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
 from tests.simulation.sink_workload import sink
 from tests.simulation.two_phase_workload import two_phase
+from tests.simulation.state_workload import counting
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
@@ -35,6 +36,7 @@ WORKLOADS: dict[str, Workload] = {
     "two_phase": two_phase,
     "consumers": consumers,
     "processing": processing,
+    "state": counting,
     "sink": sink,
     "clients": clients,
 }

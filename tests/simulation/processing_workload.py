@@ -21,6 +21,7 @@ from semel.client.types import TopicPartition
 from semel.patterns import process as loop
 from semel.patterns.process import Processor
 from semel.patterns.process_output import Output
+from semel.patterns.state import KeyedState
 from semel.protocol.messages.groups import CONSUMER_GROUP_HEARTBEAT, HEARTBEAT, JOIN_GROUP, SYNC_GROUP
 from semel.protocol.messages.offsets import OFFSET_COMMIT, OFFSET_FETCH
 from semel.protocol.messages.records import PRODUCE
@@ -85,6 +86,8 @@ Place = tuple[int, int]  # of an input: partition, offset
 class Instances:
     """The instances of one application, what happens to them, and who takes the place of one that ended."""
 
+    timeouts = TIMEOUTS
+
     def __init__(
         self, world: World, guarantee: str, protocol: str, disturbances: Disturbances, long_units: bool
     ) -> None:
@@ -143,8 +146,8 @@ class Instances:
         self.aim.watch(process)
         world.note(f"{name} starts")
 
-    def _processor(self, instance: str, process: ClientProcess) -> Processor:
-        tables, timeouts_ms = self._options["tables"], self._timeouts_ms
+    def _function(self, process: ClientProcess) -> Callable[..., Any]:
+        """What the loop is given, made of rows or of tables."""
 
         def made_of(record: Any) -> Output:
             self._work(process)
@@ -158,11 +161,19 @@ class Instances:
             targets = [row["partition"] % SINK_PARTITIONS for row in rows]
             return table.from_pydict({"value": values, "to_partition": targets})
 
+        return made_of_table if self._options["tables"] else made_of
+
+    def _state(self, instance: str) -> KeyedState | None:
+        return None
+
+    def _processor(self, instance: str, process: ClientProcess) -> Processor:
+        timeouts_ms = self._timeouts_ms
         return Processor(
             TOPIC,
             SINK,
-            made_of_table if tables else made_of,
+            self._function(process),
             application_id=APPLICATION,
+            state=self._state(instance),
             guarantee=self.guarantee,
             bootstrap_servers="broker:9092",
             instance=instance if self._is_named else None,
@@ -243,10 +254,12 @@ def processing(
     guarantee: str | None = None,
     protocol: str | None = None,
     long_units: bool = False,
+    of: type[Instances] = Instances,
+    check: Callable[[World], None] = lambda world: None,
 ) -> World:
     """Instances of one application and writers of their input, every fault. AssertionError: a promise is broken.
     `long_units`: instances are often away until their partitions are lost, in the middle of a unit of work."""
-    with simulated(seed, data) as world, client_processes(world), kept_timeouts(world, TIMEOUTS):
+    with simulated(seed, data) as world, client_processes(world), kept_timeouts(world, of.timeouts):
         on_start(world)
         rng = world.rng
         world.broker.topics[SINK] = SINK_PARTITIONS
@@ -256,7 +269,7 @@ def processing(
         chosen = rng.choice(GUARANTEES)
         disturbances = Disturbances(world, every_s=rng.choice([1.0, 4.0, 15.0]))
         by = protocol or drawn_protocol(seed)
-        instances = Instances(world, guarantee or chosen, by, disturbances, long_units)
+        instances = of(world, guarantee or chosen, by, disturbances, long_units)
         world.note(instances.guarantee)
         # A commit that is tried again may arrive once more behind later ones, and sets the offsets back: brokers do not
         # order the connections of a client, and at_most_once has no transaction that would refuse it.
@@ -286,6 +299,7 @@ def processing(
         instances.kill_all()
         world.run_for(2 * TRANSACTION_TIMEOUT_MS / 1000)
         _check_end(instances.guarantee, inputs, committed, _outputs(world))
+        check(world)
         return world
 
 

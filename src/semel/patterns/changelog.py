@@ -1,7 +1,7 @@
 """The changelog of a store: a compacted topic, partitioned as the source is, that holds every committed change.
 
-Next to the values there is one record for each partition of a source (`Covered`): up to which offset of it the state was
-made. It is written in the transaction that commits this offset, so the two are equal, or someone has moved one of them.
+Next to the values there is one record for each partition of a source (`Covered`): up to which offset of it the state
+was made. It is written in the transaction that commits this offset: where they differ, one of them was moved.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Changelog:
         where = f"restoring {place}: at offset {stores[place.partition].offset} of {end}"
         if now_s - progress_s > STALLED_S:
             raise TimedOutError(
-                f"{where}, and nothing more can be read for {STALLED_S:g} s; a transaction that was left open may be in "
-                f"the way until its timeout (`semel txn list`)"
+                f"{where}, and nothing more can be read for {STALLED_S:g} s; an open transaction may be in the way "
+                "until its timeout (`semel txn list` shows it)"
             )
         if now_s - began_s > self._settings.max_poll_interval_ms / 2000 or is_stopping():
             raise TimedOutError(f"{where}; to be continued")

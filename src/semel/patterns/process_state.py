@@ -8,7 +8,6 @@ changelog has beyond it, which also settles commits whose outcome was unknown.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -40,11 +39,11 @@ class StateFolder:
         root = Path(self._temporary or settings.directory or "")
         self.path = root / quote(application_id, safe="") / quote(settings.name, safe="")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = (self.path / "lock").open("ab")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._lock)
+            self._lock.close()
             raise StateError(
                 f"another process uses the state in {self.path}; give each instance a directory of its own"
             ) from error
@@ -53,7 +52,7 @@ class StateFolder:
         return self.path / f"{partition}.sqlite"
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

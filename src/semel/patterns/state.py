@@ -185,7 +185,7 @@ class State:
         self._change(_key(key), None)
 
     def get_many(self, keys: Iterable[Any]) -> Any:
-        """The values for a column of keys: an Arrow array (format bytes or int64) or a list; null where there is none."""
+        """The values for a column of keys: an Arrow array (formats bytes, int64) or a list; null where none is."""
         wanted = [_key(key) for key in _listed(keys)]
         changes = self._changes
         others = [key for key in wanted if key not in changes]

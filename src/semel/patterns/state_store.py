@@ -27,7 +27,8 @@ FORMAT = 1
 MAX_UNWRITTEN = 50_000  # committed values in memory
 MAX_UNWRITTEN_BYTES = 16 << 20
 LOOKUP_KEYS = 500  # in one query
-MMAP_BYTES = 256 << 20
+# After a power cut the file may be behind, which the changelog makes up for, but it is whole.
+SETTINGS = ("journal_mode=WAL", "synchronous=NORMAL", f"mmap_size={256 << 20}")
 
 Value = bytes | None  # None: deleted
 Changes = dict[bytes, Value]
@@ -75,8 +76,7 @@ class StateStore:
     def _open(self) -> sqlite3.Connection:
         file = sqlite3.connect(self.path, isolation_level=None)
         try:
-            # After a power cut the file may be behind, which the changelog makes up for, but it is whole.
-            for setting in ("journal_mode=WAL", "synchronous=NORMAL", f"mmap_size={MMAP_BYTES}"):
+            for setting in SETTINGS:
                 file.execute(f"PRAGMA {setting}")
             for statement in _SCHEMA:
                 file.execute(statement)

@@ -15,6 +15,7 @@ from typing import Any
 from semel.client.errors import FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.patterns.process import Output, Processor
+from semel.patterns.state import KeyedState
 from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
 from semel.prove.workloads import load_function
@@ -119,15 +120,31 @@ class Copier:
         self._unit += 1
 
 
-def run_loop(options: dict[str, Any]) -> int:
+def run_loop(options: dict[str, Any], state: KeyedState | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the loop has its own handler there is nothing to end
-    copier = Copier(options["instance"], options.pop("delay_ms") / 1000)
+    copier = KeyCounter(options["instance"], options.pop("delay_ms") / 1000)
+    function = copier if state is None else copier.count
+    source, sink = options.pop("source"), options.pop("sink")
     try:
-        Processor(options.pop("source"), options.pop("sink"), copier, on_settled=copier.settled, **options).run()
+        Processor(source, sink, function, on_settled=copier.settled, state=state, **options).run()
     except FencedError as error:
         print(f"fenced: {error}", flush=True)
         return FENCED
     return 0
+
+
+class KeyCounter(Copier):
+    """Counts the records of each key, with state."""
+
+    def count(self, record: Any, state: Any) -> Output:
+        total = state.get(record.key, 0) + 1
+        state.put(record.key, total)
+        return self(record)._replace(value=b"%d" % total)
+
+
+def run_counting_loop(options: dict[str, Any]) -> int:
+    state = KeyedState("counts", format="int64", directory=options.pop("directory"))
+    return run_loop(options, state)
 
 
 # --- spark: a query as users write it, from topic to topic ---
@@ -234,7 +251,13 @@ def run_app(options: dict[str, Any]) -> int:
     return 0
 
 
-WORKERS = {"producer": produce, "loop": run_loop, "spark": run_spark, "app": run_app}
+WORKERS = {
+    "producer": produce,
+    "loop": run_loop,
+    "counting-loop": run_counting_loop,
+    "spark": run_spark,
+    "app": run_app,
+}
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")

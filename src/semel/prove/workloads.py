@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from semel.prove.checker.check import Expectation, OffsetsRule
 from semel.prove.checker.reading import Seen
 from semel.prove.injection import SINK_POINTS, TASK_POINTS
-from semel.prove.inputs import by_key, forbidden_up_to, key_of, values_up_to
+from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, values_up_to
 from semel.prove.schedule import (
     ABORT_POINTS,
     COMMIT_POINTS,
@@ -255,10 +255,75 @@ class LoopWorkload(Workload):
             "consumer": consumer,
             "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
         }
-        self.run(name, "loop", options)
+        self.run(name, self.worker, options | self.more_options(name))
+
+    worker: ClassVar[str] = "loop"
+
+    def more_options(self, name: str) -> dict[str, Any]:
+        return {}
 
     def expectation(self, transactions: int) -> Expectation:
         return self.copied(self.groups()[-1], self.outputs, transactions, transaction=unit_of)
+
+
+class StateWorkload(LoopWorkload):
+    name = "state"
+    help = "semel.process with state: how often each key was seen, which must equal a replay of the input"
+    worker = "counting-loop"
+
+    def more_options(self, name: str) -> dict[str, Any]:
+        return {"directory": str(self.stage.folder / f"{self.prefix}.{name}.state")}
+
+    def expectation(self, transactions: int) -> Expectation:
+        """Every count of every key once, rising, and the group stands where the output ends."""
+        values = values_up_to(transactions)
+        return Expectation(
+            self.outputs,
+            ids=dict.fromkeys(map(_count_made_of, values), 1),
+            identify=_key_and_count,
+            order=_count_of,
+            totals=_totals(transactions),
+            total_of=_count_of,
+            transaction=unit_of,
+            offsets=(OffsetsRule(*self.groups()[-1], lambda record: [_count_made_of((record.value or b"").decode())]),),
+        )
+
+    def further_expectations(self, transactions: int) -> list[Expectation]:
+        """The changelog has the same counts."""
+        changelog = f"{self.application}.counts.changelog"
+        last = _totals(transactions)
+        return [Expectation((changelog,), identify=_change, totals=last, total_of=_changed_count)]
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        last = dict(map(_count_of, seen))
+        return all(last.get(name, 0) >= number for name, number in _totals(transactions).items())
+
+
+def _totals(transactions: int) -> Counter[str]:
+    return Counter(key_of(int(value)).decode() for value in values_up_to(transactions))
+
+
+def _count_of(record: Seen) -> tuple[str, int]:
+    return (record.key or b"").decode(), int(record.value or b"0")
+
+
+def _key_and_count(record: Seen) -> str:
+    return "{}={}".format(*_count_of(record))
+
+
+def _count_made_of(value: str) -> str:
+    """What counting makes of an input: those of a key are numbered in a row."""
+    return f"{key_of(int(value)).decode()}={int(value) // KEYS + 1}"
+
+
+def _change(record: Seen) -> str:
+    return f"{record.key!r}={record.value!r}"
+
+
+def _changed_count(record: Seen) -> tuple[str, int]:
+    """Of a changelog: a count, or something that semel writes itself."""
+    value = record.value or b""
+    return (record.key or b"").decode(), int.from_bytes(value, "big") if len(value) == 8 else 0
 
 
 class ChainWorkload(LoopWorkload):
@@ -462,23 +527,16 @@ class StatefulWorkload(SparkWorkload):
         """Each count once, rising, and the last one right."""
         return Expectation(
             self.outputs,
-            identify=lambda seen: f"{(seen.key or b'').decode()}={(seen.value or b'').decode()}",
+            identify=_key_and_count,
             order=_count_of,
-            totals=self._totals(transactions),
+            totals=_totals(transactions),
             total_of=_count_of,
             one_epoch_each=True,
         )
 
-    def _totals(self, transactions: int) -> Counter[str]:
-        return Counter(key_of(int(value)).decode() for value in values_up_to(transactions))
-
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
         last = dict(map(_count_of, seen))
-        return all(last.get(name, 0) >= number for name, number in self._totals(transactions).items())
-
-
-def _count_of(record: Seen) -> tuple[str, int]:
-    return (record.key or b"").decode(), int(record.value or b"0")
+        return all(last.get(name, 0) >= number for name, number in _totals(transactions).items())
 
 
 # --- The user's own pipeline from topic to topic, with their function that says what is expected ---
@@ -535,6 +593,7 @@ WORKLOADS: dict[str, type[Workload]] = {
     for workload in (
         LoopWorkload,
         ChainWorkload,
+        StateWorkload,
         SparkWorkload,
         AnyOrderWorkload,
         StreamWriterWorkload,
