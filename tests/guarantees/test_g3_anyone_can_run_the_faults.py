@@ -18,9 +18,17 @@ from tests.support.broker import Cluster
 from tests.support.prove import Proof, prove
 
 SHORT = {"loop": 2}  # rounds; every fault of the sink alone is in test_e1 to test_e7
-MORE = {"chain": 2, "spark": 1, "spark-any-order": 1, "spark-stateful": 1}
-LONG = {"loop": 60, "chain": 12, "spark": 16, "spark-any-order": 12, "spark-stateful": 12, "spark-executors": 6}
-FAULTS = {"loop": 12, "chain": 12}  # in each round; 8 in those of Spark
+MORE = {"chain": 2, "state": 3, "spark": 1, "spark-any-order": 1, "spark-stateful": 1}
+LONG = {
+    "loop": 60,
+    "chain": 12,
+    "state": 30,
+    "spark": 16,
+    "spark-any-order": 12,
+    "spark-stateful": 12,
+    "spark-executors": 6,
+}
+FAULTS = {"loop": 12, "chain": 12, "state": 12}  # in each round; 8 in those of Spark
 
 
 def held(proof: Proof, faults: int) -> Proof:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -297,3 +298,23 @@ def test_options_that_do_not_go_with_state_are_refused() -> None:
         run(consumer={"isolation.level": "read_uncommitted"})
     with pytest.raises(ConfigError, match="range"):
         run(consumer={"partition.assignment.strategy": "cooperative-sticky"})
+
+
+def test_the_example_of_the_state_page_runs(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "state.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    stem = cluster.unique("views")
+    for name in (stem, f"{stem}.counted"):
+        create_topic(cluster.bootstrap, name)
+    with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+        for number in range(10):
+            producer.send(stem, b"", key=b"page-%d" % (number % 2))
+    monkeypatch.chdir(tmp_path)
+    code = (
+        block.replace("localhost:9092", cluster.bootstrap)
+        .replace('"views', f'"{stem}')
+        .replace('"counter"', f'"{stem}"')
+    )
+    exec(compile(code, str(page), "exec"), {})
+    found = [int(row.value or 0) for row in read_topic(cluster.bootstrap, f"{stem}.counted")]
+    assert sorted(found) == sorted([1, 2, 3, 4, 5] * 2)

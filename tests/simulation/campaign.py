@@ -23,8 +23,8 @@ from tests.simulation.group_workload import consumers
 from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
 from tests.simulation.sink_workload import sink
-from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.state_workload import counting
+from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 

@@ -39,7 +39,15 @@ from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_modes import MODES, Mode
-from semel.patterns.process_output import Emitter, OnError, Output, RecordError, RowFunction, TableFunction
+from semel.patterns.process_output import (
+    Emitter,
+    OnError,
+    Output,
+    RecordError,
+    RowFunction,
+    StateFunction,
+    TableFunction,
+)
 from semel.patterns.process_postgres import PostgresMode
 from semel.patterns.process_state import StatefulEmitter, StatefulExactlyOnce
 from semel.patterns.state import KeyedState
@@ -184,7 +192,7 @@ LoopMetrics.TABLE = MetricsTable(
 def process(
     source: str | Iterable[str],
     sink: str | Postgres | None,
-    function: RowFunction | TableFunction,
+    function: RowFunction | TableFunction | StateFunction,
     *,
     application_id: str,
     guarantee: str = "exactly_once",
@@ -237,7 +245,7 @@ class Processor(RebalanceListener):
         self,
         source: str | Iterable[str],
         sink: str | Postgres | None,
-        function: RowFunction | TableFunction,
+        function: RowFunction | TableFunction | StateFunction,
         *,
         application_id: str,
         guarantee: str = "exactly_once",

@@ -33,6 +33,7 @@ class Output(NamedTuple):
 
 RowFunction = Callable[[ConsumerRecord], Any]
 TableFunction = Callable[[Any], Any]
+StateFunction = Callable[[Any, Any], Any]  # of a row or a table, and the state
 OnError = Callable[[Any, Exception], Any]
 Deliveries = list[Any]
 
@@ -69,7 +70,7 @@ class Emitter:
     table, the rows that it fails with are found by halving. Errors of a Kafka client are not about a record: they are
     raised as they are."""
 
-    function: RowFunction | TableFunction
+    function: Callable[..., Any]
     sink: str | None
     tables: bool
     dead_letter_topic: str | None = None

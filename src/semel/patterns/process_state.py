@@ -11,6 +11,7 @@ import fcntl
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -79,7 +80,7 @@ class StatefulEmitter(Emitter):
         for record in records:
             state.enter(record.partition)
             try:
-                outputs += to_rows(function(record, state), record)  # type: ignore[call-arg]
+                outputs += to_rows(function(record, state), record)
             except KafkaError:
                 raise
             except Exception as error:
@@ -89,7 +90,7 @@ class StatefulEmitter(Emitter):
     def _add_table(self, table: Any, made: Made) -> None:
         self.state.enter(self._partition)
         try:
-            made.outputs.extend(self._checked_tables(self.function(table, self.state)))  # type: ignore[call-arg]
+            made.outputs.extend(self._checked_tables(self.function(table, self.state)))
         except KafkaError:
             raise
         except Exception as error:
@@ -181,12 +182,13 @@ class Stores:
             self._open[number].advance(changes, ends[number])
 
     def release(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._current.discard(number)
-            self._state.detach(number)
-            store = self._open.pop(number, None)
-            if store is not None:
-                store.close()
+        with ExitStack() as stack:  # all are closed, also if one cannot be written
+            for number in numbers:
+                self._current.discard(number)
+                self._state.detach(number)
+                store = self._open.pop(number, None)
+                if store is not None:
+                    stack.callback(store.close)
 
     def close(self) -> None:
         try:
@@ -239,6 +241,8 @@ class StatefulExactlyOnce(ExactlyOnce):
         if not self.is_working:
             return
         delivery, sent = self._stores.send(self.producer, self._progress())
+        if faults.armed:
+            faults.hit("state.sent")
         super().settle()
         if faults.armed:
             faults.hit("state.committed")

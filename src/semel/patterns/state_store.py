@@ -13,6 +13,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,10 +142,12 @@ class StateStore:
             else:
                 missing.append(key)
         for start in range(0, len(missing), LOOKUP_KEYS):
-            chunk = missing[start : start + LOOKUP_KEYS]
-            query = f"SELECT key, value FROM state WHERE key IN ({','.join('?' * len(chunk))})"
-            found.update(self._guarded(lambda query=query, chunk=chunk: self._file.execute(query, chunk).fetchall()))
+            found.update(self._guarded(partial(self._look_up, missing[start : start + LOOKUP_KEYS])))
         return found
+
+    def _look_up(self, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
+        query = f"SELECT key, value FROM state WHERE key IN ({','.join('?' * len(keys))})"
+        return self._file.execute(query, keys).fetchall()
 
     def is_empty(self) -> bool:
         return not self._unwritten and self._guarded(lambda: self._file.execute(_ANY).fetchone()) is None

@@ -102,6 +102,11 @@ TASK_POINTS = {
     "task.after_opening": "an attempt owns its first partition, the rest of its rows is not sent",
     "task.after_rows": "all rows of an attempt are acknowledged, Spark has no report of them",
 }
+STATE_POINTS = {
+    "state.sent": "a loop with state has sent its changes to the changelog, offsets and commit are to come",
+    "state.committed": "the transaction is committed, the local stores have nothing of it",
+    "state.write": "a local store is about to write what was committed to its file",
+}
 POINTS = {
     **BROKER_POINTS,
     **OUTBOX_POINTS,
@@ -110,6 +115,7 @@ POINTS = {
     **POSTGRES_POINTS,
     **POSTGRES_SINK_POINTS,
     **POSTGRES_TASK_POINTS,
+    **STATE_POINTS,
 }
 _ACTIONS = ("kill", "stop", "exit", "delay", "pass")
 

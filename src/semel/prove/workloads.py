@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from semel.prove.checker.check import Expectation, OffsetsRule
 from semel.prove.checker.reading import Seen
-from semel.prove.injection import SINK_POINTS, TASK_POINTS
+from semel.prove.injection import SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, values_up_to
 from semel.prove.schedule import (
     ABORT_POINTS,
@@ -270,6 +270,12 @@ class StateWorkload(LoopWorkload):
     name = "state"
     help = "semel.process with state: how often each key was seen, which must equal a replay of the input"
     worker = "counting-loop"
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        workers = ("worker-a", "worker-b")
+        own = [card for worker in workers for card in point_cards(worker, STATE_POINTS)]
+        return [*loop_deck(guarantee, broker, workers), *own, *own]
 
     def more_options(self, name: str) -> dict[str, Any]:
         return {"directory": str(self.stage.folder / f"{self.prefix}.{name}.state")}
