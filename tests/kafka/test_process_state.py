@@ -294,6 +294,8 @@ def test_options_that_do_not_go_with_state_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="exactly_once"):
         run(guarantee="at_least_once")
+    with pytest.raises(ConfigError, match="in the database"):
+        semel.process("a", semel.Postgres("dbname=x", table="t"), count, application_id="x", state="counts")
     with pytest.raises(ConfigError, match="read_committed"):
         run(consumer={"isolation.level": "read_uncommitted"})
     with pytest.raises(ConfigError, match="range"):

@@ -291,6 +291,8 @@ class Processor(RebalanceListener):
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
         self._consumer_options = {**shared, **_consumer_options(application_id, instance, consumer)}
         if self._state is not None:
+            if self._postgres is not None:
+                raise ConfigError("state goes with a topic as the sink; with a Postgres sink, keep it in the database")
             _check_state(guarantee, self._topics, self._consumer_options)
         self._producer_options = {**shared, **_underscored(producer)}
         if guarantee == "exactly_once":
