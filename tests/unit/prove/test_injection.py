@@ -159,7 +159,7 @@ def test_what_is_not_a_fault_is_refused_by_name(text: str, says: str) -> None:
 
 
 def test_every_point_in_the_code_is_in_the_table_and_the_other_way_round() -> None:
-    folders = [Path(semel.__path__[0]) / name for name in ("broker", "sinks", "spark")]
+    folders = [Path(semel.__path__[0]) / name for name in ("broker", "patterns", "sinks", "spark")]
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     used = set(re.findall(r'faults\.(?:hit|reach)\(f?"([^"]+)"\)', source))
     assert {"marker.before", "{point}.before_log", "{slot.served.name}.after_response", "task.after_rows"} <= used
