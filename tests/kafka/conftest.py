@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         needed = {"apache_kafka", "kafka_installation"} & set(getattr(item, "fixturenames", ()))
-        if HERE in item.path.parents and needed:
+        if needed and HERE in item.path.parents:
             item.add_marker(pytest.mark.kafka)
 
 
