@@ -27,6 +27,7 @@ LOCK = Path("requirements/dev.lock")
 INSTALLER_LOCK = Path("requirements/installer.lock")
 INPUTS = (LOCK, INSTALLER_LOCK, Path("pyproject.toml"), Path("scripts/environment.py"))
 POSTGRES_STAMP = VENV / ".semel-postgres"
+CHROMIUM_STAMP = VENV / ".semel-chromium"
 POSTGRES_FOLDERS = "usr/lib/postgresql/*/bin"  # where Debian has it, outside of the PATH
 JAVA_MIN = 17
 JAVA_PACKAGES = ("openjdk-21-jre-headless", "openjdk-17-jre-headless", "default-jre-headless")
@@ -53,6 +54,7 @@ def main() -> int:
             make_environment()
             find_or_install_java()
             find_or_install_postgres()
+            find_or_install_chromium()
     except SetupError as problem:
         say(str(problem))
         return 1
@@ -232,6 +234,31 @@ def find_postgres() -> Path | None:
     on_path = shutil.which("initdb")
     candidates = [*([Path(on_path)] if on_path else []), *Path("/").glob(f"{POSTGRES_FOLDERS}/initdb")]
     return next((initdb for initdb in candidates if runs(initdb)), None)
+
+
+# --- Chromium ---
+
+
+def find_or_install_chromium() -> None:
+    """The tests of the page run in a real browser; without one they are skipped."""
+    if CHROMIUM_STAMP.exists() and Path(CHROMIUM_STAMP.read_text()).exists():
+        return
+    browser = find_chromium()
+    if browser is None and apt_install("chromium", "chromium-browser"):
+        browser = find_chromium()
+    if browser is None:
+        say("*" * 100)
+        say("NO CHROMIUM FOUND. The tests of the page will be skipped. Install it, or name it: SEMEL_CHROMIUM")
+        say("Debian, Ubuntu: apt-get install chromium; Fedora: dnf install chromium; macOS: brew install chromium")
+        say("*" * 100)
+        return
+    CHROMIUM_STAMP.write_text(str(browser))
+
+
+def find_chromium() -> Path | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    candidates = [os.environ.get("SEMEL_CHROMIUM"), *map(shutil.which, names)]
+    return next((Path(each) for each in candidates if each and Path(each).exists()), None)
 
 
 # --- Debian ---

@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="[HOST:]PORT",
         help="serve Prometheus metrics there, on 127.0.0.1 unless a host is named (default: off)",
     )
+    parser.add_argument("--ui", metavar="[HOST:]PORT", help="serve the page there, as `semel ui` does (default: off)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--end-with-stdin", action="store_true", help="stop when stdin closes, for embedding")
 
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     def on_ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
         print(f"semel broker ready on {shown}:{port} (data {data}, fsync={settings['fsync']})", flush=True)
+        if args.ui:
+            _start_ui(args.ui, shown if host not in ("0.0.0.0", "::") else "127.0.0.1", port)
 
     try:
         run_broker(options, on_ready)
@@ -64,6 +67,19 @@ def run(args: argparse.Namespace) -> int:
             "space and start again"
         ) from error
     return 0
+
+
+_children: list[object] = []  # kept: an object that is collected closes the stdin of its process
+
+
+def _start_ui(listen: str, host: str, port: int) -> None:
+    """The page is a process of its own: what it does costs the broker's clients nothing. It ends with this one, whose
+    end closes its stdin."""
+    import subprocess
+    import sys
+
+    words = ("ui", "--brokers", f"{host}:{port}", "--listen", listen, "--end-with-stdin")
+    _children.append(subprocess.Popen([sys.executable, "-m", "semel", *words], stdin=subprocess.PIPE))
 
 
 class DiskFullError(Exception):

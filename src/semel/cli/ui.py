@@ -1,0 +1,73 @@
+"""`semel ui`: the page for a browser."""
+
+from __future__ import annotations
+
+import argparse
+
+from semel.cli.client_options import add_connection_options, client_options
+from semel.cli.errors import CommandError, UsageError
+
+HELP = """Serves a page that shows a cluster, semel's or any Kafka: topics with start, last stable offset and end,
+records with what became of them, transactions step by step, groups and their lag, Spark applications, and what the
+doctor finds. It is read-only unless --allow-changes is given, and listens on loopback. On another address a token is
+needed; it is printed with the address. Needs pip install 'semel[ui]'."""
+EXAMPLE = """semel ui
+semel ui --brokers localhost:9092 --listen 127.0.0.1:8080 --allow-changes"""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen",
+        metavar="[HOST:]PORT",
+        default="127.0.0.1:8090",
+        help="where to serve the page; port 0 takes a free one (default: 127.0.0.1:8090)",
+    )
+    parser.add_argument("--allow-changes", action="store_true", help="let the page abort transactions")
+    parser.add_argument(
+        "--token", metavar="TEXT", help="the token that visitors need (default: none on loopback, else a new one)"
+    )
+    parser.add_argument("--end-with-stdin", action="store_true", help="stop when stdin closes, for embedding")
+    add_connection_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import socket
+
+    try:
+        from semel.web.app import UiOptions
+        from semel.web.serve import serve
+    except ImportError as error:
+        raise CommandError(
+            f"the page needs a package that is not there ({error.name}): pip install 'semel[ui]'"
+        ) from error
+    host, port = _address(args.listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise CommandError(
+            f"cannot serve the page on {args.listen}: {error.strerror}; choose another with --listen"
+        ) from error
+    port = sock.getsockname()[1]
+    token = args.token or _new_token(host)
+    options = UiOptions(client_options(args, client_id="semel-ui"), host, port, token, args.allow_changes)
+    shown = f"[{host}]" if ":" in host else host
+    print(
+        f"semel ui on http://{shown}:{port}/{f'?token={token}' if token else ''} (brokers {args.brokers})", flush=True
+    )
+    serve(options, sock, end_with_stdin=args.end_with_stdin)
+    return 0
+
+
+def _new_token(host: str) -> str | None:
+    import secrets
+
+    return None if host in LOOPBACK else secrets.token_urlsafe(24)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--listen is {text!r}; expected [HOST:]PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)

@@ -1,0 +1,43 @@
+"""What several viewers ask for at the same time is read from the cluster once, and again when it is old."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+MOST_KEYS = 500
+
+
+class Cached:
+    """Results by key. Callers that ask while a result is being read wait for the same reading."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def get(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[Any]]) -> Any:
+        known = self._found.get(key)
+        if known is None or self._is_stale(known, max_age_s):
+            if len(self._found) >= MOST_KEYS:
+                del self._found[next(iter(self._found))]
+            task = asyncio.ensure_future(_awaited(read))
+            self._found.pop(key, None)
+            known = self._found[key] = (self._clock(), task)
+        return await asyncio.shield(known[1])
+
+    def _is_stale(self, known: tuple[float, asyncio.Task[Any]], max_age_s: float) -> bool:
+        since_s, task = known
+        if not task.done():
+            return False
+        failed = task.cancelled() or task.exception() is not None
+        return failed or self._clock() - since_s > max_age_s
+
+    def forget(self) -> None:
+        """After a change: what was read before counts no more."""
+        self._found = {key: known for key, known in self._found.items() if not known[1].done()}
+
+
+async def _awaited(read: Callable[[], Awaitable[Any]]) -> Any:
+    return await read()
