@@ -9,7 +9,7 @@ PARALLEL ?= -n 6
 unexport PYTHONDONTWRITEBYTECODE # programs start three times as fast from compiled files
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-full simulate lint format demo bench kafka lock clean
+.PHONY: help docs setup test test-full simulate lint format demo bench kafka lock clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ lint: setup ## check style, types and import rules
 format: setup ## put the code into the common format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup ## build the site of the documentation into build/site, without warnings
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 demo: setup ## see it work
 	@$(BIN)/semel demo $(ARGS)

@@ -172,7 +172,9 @@ def test_commands_and_their_options_exist() -> None:
     assert wrong(command_lines, is_valid_command) == []
 
 
-@pytest.mark.parametrize("line", ["ui", "broker --data x --web", "audit --app a --loop", "topic create x --copies 3"])
+@pytest.mark.parametrize(
+    "line", ["window", "broker --data x --web", "audit --app a --loop", "topic create x --copies 3"]
+)
 def test_commands_that_do_not_exist_are_found(line: str) -> None:
     assert not is_valid_command(line)
 

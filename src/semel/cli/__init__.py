@@ -35,6 +35,7 @@ COMMANDS = {
     "demo": "see semel at work",
     "audit": "what an application has read and written, and whether that fits",
     "prove": "try to break the guarantee, and have an independent checker count",
+    "completion": "completion of commands and options for bash, zsh and fish",
     "bench": "measure semel side by side with its peers",
 }
 

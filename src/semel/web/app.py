@@ -1,8 +1,8 @@
 """The routes of the page, and who may ask what.
 
-Whoever reaches the port sees everything, so it is loopback unless told otherwise, and elsewhere a token is needed. A
-page of another site that a browser has open must not be able to use it: the Host header must be ours (a name that
-somebody points at 127.0.0.1 is not), a request that changes something must come from this page, and none is a GET.
+Everybody who reaches the port sees everything, so it is loopback unless told otherwise, and elsewhere a token is
+needed. A page of another site that a browser has open must not be able to use it: the Host header must be ours (a name
+that somebody points at 127.0.0.1 is not), a request that changes something must come from this page, and none is a GET.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def make_app(options: UiOptions) -> Starlette:
                 with suppress(asyncio.CancelledError):
                     await history
 
-    app = Starlette(routes=_routes(), lifespan=life, middleware=[Middleware(Guard, options=options)])
+    app = Starlette(routes=_routes(), lifespan=life, middleware=[Middleware(RequestGuard, options=options)])
     app.state.options = options
     return app
 
@@ -89,7 +89,7 @@ async def _keep_history(views: Views) -> None:
 
 
 # --- who may ask ------------------------------------------------------------------------------------------------------
-class Guard:
+class RequestGuard:
     """Looks at every request before anything else does."""
 
     def __init__(self, app: ASGIApp, options: UiOptions) -> None:
