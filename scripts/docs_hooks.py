@@ -11,8 +11,13 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
-def on_nav(nav: Any, config: Any, files: Any) -> Any:
-    return nav
+def on_config(config: Any) -> Any:
+    """Pages that the navigation does not name yet stand at its end, so that none is lost."""
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    missing = sorted(page.name for page in DOCS.glob("*.md") if page.name not in named)
+    if missing:
+        config.nav.append({"More": missing})
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
