@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
     from semel.patterns.state_store import StateError as StateError
+    from semel.patterns.unit_decisions import DecisionLostError as DecisionLostError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
@@ -117,6 +118,7 @@ _HOMES = {
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
     "semel.patterns.state_store": ("StateError",),
+    "semel.patterns.unit_decisions": ("DecisionLostError",),
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",

@@ -59,6 +59,34 @@ async def fetch_partition(
     return found
 
 
+async def find_end(
+    calls: ClusterCalls[Any], place: Place, first_offset: int, producer_id: int, deadline: Deadline
+) -> bool | None:
+    """How the transaction that wrote `first_offset` ended: its producer's first marker after it. None: the log has no
+    marker up to its end, so the transaction may be open."""
+    offset = first_offset
+    while not deadline.expired:
+        data = await fetch_once(calls, place, offset, deadline)
+        if not len(data):
+            return None
+        found, offset = _first_marker(data, offset, producer_id)
+        if found is not None:
+            return found
+    return None
+
+
+def _first_marker(data: Buffer, offset: int, producer_id: int) -> tuple[bool | None, int]:
+    """Whether the first marker of a producer commits, if there is one; and the offset after the batches."""
+    for at, header in iter_headers(data):
+        offset = header.next_offset
+        if header.is_control and header.producer_id == producer_id:
+            check_batch(data, header, at)
+            marker = decode_marker(decode_batch(data, at).records[0])
+            if marker is not None:
+                return marker.type is MarkerType.COMMIT, offset
+    return None, offset
+
+
 async def find_decision(
     calls: ClusterCalls[Any], place: Place, first_offset: int, producer_id: int, deadline: Deadline
 ) -> bool | None:
@@ -72,11 +100,7 @@ async def find_decision(
             if error.recovery is Recovery.RETRY:
                 return None
             raise
-        for at, header in iter_headers(data):
-            offset = header.next_offset
-            if header.is_control and header.producer_id == producer_id:
-                check_batch(data, header, at)
-                marker = decode_marker(decode_batch(data, at).records[0])
-                if marker is not None:
-                    return marker.type is MarkerType.COMMIT
+        found, offset = _first_marker(data, offset, producer_id)
+        if found is not None:
+            return found
     return None

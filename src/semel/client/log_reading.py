@@ -15,6 +15,7 @@ from semel.protocol.batch import BatchHeader, read_header
 from semel.protocol.messages import transactions as messages
 
 fetch_once = blocking(log_calls.fetch_once)
+find_end = blocking(log_calls.find_end)
 
 
 def header_at(cluster: Cluster, place: Place, offset: int, timeout_s: float) -> BatchHeader:

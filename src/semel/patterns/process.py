@@ -38,6 +38,7 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.changelog import Changelog
+from semel.patterns.process_decisions import PostgresAndTopics
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_output import (
     Emitter,
@@ -416,6 +417,9 @@ class Processor(RebalanceListener):
 
     def _make_mode(self, consumer: Consumer) -> Mode:
         if self._postgres is not None:
+            if self._postgres.with_topics:
+                name = self._producer_options["transactional_id"]
+                return PostgresAndTopics(consumer, self._emitter, self._postgres, *self._named, name, self._settings_of)
             return PostgresMode(consumer, self._emitter, self._postgres, *self._named)
 
         def make_producer() -> Producer:
@@ -428,6 +432,13 @@ class Processor(RebalanceListener):
         return StatefulExactlyOnce(
             consumer, make_producer, self._emitter, self._state, changelog, self._stopping.is_set
         )
+
+    def _settings_of(self, transactional_id: str, two_phase: bool) -> ProducerSettings:
+        options = {**self._producer_options, "transactional_id": transactional_id}
+        if two_phase:
+            del options["transaction_timeout_ms"]
+            options["two_phase_commit"] = True
+        return ProducerSettings.of(options)
 
     def _settled(self, mode: Mode) -> None:
         self._collected = 0

@@ -155,15 +155,15 @@ class Emitter:
 
     # -- sending -------------------------------------------------------------------------------------------------------
     def send(self, producer: Producer, made: Made) -> Sent:
-        dead = self._send_rows(producer, made.dead_letters)
+        dead = self.send_outputs(producer, made.dead_letters)
         if self.tables:
             count, deliveries = self._send_tables(producer, made.outputs)
         else:
-            deliveries = self._send_rows(producer, made.outputs)
+            deliveries = self.send_outputs(producer, made.outputs)
             count = len(deliveries)
         return Sent(count, len(dead), deliveries + dead if dead else deliveries)
 
-    def _send_rows(self, producer: Producer, outputs: list[Output]) -> Deliveries:
+    def send_outputs(self, producer: Producer, outputs: list[Output]) -> Deliveries:
         deliveries: Deliveries = []
         for output in outputs:
             value, key, topic, partition, timestamp, headers = output

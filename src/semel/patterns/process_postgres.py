@@ -23,7 +23,7 @@ from semel.client.errors import KafkaError
 from semel.client.timing import Backoff, Deadline
 from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
 from semel.patterns.process_modes import Mode
-from semel.patterns.process_output import Emitter, RecordError
+from semel.patterns.process_output import Emitter, Output, RecordError
 from semel.sinks.postgres.database import psycopg_module
 from semel.sinks.postgres.dead_letters import DEAD_LETTERS
 from semel.sinks.postgres.dead_letters import add as add_dead_letters
@@ -33,7 +33,7 @@ from semel.sinks.postgres.receipts import RECEIPTS, event_id_of, give_back, rece
 from semel.sinks.postgres.rows import RowWriter
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow, effects_of
-from semel.sinks.postgres.tables import install
+from semel.sinks.postgres.tables import Component, install
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -51,6 +51,7 @@ class Applied(NamedTuple):
     effects: list[TableRow | Statement]
     reason: str | None = None
     event_id: str | None = None
+    outputs: tuple[Output, ...] = ()  # for topics; see `process_decisions`
 
 
 class WriteCounts(NamedTuple):
@@ -74,8 +75,8 @@ class PostgresMode(Mode):
         self._schema = settings.database.schema
         self._application_id = application_id
         self._session = DatabaseSession(settings.database, f"process {application_id}")
-        holder = f"{instance or 'any'} on {socket.gethostname()}, process {os.getpid()}"
-        self._table = OffsetsTable(self._schema, application_id, holder)
+        self.holder = f"{instance or 'any'} on {socket.gethostname()}, process {os.getpid()}"
+        self._table = OffsetsTable(self._schema, application_id, self.holder)
         self._writer = RowWriter(settings)
         self._event_id = None if settings.event_id is None else event_id_of(settings.event_id)
         self._claims: Claims = {}
@@ -97,15 +98,19 @@ class PostgresMode(Mode):
                 time.sleep(pauses.next_s())
 
     def _install(self) -> None:
-        components = [OFFSETS]
-        components += [DEAD_LETTERS] if self._settings.dead_letters else []
-        components += [RECEIPTS] if self._event_id is not None else []
+        components = self._components()
 
         def work(connection: Connection[Any]) -> None:
             for component in components:
                 install(connection, self._schema, component)
 
         self._session.run(f"creating semel's tables in schema {self._schema!r}", work)
+
+    def _components(self) -> list[Component]:
+        components = [OFFSETS]
+        components += [DEAD_LETTERS] if self._settings.dead_letters else []
+        components += [RECEIPTS] if self._event_id is not None else []
+        return components
 
     def close(self) -> None:
         self._session.close()
@@ -124,9 +129,7 @@ class PostgresMode(Mode):
         if not wanted:
             return
         self._topic_ids |= self.consumer.topic_ids(partition.topic for partition in wanted)
-        claims = self._session.run(
-            "taking over partitions", lambda connection: self._table.claim(connection, wanted, self._topic_ids)
-        )
+        claims = self._take_partitions(wanted)
         committed = self.consumer.committed(wanted)
         ends = self.consumer.end_offsets(wanted)
         for partition in wanted:
@@ -139,6 +142,11 @@ class PostgresMode(Mode):
             elif start >= 0:
                 self.consumer.seek(partition, start)
         self._claims |= claims
+
+    def _take_partitions(self, partitions: list[TopicPartition]) -> Claims:
+        return self._session.run(
+            "taking over partitions", lambda connection: self._table.claim(connection, partitions, self._topic_ids)
+        )
 
     def _start_of(self, partition: TopicPartition, mine: int | None, group: int | None, end: int) -> int | None:
         """Where to read on; None: at the beginning; -1: wherever a new group would. Raises if nobody can know."""
@@ -169,18 +177,21 @@ class PostgresMode(Mode):
         event_id = None
         try:
             event_id = None if self._event_id is None else self._event_id(record)
-            return Applied(record, effects_of(self.emitter.function(record)), None, event_id)
+            return self._made(record, self.emitter.function(record), event_id)
         except KafkaError:
             raise
         except Exception as error:
             return self._bad(record, error, event_id)
+
+    def _made(self, record: ConsumerRecord, returned: Any, event_id: str | None) -> Applied:
+        return Applied(record, effects_of(returned), None, event_id)
 
     def _bad(self, record: ConsumerRecord, error: Exception, event_id: str | None) -> Applied:
         """What `on_error` makes of it; else a dead letter, which gets no receipt: its event may be sent again; else the
         end of the loop."""
         if self.emitter.on_error is not None:
             try:
-                return Applied(record, effects_of(self.emitter.on_error(record, error)), None, event_id)
+                return self._made(record, self.emitter.on_error(record, error), event_id)
             except KafkaError:
                 raise
             except Exception as failure:
@@ -210,14 +221,18 @@ class PostgresMode(Mode):
         except RowRefusedError as refused:
             log.info("finding the records that the database refuses: %s", refused)
             outcome = self._transaction(held, offsets, after, self._write_each)
+        self._written(outcome, after)
+        self._tell_group(offsets)
+        self._remove_old_receipts()
+
+    def _written(self, outcome: WriteCounts, after: Claims) -> None:
+        """The database has it."""
         self._claims |= after
         self.records_out += outcome.rows
         self.dead_letters += outcome.dead_letters
         self.duplicates += outcome.duplicates
         self.commits += 1
         self._taken, self.begun = [], {}
-        self._tell_group(offsets)
-        self._remove_old_receipts()
 
     def _transaction(
         self,

@@ -107,6 +107,14 @@ STATE_POINTS = {
     "state.committed": "the transaction is committed, the local stores have nothing of it",
     "state.write": "a local store is about to write what was committed to its file",
 }
+# A unit of work of the loop that writes topics and tables.
+DECISION_POINTS = {
+    "decision.prepared": "the records are in the log, the database has nothing",
+    "decision.made": "the database has committed, EndTxn is not sent",
+    "decision.ended": "EndTxn is confirmed, the next unit of work has not begun",
+    "decision.copy_written": "the coordinator had aborted: the output is written again, the database does not know it",
+    "decision.copy_decided": "the database knows the transaction of the copy, EndTxn is not sent",
+}
 POINTS = {
     **BROKER_POINTS,
     **OUTBOX_POINTS,
@@ -116,6 +124,7 @@ POINTS = {
     **POSTGRES_SINK_POINTS,
     **POSTGRES_TASK_POINTS,
     **STATE_POINTS,
+    **DECISION_POINTS,
 }
 _ACTIONS = ("kill", "stop", "exit", "delay", "pass")
 

@@ -109,6 +109,15 @@ class ProducerBase(Generic[Calls]):
                 "coordinator aborts the transaction at its timeout, whatever was decided elsewhere"
             )
 
+    def written_offsets(self) -> dict[tuple[str, int], int]:
+        """The first offset of the open transaction in each partition that has acknowledged some of it."""
+        return self._transactional().transaction.written()
+
+    @property
+    def transaction_version(self) -> int:
+        """The generation of the protocol: 1 or 2 (TV1, TV2). Known after `init_transactions`."""
+        return self._transactional().transaction.generation
+
     def _transaction_open_ms(self) -> float | None:
         if self._transactions is None or self._transactions.state not in UNFINISHED_STATES:
             return None

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from semel.client.closing import Closing
 from semel.client.cluster import Cluster
 from semel.client.errors import FatalError, IllegalStateError, KafkaError, TimedOutError
-from semel.client.log_reading import header_at, last_sequences, opening_header
+from semel.client.log_reading import find_end, header_at, last_sequences, opening_header
 from semel.client.producer.batches import Identity, Place, ProducerBatch
 from semel.client.producer.coordinator import CoordinatorClient, new_identity
 from semel.client.producer.identities import NAMES_UP_TO, FixedIdentity
@@ -340,6 +340,26 @@ class TransactionOwner(Closing):
         """What the log holds of the current transaction: the last sequence per partition that has one."""
         remaining_s = self.cluster.deadline(timeout_s).remaining_s()
         return last_sequences(self.cluster, partitions, self._owned(), remaining_s)
+
+    def how_it_ended(self, written: Mapping[Place, int], timeout_s: float | None = None) -> bool | None:
+        """Whether the transaction that wrote these offsets under the current identity was committed, by its markers in
+        the log. None: there is none, so it may be open. Raises if the log does not reach back so far."""
+        deadline, unreadable = self.cluster.deadline(timeout_s), None
+        for place, offset in written.items():
+            try:
+                found = find_end(self.cluster, place, offset, self._owned().producer_id, deadline)
+            except KafkaError as error:
+                if error.recovery is Recovery.RETRY:
+                    raise
+                unreadable = error
+                continue
+            if found is not None:
+                return found
+            unreadable = None
+            break
+        if unreadable is not None:
+            raise unreadable
+        return None
 
     def close(self) -> None:
         self.cluster.close()

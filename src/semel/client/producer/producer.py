@@ -228,10 +228,14 @@ class Producer(ProducerBase[Transactions], Closing):
         self._transactional().send_offsets(offsets_with_metadata(offsets), group, self._block_s(timeout_ms))
 
     @timeout_in_ms
-    def prepare_transaction(self, *, timeout_ms: float | None = None) -> PreparedTransaction:
+    def prepare_transaction(
+        self, *, may_time_out: bool = False, timeout_ms: float | None = None
+    ) -> PreparedTransaction:
         """Two-phase commit: waits until the broker has everything of the transaction, which accepts nothing more and
-        does not time out. Store what it returns where the decision is made, then call `complete_transaction`."""
-        self._check_two_phase("prepare_transaction()")
+        does not time out. Store what it returns where the decision is made, then call `complete_transaction`.
+
+        `may_time_out`: also without two-phase commit. The coordinator then aborts the transaction at its timeout."""
+        self._check_two_phase("prepare_transaction()", not may_time_out)
         return self._transactional().prepare(Deadline(self._block_s(timeout_ms)))
 
     @timeout_in_ms

@@ -311,6 +311,9 @@ class TransactionCore(WriteIdentity):
         self.failed(error)
         return error
 
+    def written(self) -> dict[Place, int]:
+        return dict(self._written)
+
     def first_write(self) -> tuple[Place, int] | None:
         """A place in the log from which on the marker of this transaction is to be found."""
         return next(iter(self._written.items()), None)

@@ -69,7 +69,7 @@ class OffsetsTable:
     ) -> Claims:
         """Makes this instance the owner. Waits for a transaction of the owner before. Raises if an offset is of another
         topic of that name: a topic that was created anew may have more records than the one before."""
-        topics, numbers = _columns(partitions)
+        topics, numbers = columns_of(partitions)
         rows = connection.execute(
             filled(
                 "INSERT INTO {schema}.offsets AS o (application_id, topic, partition, topic_id, generation, holder) "
@@ -124,7 +124,7 @@ class OffsetsTable:
     def advance(
         self, connection: Connection[Any], offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, UUID]
     ) -> None:
-        topics, numbers = _columns(offsets)
+        topics, numbers = columns_of(offsets)
         connection.execute(
             filled(
                 "UPDATE {schema}.offsets AS o SET next_offset = u.next_offset, topic_id = u.topic_id, "
@@ -145,7 +145,7 @@ class OffsetsTable:
     def _rows(
         self, connection: Connection[Any], partitions: Iterable[TopicPartition], lock: bool
     ) -> dict[TopicPartition, tuple[int, int | None, str]]:
-        topics, numbers = _columns(partitions)
+        topics, numbers = columns_of(partitions)
         rows = connection.execute(
             filled(
                 "SELECT topic, partition, generation, next_offset, holder FROM {schema}.offsets WHERE "
@@ -158,7 +158,7 @@ class OffsetsTable:
         return {TopicPartition(topic, number): (one, two, three) for topic, number, one, two, three in rows}
 
 
-def _columns(partitions: Iterable[TopicPartition]) -> tuple[list[str], list[int]]:
+def columns_of(partitions: Iterable[TopicPartition]) -> tuple[list[str], list[int]]:
     """In one order for all, so that two instances cannot wait for each other."""
     ordered = sorted(partitions)
     return [place.topic for place in ordered], [place.partition for place in ordered]

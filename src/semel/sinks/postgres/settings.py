@@ -46,6 +46,8 @@ class Postgres:
     receipts_retention_ms  how long receipts are kept: a duplicate that comes later is applied again
     when_behind         what to do if the group's committed offsets are beyond the table's, as after a restore from a
                         backup: refuse, reprocess (from the table's offsets) or skip (to the group's)
+    with_topics         whether the function may also return `Output(..., topic=...)`: then rows, offsets and records
+                        are one decision, which the database makes
     schema              the schema of semel's own tables
     connect_timeout_ms  for one attempt to connect
     lock_timeout_ms     how long a statement may wait for a lock that another session holds
@@ -62,6 +64,7 @@ class Postgres:
         event_id: str | Callable[[Any], Any] | None = None,
         receipts_retention_ms: int = 7 * DAY_MS,
         when_behind: Literal["refuse", "reprocess", "skip"] = "refuse",
+        with_topics: bool = False,
         schema: str = "semel",
         connect_timeout_ms: int = 10_000,
         lock_timeout_ms: int = 30_000,
@@ -72,6 +75,11 @@ class Postgres:
             raise ConfigError(f"when_behind is {when_behind!r}; it must be one of {', '.join(WHEN_BEHIND)}")
         if event_id is not None and not (callable(event_id) or (isinstance(event_id, str) and event_id)):
             raise ConfigError(f"event_id is {event_id!r}; expected the name of a header, or a function of the record")
+        if with_topics and event_id is not None:
+            raise ConfigError(
+                "with_topics and event_id do not go together: whether an event is a duplicate is known when its output "
+                "is in the topics already. Apply the events in one loop, and write topics in the next"
+            )
         if receipts_retention_ms < 1:
             raise ConfigError("receipts_retention_ms must be at least 1")
         if table is not None:
@@ -84,6 +92,7 @@ class Postgres:
         self.event_id = event_id
         self.receipts_retention_ms = receipts_retention_ms
         self.when_behind = when_behind
+        self.with_topics = with_topics
 
     def __repr__(self) -> str:
         return f"Postgres({self.database.where!r}, table={self.table!r}, mode={self.mode!r})"

@@ -1,0 +1,210 @@
+"""Decisions: which transaction of Kafka a database transaction has decided to commit.
+
+One row for each transactional id. The commit of the database transaction that writes it is the decision; EndTxn
+follows, by whoever is alive. `loop_partitions` names, for each partition, the transactional id that may have something
+open about it: whoever gets the partition next settles that id first.
+
+A row has a generation, as every owner row: `claim` raises it, `hold` compares it. So an id that somebody settles cannot
+be decided about by its former owner any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semel.client.types import TopicPartition
+from semel.sinks.postgres.errors import FencedInDatabaseError
+from semel.sinks.postgres.offsets import PartitionTakenError, columns_of
+from semel.sinks.postgres.tables import Component, filled
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+DECISIONS = Component(
+    "decisions",
+    (
+        """CREATE TABLE {schema}.loop_decisions (
+            application_id text,
+            transactional_id text,
+            generation bigint NOT NULL,
+            is_owner boolean NOT NULL,
+            holder text NOT NULL,
+            state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'decided', 'finished')),
+            sequence bigint NOT NULL DEFAULT 0,
+            producer_id bigint,
+            epoch integer,
+            transaction_version integer,
+            written jsonb,
+            copy bytea,
+            decided_at timestamptz,
+            PRIMARY KEY (application_id, transactional_id)
+        );
+        CREATE TABLE {schema}.loop_partitions (
+            application_id text,
+            topic text,
+            partition integer,
+            transactional_id text NOT NULL,
+            PRIMARY KEY (application_id, topic, partition)
+        )""",
+    ),
+)
+
+Written = dict[tuple[str, int], int]  # the first offset of a transaction in each partition that it wrote to
+
+
+class Decision(NamedTuple):
+    """A transaction that was decided: it must commit, or what it wrote must be written again, once."""
+
+    producer_id: int
+    epoch: int
+    transaction_version: int  # 1 or 2: TV1 or TV2
+    written: Written
+    copy: bytes | None  # of the output, where the coordinator may abort the transaction at its timeout
+
+
+def _decision(row: Sequence[Any]) -> tuple[int, Decision | None]:
+    generation, state, producer_id, epoch, version, written, copy = row
+    if state != "decided":
+        return generation, None
+    places = {(topic, partition): offset for topic, partition, offset in written}
+    return generation, Decision(producer_id, epoch, version, places, None if copy is None else bytes(copy))
+
+
+class DecisionsTable:
+    """The rows of one application."""
+
+    def __init__(self, schema: str, application_id: str, holder: str) -> None:
+        self._schema = schema
+        self._application_id = application_id
+        self._holder = holder
+
+    def claim(
+        self, connection: Connection[Any], transactional_id: str, *, as_owner: bool
+    ) -> tuple[int, Decision | None]:
+        """Its next generation, and what is decided and not finished. Waits for a transaction of the owner before."""
+        row = connection.execute(
+            filled(
+                "INSERT INTO {schema}.loop_decisions AS d (application_id, transactional_id, generation, is_owner, "
+                "holder) VALUES (%s, %s, 1, %s, %s) ON CONFLICT (application_id, transactional_id) "
+                "DO UPDATE SET generation = d.generation + 1, is_owner = excluded.is_owner, holder = excluded.holder "
+                "RETURNING generation, state, producer_id, epoch, transaction_version, written, copy",
+                self._schema,
+            ),
+            [self._application_id, transactional_id, as_owner, self._holder],
+        ).fetchone()
+        assert row is not None
+        return _decision(row)
+
+    def read(self, connection: Connection[Any], transactional_id: str) -> tuple[int, Decision | None]:
+        """Its generation, and what is decided and not finished; waits for a transaction that holds the row."""
+        row = connection.execute(
+            filled(
+                "SELECT generation, state, producer_id, epoch, transaction_version, written, copy "
+                "FROM {schema}.loop_decisions WHERE application_id = %s AND transactional_id = %s FOR UPDATE",
+                self._schema,
+            ),
+            [self._application_id, transactional_id],
+        ).fetchone()
+        return (0, None) if row is None else _decision(row)
+
+    def check_owner(self, connection: Connection[Any], transactional_id: str, generation: int) -> None:
+        """Raises if another owner has the name. That somebody settled what was open is no reason to stop."""
+        with contextlib.suppress(PartitionTakenError):
+            self.hold(connection, transactional_id, generation)
+
+    def hold(self, connection: Connection[Any], transactional_id: str, generation: int) -> None:
+        """Locks the row until the transaction ends; raises if another generation has it."""
+        row = connection.execute(
+            filled(
+                "SELECT generation, is_owner, holder FROM {schema}.loop_decisions "
+                "WHERE application_id = %s AND transactional_id = %s FOR UPDATE",
+                self._schema,
+            ),
+            [self._application_id, transactional_id],
+        ).fetchone()
+        if row is not None and row[0] == generation:
+            return
+        if row is None or not row[1]:
+            raise PartitionTakenError(
+                f"another instance has settled what {transactional_id!r} had open, to take over its partitions; what "
+                "was done here is rolled back"
+            )
+        raise FencedInDatabaseError(
+            f"{transactional_id!r} has generation {row[0]} now ({row[2]}), this instance {generation}: another one "
+            "with the same name was started; stop one of the two"
+        )
+
+    def decide(self, connection: Connection[Any], transactional_id: str, decision: Decision) -> None:
+        from psycopg.types.json import Jsonb
+
+        connection.execute(
+            filled(
+                "UPDATE {schema}.loop_decisions SET state = 'decided', sequence = sequence + 1, producer_id = %s, "
+                "epoch = %s, transaction_version = %s, written = %s, copy = %s, decided_at = now() "
+                "WHERE application_id = %s AND transactional_id = %s",
+                self._schema,
+            ),
+            [
+                decision.producer_id,
+                decision.epoch,
+                decision.transaction_version,
+                Jsonb([[*place, offset] for place, offset in decision.written.items()]),
+                decision.copy,
+                self._application_id,
+                transactional_id,
+            ],
+        )
+
+    def finish(self, connection: Connection[Any], transactional_id: str, *, remove: bool) -> None:
+        """EndTxn is confirmed: the copy is not needed any more. A row whose owner will not come back is removed."""
+        what = (
+            "DELETE FROM {schema}.loop_decisions"
+            if remove
+            else "UPDATE {schema}.loop_decisions SET state = 'finished', copy = NULL, written = NULL"
+        )
+        connection.execute(
+            filled(what + " WHERE application_id = %s AND transactional_id = %s", self._schema),
+            [self._application_id, transactional_id],
+        )
+
+    # -- which id has something open about which partition -------------------------------------------------------------
+    def open_ids(self, connection: Connection[Any], partitions: Iterable[TopicPartition]) -> list[str]:
+        topics, numbers = columns_of(partitions)
+        rows = connection.execute(
+            filled(
+                "SELECT DISTINCT transactional_id FROM {schema}.loop_partitions WHERE application_id = %s AND "
+                "(topic, partition) IN (SELECT * FROM unnest(%s::text[], %s::int[])) ORDER BY 1",
+                self._schema,
+            ),
+            [self._application_id, topics, numbers],
+        )
+        return [name for (name,) in rows]
+
+    def register(
+        self, connection: Connection[Any], partitions: Iterable[TopicPartition], transactional_id: str
+    ) -> None:
+        topics, numbers = columns_of(partitions)
+        connection.execute(
+            filled(
+                "INSERT INTO {schema}.loop_partitions SELECT %s, topic, partition, %s "
+                "FROM unnest(%s::text[], %s::int[]) AS u (topic, partition) ORDER BY topic, partition "
+                "ON CONFLICT (application_id, topic, partition) "
+                "DO UPDATE SET transactional_id = excluded.transactional_id",
+                self._schema,
+            ),
+            [self._application_id, transactional_id, topics, numbers],
+        )
+
+    def release(self, connection: Connection[Any], partitions: Iterable[TopicPartition], transactional_id: str) -> None:
+        """Nothing about them is open: the next owner has nothing to settle."""
+        topics, numbers = columns_of(partitions)
+        connection.execute(
+            filled(
+                "DELETE FROM {schema}.loop_partitions WHERE application_id = %s AND transactional_id = %s AND "
+                "(topic, partition) IN (SELECT * FROM unnest(%s::text[], %s::int[]))",
+                self._schema,
+            ),
+            [self._application_id, transactional_id, topics, numbers],
+        )
