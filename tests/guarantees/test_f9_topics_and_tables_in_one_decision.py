@@ -43,6 +43,14 @@ SETTINGS = (
 )
 TWO_PHASE = "--set=transaction.two.phase.commit.enable=true"
 POINTS = ("decision.prepared", "decision.made", "decision.ended")
+KILLS = [
+    pytest.param(named, point, id=f"{'same name' if named else 'another instance'}-{point}", marks=marks)
+    for named in (True, False)
+    for point in POINTS
+    for marks in [() if point == "decision.made" else pytest.mark.full]
+]
+WITH_COPY = pytest.mark.parametrize("broker", [()], indirect=True, ids=["with a copy"])
+WITH_TWO_PHASE = pytest.mark.parametrize("broker", [(TWO_PHASE,)], indirect=True, ids=["two-phase"])
 
 
 @pytest.fixture(scope="module", params=[(), (TWO_PHASE,)], ids=["with a copy", "two-phase"])
@@ -150,9 +158,8 @@ def test_rows_and_records_appear_together_and_no_copy_is_left(ledger: Ledger) ->
     assert ledger.decisions() == [("finished", False)]
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("named", [True, False], ids=["same name", "another instance"])
-def test_a_kill_at_any_point_leaves_both_or_neither(ledger: Ledger, point: str, named: bool) -> None:
+@pytest.mark.parametrize(("named", "point"), KILLS)
+def test_a_kill_at_any_point_leaves_both_or_neither(ledger: Ledger, named: bool, point: str) -> None:
     """By its next process, or by the instance that gets its partitions."""
     ledger.produce()
     with ledger.member(f"{point}:kill:2", *(["named"] if named else [])) as member:
@@ -185,12 +192,13 @@ def test_the_coordinator_may_abort_what_is_decided(ledger: Ledger, broker: Semel
     ledger.check()
 
 
-@pytest.mark.parametrize("point", ["decision.copy_written", "decision.copy_decided"])
+@WITH_COPY
+@pytest.mark.parametrize(
+    "point", [pytest.param("decision.copy_written", marks=pytest.mark.full), "decision.copy_decided"]
+)
 def test_a_kill_while_the_copy_is_written_does_not_write_it_twice(
     ledger: Ledger, broker: SemelBroker, point: str
 ) -> None:
-    if TWO_PHASE in broker.options:
-        pytest.skip("there is no copy")
     ledger.produce()
     with ledger.member("decision.made:kill:2", "named") as member:
         member.wait(PATIENCE_S)
@@ -217,6 +225,7 @@ def test_an_unknown_commit_of_the_database_is_settled(ledger: Ledger, postgres: 
     ledger.check()
 
 
+@pytest.mark.full
 def test_a_frozen_instance_cannot_decide_after_its_partitions_went(ledger: Ledger) -> None:
     ledger.produce()
     with ledger.member("decision.prepared:stop:2") as frozen:
@@ -231,6 +240,7 @@ def test_a_frozen_instance_cannot_decide_after_its_partitions_went(ledger: Ledge
     ledger.check()
 
 
+@pytest.mark.full
 def test_a_broker_that_restarts_between_the_two_commits_loses_nothing(
     dsn: str, at: Callable[..., At], broker: SemelBroker
 ) -> None:
@@ -248,6 +258,7 @@ def test_a_broker_that_restarts_between_the_two_commits_loses_nothing(
         ledger.check()
 
 
+@pytest.mark.full
 def test_the_database_may_die_around_its_commit(
     broker: SemelBroker, mortal_postgres: PostgresServer, at: Callable[..., At]
 ) -> None:
@@ -278,9 +289,8 @@ def test_what_the_database_refuses_is_in_no_topic(ledger: Ledger) -> None:
     assert ledger.records() == Counter(set(range(RECORDS)) - {50})
 
 
-def test_a_decided_transaction_that_was_ended_by_force_is_reported(ledger: Ledger, broker: SemelBroker) -> None:
-    if TWO_PHASE not in broker.options:
-        pytest.skip("with a copy it is written again")
+@WITH_TWO_PHASE
+def test_a_decided_transaction_that_was_ended_by_force_is_reported(ledger: Ledger) -> None:
     ledger.produce(20)
     with ledger.member("decision.made:kill", "named") as member:
         member.wait(PATIENCE_S)
@@ -290,6 +300,7 @@ def test_a_decided_transaction_that_was_ended_by_force_is_reported(ledger: Ledge
         ledger.process(instance="the one")
 
 
+@WITH_COPY
 def test_outputs_need_a_topic_and_no_event_id(ledger: Ledger) -> None:
     ledger.produce(2)
     with pytest.raises(semel.ConfigError, match="without a topic"):

@@ -5,7 +5,7 @@
               transaction of Kafka belongs to them: its commit is the decision; EndTxn follows
     undo      what may be decided is settled as the database says, everything else is aborted
 
-The next unit of work begins when EndTxn is confirmed. Whoever gets the partitions of an instance that is gone settles
+The next unit of work begins when EndTxn is confirmed. The next owner of the partitions of a dead instance settles
 what it left first (`unit_decisions`).
 """
 
@@ -216,7 +216,7 @@ class PostgresAndTopics(PostgresMode):
 
     def _end(self) -> None:
         """The unit of work is decided: whatever happens to EndTxn, it is brought to its end here, or by the next turn,
-        or by whoever gets the partitions."""
+        or by the next owner of the partitions."""
         try:
             self._producer.commit_transaction()
             self._is_open = self._in_doubt = False

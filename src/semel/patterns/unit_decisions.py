@@ -1,5 +1,5 @@
 """Settles what a transactional id has open, as the database decided: by its owner at the start and after an error, and
-by whoever gets the partitions of an instance that is gone.
+by the next owner of the partitions of an instance that is gone.
 
 The order is what makes it safe. First the id's row is claimed: from then on nobody else can decide about its open
 transaction. Then the row is read: `decided` means that the transaction must commit. Only then InitProducerId may be
@@ -212,7 +212,7 @@ class Settler:
             producer.commit_transaction()
         except FencedError:
             raise  # somebody else settles it now
-        except KafkaError as error:  # aborted once more, or unknown: whoever comes next looks again
+        except KafkaError as error:  # aborted once more, or unknown: the next owner looks again
             raise type(error)(f"the copy of a decided transaction is not committed yet: {error}", error.code) from error
 
 
