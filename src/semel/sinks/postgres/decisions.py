@@ -1,8 +1,8 @@
 """Decisions: which transaction of Kafka a database transaction has decided to commit.
 
 One row for each transactional id. The commit of the database transaction that writes it is the decision; EndTxn
-follows, by any instance that is alive. `loop_partitions` names, for each partition, the transactional id that may have something
-open about it: the next owner of the partition settles that id first.
+follows, by any instance that is alive. `loop_partitions` names, for each partition, the transactional id that may have
+something open about it: the next owner of the partition settles that id first.
 
 A row has a generation, as every owner row: `claim` raises it, `hold` compares it. So an id that somebody settles cannot
 be decided about by its former owner any more.
