@@ -7,13 +7,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import (
-    DEFAULT_BROKERS,
-    ProgressLine,
-    add_common_options,
-    client_options,
-    print_json,
-)
+from semel.cli.client_options import DEFAULT_BROKERS, add_common_options, client_options, print_json
 
 if TYPE_CHECKING:
     from semel.doctor.findings import Diagnosis
@@ -60,7 +54,7 @@ def _examine(args: argparse.Namespace) -> int:
     from semel.doctor.examine import examine, told
 
     limits = Limits(long_transaction_s=args.long_transaction)
-    with ProgressLine("examining"), Admin(client_options(args)) as admin:
+    with Admin(client_options(args)) as admin:
         found = complete(examine(admin.calls, limits, args.timeout * 1000))
     for finding in found.findings:
         if args.json:

@@ -131,7 +131,10 @@ def _decided_beyond(data: Any, found: list[tuple[int, BatchHeader]]) -> dict[int
 
 
 def _marker(data: Any, at: int) -> str:
-    marker = decode_marker(decode_batch(data, at).records[0])
+    try:
+        marker = decode_marker(decode_batch(data, at).records[0])
+    except CorruptBatchError:
+        return ""
     return "" if marker is None else MarkerType(marker.type).name
 
 

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from semel.aio.admin import AsyncAdmin
 from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError
+from semel.protocol.errors import ProtocolError
 from semel.web.views import HISTORY_EVERY_S, NotFound, Views, unreachable
 
 log = logging.getLogger("semel.web")
@@ -175,7 +176,7 @@ def _json(read: Read) -> Callable[[Request], Awaitable[Response]]:
             return JSONResponse({"error": f"this request makes no sense: {error}"}, 400)
         except (ConnectionFailedError, TimedOutError) as error:
             return JSONResponse({"error": unreachable(error, options.brokers)}, 503)
-        except KafkaError as error:
+        except (KafkaError, ProtocolError) as error:
             return JSONResponse({"error": str(error)}, 502)
 
     return respond
