@@ -105,7 +105,8 @@ def create_topics(brokers: str, topics: Mapping[str, int], **config: str) -> Non
             future.result(30)
     except KafkaException as error:
         raise CheckerError(f"a topic could not be created: {error.args[0].str()}") from error
-    _wait_until_known(brokers, set(topics))
+    for broker in brokers.split(","):  # each hears of it by itself
+        _wait_until_known(broker, set(topics))
 
 
 def _wait_until_known(brokers: str, topics: set[str]) -> None:
