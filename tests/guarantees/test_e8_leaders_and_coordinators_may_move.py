@@ -282,7 +282,8 @@ def test_what_is_at_risk_is_said_by_name_with_its_setting(
 # --- campaigns ---
 def test_a_short_campaign_on_three_nodes_violates_nothing(kafka_installation: Path, tmp_path: Path) -> None:
     workloads = ("--workload", "loop", "--workload", "spark")
-    options = ("--nodes", "3", "--rounds", "1", "--faults-per-round", "6", "--seed", "8")
+    # the seed moves leaders and coordinators, and kills the node of a coordinator once: the rest is in full
+    options = ("--nodes", "3", "--rounds", "1", "--faults-per-round", "5", "--seed", "3095")
     proof = prove(tmp_path, *workloads, *options, timeout_s=500)
     assert proof.violations == [], proof.told
     assert proof.code == 0, proof.told

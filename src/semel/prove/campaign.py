@@ -243,7 +243,7 @@ class ScenePlay:
                 fed_s, deadline_s = now_s, now_s + self._stuck_after_s
             if fed_s and not inflictor.lasting and (done_s or progress.done()):
                 done_s = done_s or now_s
-                self._caught_up_s = done_s - calm_s
+                self._caught_up_s = max(0.0, done_s - calm_s)
                 if now_s - done_s >= FIRE_TIMEOUT_S or all(running.fired for running in inflictor.running):
                     return []
             if now_s > deadline_s:
@@ -253,6 +253,8 @@ class ScenePlay:
             time.sleep(TICK_S)
 
     def _stuck(self, what: str) -> Violation:
+        if self._scene.workload != "app":  # which may not survive the signal
+            self._stage.show_stacks()
         detail = f"{what}\n{self._stage.last_output(PRODUCER)}".strip()
         return Violation(ViolationKind.STUCK, "/".join(self._workload.outputs), -1, -1, "", "", detail)
 

@@ -22,6 +22,7 @@ from semel.prove.powercut import cut_power
 from semel.prove.proxy import Proxy
 
 RESTARTS_MAX = 60  # of one process in one scene, beyond those that faults ask for
+SHOWS_STACKS = signal.SIGUSR1  # a worker prints what each of its threads does
 QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
 BROKER_SETTINGS = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
 
@@ -226,6 +227,16 @@ class Stage:
             self.own.supervise()
         for actor in list(self.actors.values()):
             actor.supervise()
+
+    def show_stacks(self) -> None:
+        """Has every process of a pipeline that stands still say where it stands."""
+        running = [actor.process for actor in self.actors.values() if actor.process is not None]
+        counts = [(process, process.line_count) for process in running if process.running]
+        for process, _ in counts:
+            send(SHOWS_STACKS, [process.pid])
+        for process, before in counts:
+            with contextlib.suppress(ProcessFailed):
+                process.wait_for_line("most recent call first", 5, after=before)
 
     def last_output(self, producer: str) -> str:
         """How each process ended by itself, if it did, and its last output otherwise. A producer that has finished has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from semel.patterns.process import Output, Processor
 from semel.patterns.state import KeyedState
 from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
+from semel.prove.stage import SHOWS_STACKS
 from semel.prove.workloads import load_function
 
 # --- producer: fills the source in transactions ---
@@ -260,5 +262,6 @@ WORKERS = {
 }
 
 if __name__ == "__main__":
+    faulthandler.register(SHOWS_STACKS)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     sys.exit(WORKERS[sys.argv[1]](json.loads(sys.argv[2])))
