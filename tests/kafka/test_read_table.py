@@ -41,7 +41,7 @@ def values(table: object) -> list[int]:
 
 def test_all_records_are_in_the_table_by_partition_and_offset(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1000)
-    table = semel.read_table(topic, brokers=cluster.bootstrap)
+    table = semel.read_table(topic, bootstrap_servers=cluster.bootstrap)
     assert table.column_names == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
     assert values(table) == [*range(0, 1000, 3), *range(1, 1000, 3), *range(2, 1000, 3)]
     places = list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
@@ -57,7 +57,7 @@ def test_all_records_are_in_the_table_by_partition_and_offset(cluster: Cluster, 
 
 
 def test_an_empty_topic_is_an_empty_table_with_the_schema(cluster: Cluster, topic: str) -> None:
-    table = semel.read_table(topic, brokers=cluster.bootstrap)
+    table = semel.read_table(topic, bootstrap_servers=cluster.bootstrap)
     assert table.num_rows == 0
     assert table.schema == output_schema(Form(headers=True))
 
@@ -65,35 +65,35 @@ def test_an_empty_topic_is_an_empty_table_with_the_schema(cluster: Cluster, topi
 def test_an_unknown_topic_or_partition_is_an_error_and_creates_none(cluster: Cluster, topic: str) -> None:
     unknown = cluster.unique("nowhere")
     with pytest.raises(semel.UnknownPartitionError, match=unknown):
-        semel.read_table(unknown, brokers=cluster.bootstrap)
+        semel.read_table(unknown, bootstrap_servers=cluster.bootstrap)
     with semel.Admin(bootstrap_servers=cluster.bootstrap) as admin:
         assert unknown not in admin.list_topics()
     with pytest.raises(semel.UnknownPartitionError, match="no partition 7; it has 0 to 2"):
-        semel.read_table(topic, brokers=cluster.bootstrap, partitions=[0, 7])
+        semel.read_table(topic, bootstrap_servers=cluster.bootstrap, partitions=[0, 7])
 
 
 def test_partitions_and_start_say_what_is_read(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 30)
     brokers = cluster.bootstrap
-    assert values(semel.read_table(topic, brokers=brokers, partitions=[1])) == list(range(1, 30, 3))
-    assert values(semel.read_table(topic, brokers=brokers, partitions=[0, 1], start={1: 8})) == [
+    assert values(semel.read_table(topic, bootstrap_servers=brokers, partitions=[1])) == list(range(1, 30, 3))
+    assert values(semel.read_table(topic, bootstrap_servers=brokers, partitions=[0, 1], start={1: 8})) == [
         *range(0, 30, 3), 25, 28,
     ]  # fmt: skip
-    late = semel.read_table(topic, brokers=brokers, start=AT + timedelta(seconds=27))
+    late = semel.read_table(topic, bootstrap_servers=brokers, start=AT + timedelta(seconds=27))
     assert values(late) == [27, 28, 29]
-    assert semel.read_table(topic, brokers=brokers, start=AT + timedelta(days=1)).num_rows == 0
-    assert semel.read_table(topic, brokers=brokers, start={0: 10, 1: 10, 2: 10}).num_rows == 0
+    assert semel.read_table(topic, bootstrap_servers=brokers, start=AT + timedelta(days=1)).num_rows == 0
+    assert semel.read_table(topic, bootstrap_servers=brokers, start={0: 10, 1: 10, 2: 10}).num_rows == 0
     with pytest.raises(semel.OffsetOutOfRangeError, match=r"offset 99.*ends at 10"):
-        semel.read_table(topic, brokers=brokers, start={0: 99})
+        semel.read_table(topic, bootstrap_servers=brokers, start={0: 99})
     with semel.Admin(bootstrap_servers=brokers) as admin:
         admin.delete_records({(topic, 0): 5})
     with pytest.raises(semel.OffsetOutOfRangeError):
-        semel.read_table(topic, brokers=brokers, start={0: 2})
-    assert values(semel.read_table(topic, brokers=brokers, partitions=[0])) == [15, 18, 21, 24, 27]
+        semel.read_table(topic, bootstrap_servers=brokers, start={0: 2})
+    assert values(semel.read_table(topic, bootstrap_servers=brokers, partitions=[0])) == [15, 18, 21, 24, 27]
     with pytest.raises(semel.ConfigError, match="partition 2, which is not read"):
-        semel.read_table(topic, brokers=brokers, partitions=[0], start={2: 1})
+        semel.read_table(topic, bootstrap_servers=brokers, partitions=[0], start={2: 1})
     with pytest.raises(semel.ConfigError, match="start is 5"):
-        semel.read_table(topic, brokers=brokers, start=5)  # type: ignore[arg-type]
+        semel.read_table(topic, bootstrap_servers=brokers, start=5)  # type: ignore[arg-type]
 
 
 def test_a_table_ends_before_open_transactions_and_passes_aborted_ones(cluster: Cluster, topic: str) -> None:
@@ -105,12 +105,12 @@ def test_a_table_ends_before_open_transactions_and_passes_aborted_ones(cluster: 
             producer.send(topic, b"1" if commit else b"2", partition=0).result()
             producer.commit_transaction() if commit else producer.abort_transaction()
         started_s = time.monotonic()
-        assert values(semel.read_table(topic, brokers=cluster.bootstrap)) == [1], "markers stand at the end"
+        assert values(semel.read_table(topic, bootstrap_servers=cluster.bootstrap)) == [1], "markers stand at the end"
         assert time.monotonic() - started_s < 30
         producer.begin_transaction()
         producer.send(topic, b"3", partition=0).result()
-        assert values(semel.read_table(topic, brokers=cluster.bootstrap)) == [1]
-        seen = semel.read_table(topic, brokers=cluster.bootstrap, isolation_level="read_uncommitted")
+        assert values(semel.read_table(topic, bootstrap_servers=cluster.bootstrap)) == [1]
+        seen = semel.read_table(topic, bootstrap_servers=cluster.bootstrap, isolation_level="read_uncommitted")
         assert values(seen) == [1, 2, 3]
         producer.abort_transaction()
 
@@ -118,7 +118,7 @@ def test_a_table_ends_before_open_transactions_and_passes_aborted_ones(cluster: 
 def test_a_table_larger_than_its_limit_is_an_error(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1000)
     with pytest.raises(semel.TableTooLargeError, match=r"limit_bytes \(5000\)"):
-        semel.read_table(topic, brokers=cluster.bootstrap, limit_bytes=5000)
+        semel.read_table(topic, bootstrap_servers=cluster.bootstrap, limit_bytes=5000)
 
 
 def test_records_that_come_after_the_call_are_left_out(cluster: Cluster, topic: str, monkeypatch) -> None:
@@ -135,5 +135,5 @@ def test_records_that_come_after_the_call_are_left_out(cluster: Cluster, topic: 
         return found
 
     monkeypatch.setattr(Consumer, "end_offsets", and_more_come)
-    assert sorted(values(semel.read_table(topic, brokers=cluster.bootstrap))) == list(range(30))
+    assert sorted(values(semel.read_table(topic, bootstrap_servers=cluster.bootstrap))) == list(range(30))
     assert written == [30]

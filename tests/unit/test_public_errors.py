@@ -22,6 +22,7 @@ INTERNAL = {
     "MovedRowsError",  # the same
     "UnevenStagingError",  # the same in a database
     "UnevenError",  # the transaction is aborted, the batch runs again
+    "LostExecutorError",  # the same
     "NoOtherReplicaError",  # a campaign waits until there is one
     "OutputTooLargeError",  # the cause of a RecordError
     "NoEventIdError",  # the same

@@ -28,7 +28,7 @@ Offsets = Mapping[TopicPartition, int]
 def read_table(
     topic: str,
     *,
-    brokers: str | Iterable[str],
+    bootstrap_servers: str | Iterable[str],
     partitions: Iterable[int] | None = None,
     start: Mapping[int, int] | datetime | None = None,
     isolation_level: str = "read_committed",
@@ -46,7 +46,7 @@ def read_table(
     options           of the consumer, such as security_protocol
     """
     settings = {"client_id": "semel-read-table", **options}
-    fixed = {"bootstrap_servers": brokers, "isolation_level": isolation_level, "auto_offset_reset": "none"}
+    fixed = {"bootstrap_servers": bootstrap_servers, "isolation_level": isolation_level, "auto_offset_reset": "none"}
     consumer = Consumer({**settings, **fixed, "allow_auto_create_topics": False})
     with consumer:
         wanted = _partitions(consumer, topic, partitions)
