@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, NamedTuple, Protocol
 
-NAMES = ("codec", "broker", "transactions", "client", "spark", "recovery")
+NAMES = ("codec", "broker", "transactions", "client", "spark", "postgres", "recovery")
 
 Better = Literal["higher", "lower"]
 

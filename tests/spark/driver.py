@@ -47,7 +47,9 @@ class Program:
         for name, value in job.get("conf", {}).items():
             self.spark.conf.set(name, value)
         self.query = None
-        self.sink = semel.sink(job["brokers"], **job["sink"])
+        self.sink = (
+            semel.postgres_sink(**job["postgres"]) if "postgres" in job else semel.sink(job["brokers"], **job["sink"])
+        )
         if "precautions" in job:
             self.sink.options = replace(self.sink.options, precautions=Precautions(**job["precautions"]))
         rows = self._rows(job)
@@ -58,6 +60,8 @@ class Program:
 
     def _rows(self, job: dict[str, Any]) -> Any:
         options = {"kafka.bootstrap.servers": job["brokers"], **job["source"]}
+        if options["startingOffsets"] == "committed" and "postgres" in job:
+            options["committedOffsets"] = self.sink.committed_offsets()
         rows = self.spark.readStream.format("semel").options(**options).load()
         if "step" in job:
             name, arguments = job["step"]

@@ -85,6 +85,7 @@ SOURCE_OPTIONS = {
     "includeHeaders": "true: a column headers",
     "columns": "only these columns, such as key,value: those that nobody reads cost time too",
     "emit": "rows (default), or ranges: one row per range of offsets, as table_pipeline needs it",
+    "committedOffsets": "what startingOffsets=committed means for a sink for PostgreSQL: its committed_offsets()",
     "applicationId": "the sink's: startingOffsets=committed reads its ledger, a pattern leaves out its dead letters",
 }
 # Options that Spark puts there, or that belong to the sink: not the source's business.
@@ -138,6 +139,7 @@ class SourceOptions:
     columns: tuple[str, ...] = ()
     read_committed: bool = True
     application_id: str | None = None
+    committed: str | None = None  # offsets with the ids of their topics, as the checkpoint has them
     emit_ranges: bool = False
 
     def selects(self, topic: str, partition: int) -> bool:
@@ -169,8 +171,19 @@ class SourceOptions:
             columns=checked_columns(given),
             read_committed=_isolation(given) == "read_committed",
             application_id=given.get("applicationid"),
+            committed=_committed(given, starting),
             emit_ranges=_choice(given, "emit", ("rows", "ranges"), "rows") == "ranges",
         )
+
+
+def _committed(given: Mapping[str, str], starting: Bound) -> str | None:
+    text = given.get("committedoffsets")
+    if text is None:
+        return None
+    if starting.word != COMMITTED:
+        raise OptionError("option committedOffsets belongs to startingOffsets=committed; set that, or leave it out")
+    _places(text, "committedOffsets")
+    return text
 
 
 def checked_columns(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from semel.client.errors import ConfigError
 from semel.sinks.postgres.database import Database
@@ -25,6 +26,9 @@ from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
 from semel.spark.transactional_sink import TransactionalSink
 from semel.spark.write_job import collected
 from semel.spark.writing import REPORT_COLUMNS, Report
+
+# By database and owner: the sink of this process that took it over last.
+_newest: WeakValueDictionary[tuple[str, str, str], PostgresSink] = WeakValueDictionary()
 
 
 class PostgresSink(TransactionalSink):
@@ -50,6 +54,22 @@ class PostgresSink(TransactionalSink):
             raise SinkError(
                 f"the sink cannot reach its database: {error}. Start it, or correct the DSN, and start the query again"
             ) from error
+
+    def _batch(self, df: Any, batch: MicroBatch) -> None:
+        if self.transaction.generation is None:
+            self._close_ended(df)
+        super()._batch(df, batch)
+
+    def _close_ended(self, df: Any) -> None:
+        """A query that was started again in this process: the sink of its last run is connected and looks alive."""
+        name = (self.options.database.where, self.options.schema, self.options.owner)
+        last = _newest.get(name)
+        _newest[name] = self
+        if last is not None and last is not self and not last._has_running_query(df):
+            last.close()
+
+    def _has_running_query(self, df: Any) -> bool:
+        return self._run is not None and any(query.id == self._run.query_id for query in df.sparkSession.streams.active)
 
     def committed_offsets(self) -> str:
         """Where the database ends, for the source's option committedOffsets (with startingOffsets=committed): for a

@@ -53,6 +53,7 @@ T = TypeVar("T")
 # A driver that is frozen in the middle of its transaction holds the owner row; the server ends that transaction before
 # the lock timeout of a new owner has passed.
 IDLE_SHARE = 0.5
+GONE_S = 1.0
 WHOLE_TABLE = -1  # in place of a partition: what was written to a table
 
 
@@ -145,15 +146,23 @@ class PostgresTransaction(LedgerRule, Closing):
             filled("SELECT generation, holder, since FROM {schema}.owners WHERE name = %s", self.options.schema),
             [self.options.owner],
         ).fetchone()
-        if row is None:
+        if row is None or row[1].startswith(f"query {batch.query_id} "):
             return
-        free = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [self._life(connection, row[0])]).fetchone()
-        if free != (True,):
+        if not self._is_gone(connection, row[0]):
             raise RefusedError(
                 f"application id {self.options.application_id!r} is in use: {row[1]} is connected to the database "
                 f"(generation {row[0]}, since {row[2]:%Y-%m-%d %H:%M:%S%z}). It was left alone, and nothing was "
                 "written. Two queries need two application ids; to replace the running one, stop it first"
             )
+
+    def _is_gone(self, connection: Connection[Any], generation: int) -> bool:
+        """Whether an owner is not connected; one that has just ended may be for another moment."""
+        life, deadline = self._life(connection, generation), Deadline(GONE_S)
+        while connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [life]).fetchone() != (True,):
+            if deadline.expired:
+                return False
+            time.sleep(0.05)
+        return True
 
     def _life(self, connection: Connection[Any], generation: int) -> int:
         """The number of the advisory lock that a live owner holds as long as it is connected."""

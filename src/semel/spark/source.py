@@ -146,8 +146,9 @@ class _Planner:
         ids = self.topic_offsets.ids(topic for topic, _ in found)
         committed = None
         if self.options.starting.word == COMMITTED:
-            entry = committed_ends(self.cluster, self.options.application_id)
-            committed = self.of_these_topics(entry, ids)
+            known = self.options.committed
+            ends = committed_ends(self.cluster, self.options.application_id) if known is None else lowest([known])
+            committed = self.of_these_topics(ends, ids)
         return Edge(self.topic_offsets.resolve(self.options.starting, found, committed), ids)
 
     def of_these_topics(self, known: Edge, now: TopicIds) -> Offsets:

@@ -96,3 +96,10 @@ def test_a_list_that_is_null_may_cover_values(connection: psycopg.Connection[Any
 )
 def test_types_without_a_counterpart_are_known(kind: pa.DataType) -> None:
     assert wire_type(kind) is None
+
+
+def test_a_large_batch_is_encoded_in_pieces_of_a_bounded_size() -> None:
+    batch = pa.RecordBatch.from_pydict({"wide": pa.array([b"x" * 100_000] * 100)})
+    sizes = [len(piece) for piece in encoded(batch, chunk_bytes=1 << 20)]
+    assert sum(sizes) == 100 * (100_000 + 2 + 4)
+    assert max(sizes) <= 1 << 20
