@@ -15,10 +15,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import semel
 from benchmarks.peers.raw_client import RawClient
 from semel.local.apache_kafka import ApacheKafka, java_tool, quick_jvm
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
+from tests.support.reading import create_topic
 from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC, COMPACTED, GROUP, PARTITIONS = "mixed", "compacted", "readers", 2
@@ -341,3 +343,25 @@ def test_kafka_serves_a_topic_that_semel_compacted(written: Written, kafka: str)
     assert len(theirs) < 3_000
     latest = [{record[3]: record[4] for record in records} for records in (ours, theirs)]
     assert latest[0] == latest[1]
+
+
+@pytest.mark.full
+def test_kafka_reads_a_transaction_that_a_new_owner_keeps(kafka_installation: Path, tmp_path: Path) -> None:
+    """KIP-939: no timeout, and the identity of the new owner beside that of the records."""
+    two_phase = ("--set", "transaction.two.phase.commit.enable=true")
+    with SemelBroker(tmp_path, *OPTIONS, *two_phase) as broker:
+        create_topic(broker.bootstrap, TOPIC)
+        for _ in range(2):  # the second one keeps what the first one prepared
+            owner = semel.Producer(bootstrap_servers=broker.bootstrap, transactional_id="x", two_phase_commit=True)
+            with owner as producer:
+                if producer.init_transactions(keep_prepared=True) is None:
+                    producer.begin_transaction()
+                    producer.send(TOPIC, b"v")
+                    producer.prepare_transaction()
+        broker.stop()
+    files = sorted(path for path in tmp_path.glob("__transaction_state-*/*.log") if path.stat().st_size)
+    lines = dump("--transaction-log-decoder", files=files)
+    assert complaints(lines) == []
+    last = [line for line in lines if "payload" in line][-1]
+    for field_of_it in ('"producerEpoch":0', '"nextProducerEpoch":1', '"transactionTimeoutMs":2147483647'):
+        assert field_of_it in last

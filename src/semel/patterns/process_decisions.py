@@ -142,10 +142,11 @@ class PostgresAndTopics(PostgresMode):
 
     def _made(self, record: ConsumerRecord, returned: Any, event_id: str | None) -> Applied:
         rows, outputs = split(returned)
-        for output in outputs:
-            if output.topic is None:
-                raise ConfigError("with_topics: the function returned an Output without a topic; name one")
-        return Applied(record, effects_of(rows), None, event_id, tuple(outputs))
+        if any(output.topic is None for output in outputs):
+            raise ConfigError("with_topics: the function returned an Output without a topic; name one")
+        # Headers may be an iterator, and are read twice: to send them, and for the copy.
+        kept = tuple(output._replace(headers=tuple(output.headers or ())) for output in outputs)
+        return Applied(record, effects_of(rows), None, event_id, kept)
 
     def _send(self, outputs: list[Output]) -> None:
         if not outputs:
