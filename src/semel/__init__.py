@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
+    from semel.patterns.event_time import deduplicate as deduplicate
+    from semel.patterns.event_time import join_table as join_table
+    from semel.patterns.event_time import join_within as join_within
+    from semel.patterns.event_time import windowed as windowed
     from semel.patterns.outbox import Outbox as Outbox
     from semel.patterns.process import Output as Output
     from semel.patterns.process import Processor as Processor
@@ -43,6 +47,10 @@ _LAZY = {
     "Consumer": "semel.client.consumer",
     "Outbox": "semel.patterns.outbox",
     "KeyedState": "semel.patterns.state",
+    "deduplicate": "semel.patterns.event_time",
+    "join_table": "semel.patterns.event_time",
+    "join_within": "semel.patterns.event_time",
+    "windowed": "semel.patterns.event_time",
     "Output": "semel.patterns.process",
     "PreparedTransaction": "semel.client.producer",
     "Processor": "semel.patterns.process",

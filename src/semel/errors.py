@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from semel.client.types import RebalanceError as RebalanceError
     from semel.client.types import UnknownPartitionError as UnknownPartitionError
     from semel.local.brokers import BrokerFailedError as BrokerFailedError
+    from semel.patterns.event_time import LateRecordError as LateRecordError
     from semel.patterns.outbox import OutboxProgressError as OutboxProgressError
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
@@ -117,6 +118,7 @@ _HOMES = {
     "semel.patterns.outbox": ("OutboxProgressError",),
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
+    "semel.patterns.event_time": ("LateRecordError",),
     "semel.patterns.state_store": ("StateError",),
     "semel.patterns.unit_decisions": ("DecisionLostError",),
     "semel.protocol.errors": (
