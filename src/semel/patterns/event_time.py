@@ -67,7 +67,7 @@ class EventTime:
 
 
 def _time_in(raw: bytes | None) -> int:
-    return 0 if raw is None else _TIME.unpack(raw)[0]  # type: ignore[no-any-return]
+    return 0 if raw is None else _TIME.unpack(raw)[0]
 
 
 def _passed(state: State, slot_ms: int, before_ms: int, limit_ms: int) -> Iterator[bytes]:
