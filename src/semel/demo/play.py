@@ -212,7 +212,7 @@ def read(brokers: str, topic: str) -> Sequence[OutputRecord]:
     if find_spec("confluent_kafka") is None:
         from semel.client.read_table import read_table
 
-        rows = read_table(topic, brokers=brokers).select(["timestamp", "value"]).to_pylist()
+        rows = read_table(topic, bootstrap_servers=brokers).select(["timestamp", "value"]).to_pylist()
         return [_Own(row["timestamp"], row["value"]) for row in rows]
     from semel.prove.checker.reading import read as read_independently
 
