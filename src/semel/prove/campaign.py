@@ -181,6 +181,7 @@ class ScenePlay:
 
     def end(self) -> None:
         self._stage.clear()
+        self._workload.end()
         if self._watcher is not None:
             self._watcher.stop()
 
@@ -265,6 +266,7 @@ class ScenePlay:
             expectations += self._workload.further_expectations(self._transactions)
         verdicts = [check(expectation, self._stage.direct, self._observation) for expectation in expectations]
         violations = [violation for verdict in verdicts for violation in verdict.violations]
+        violations += self._workload.table_violations(self._transactions)
         return msgspec.structs.replace(verdicts[0], violations=violations)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from semel.local.processes import Process
 from semel.prove.nodes import Outage
+from semel.prove.postgres_proxy import Cut
 from semel.prove.proxy import Effect, Rule
-from semel.prove.schedule import BROKER, NETWORK, NODE, Fault
+from semel.prove.schedule import BROKER, DATABASE, NETWORK, NODE, Fault
 from semel.prove.stage import Actor, OwnBroker, Stage, send
 from semel.prove.workloads import Workload
 
@@ -163,6 +164,36 @@ class AtAnApi(OnTheWire):
         super().disarm()
         if self.fired and not self.over and self._zombie is None:
             self.actor.thaw()
+
+
+class InTheDatabase(Running):
+    """The database's server dies or restarts, or a connection to it breaks at COMMIT."""
+
+    def arm(self) -> None:
+        super().arm()
+        assert self.workload is not None
+        assert self.workload.database is not None, "this workload has no database"
+        self._database = self.workload.database
+        if self.fault.what.startswith("cut_"):
+            kind: Cut = "before" if self.fault.what == "cut_before_commit" else "after"
+            self._cuts_before = self._database.proxy.cuts
+            self._database.proxy.arm(kind, skip=self.fault.nth - 1)
+            return
+        if self.fault.what == "kill_backend":
+            self._database.kill_a_backend()
+        else:
+            self._database.restart(with_kill=self.fault.what == "kill")
+        self._fire()
+        self.over = True
+
+    def poll(self) -> None:
+        if not self.over and self._database.proxy.cuts > self._cuts_before:
+            self._fire()
+            self.over = True
+
+    def disarm(self) -> None:
+        if self.armed and not self.over:
+            self._database.proxy.disarm()
 
 
 class AtABrokersPoint(Running):
@@ -391,6 +422,8 @@ def running_of(fault: Fault, stage: Stage, workload: Workload | None) -> Running
         kind: type[Running] = OnTheWire
     elif fault.target == NODE:
         kind = OnANode
+    elif fault.target == DATABASE:
+        kind = InTheDatabase
     elif fault.api:
         kind = AtAnApi
     elif fault.point:

@@ -40,6 +40,10 @@ class PostgresProxy:
         self._released.clear()
         self.cut.clear()
 
+    def disarm(self) -> None:
+        with self._lock:
+            self._armed = None
+
     def release(self) -> None:
         """Lets a held COMMIT through, although its client is gone."""
         self._released.set()

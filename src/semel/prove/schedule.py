@@ -17,6 +17,7 @@ NETWORK = "network"
 BROKER = "broker"
 NODE = "node"
 TRANSACTIONS = 12  # of a round
+DATABASE = "database"
 
 
 class ScheduleError(Exception):
@@ -28,8 +29,10 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
 
     what    kill, stop, restart, takeover, power_cut, clock, disk_full, checkpoint_lost, or what happens to a frame:
             drop_request, drop_response, truncate_..., delay_..., duplicate_..., silence_response; on a cluster of
-            several nodes also move_leader, cut_off, too_few_replicas, rolling_restart
-    target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames; `node` of a cluster
+            several nodes also move_leader, cut_off, too_few_replicas, rolling_restart; of a database also
+            kill_backend, and cut_before_commit, cut_after_commit: a connection breaks at COMMIT
+    target  broker, producer, worker-a, driver, task, ...: a process; `network` for frames; `node` of a cluster;
+            `database`
     leads   what the node leads when it happens: output, ledger, offsets, transactions
     point   a named fault point of the broker or the sink where it happens; "" for none. With an API: where the broker
             delays for `for_ms` the request at which the process is hit
@@ -206,6 +209,15 @@ def process_cards(target: str, apis: tuple[str, ...]) -> Iterator[Fault]:
 def point_cards(target: str, points: Iterable[str]) -> Iterator[Fault]:
     for point in points:
         yield Fault("kill", target, point)
+
+
+def database_cards() -> Iterator[Fault]:
+    """The server dies, restarts without an orderly end, loses a backend, or a connection breaks at COMMIT."""
+    for what in ("kill", "restart", "kill_backend"):
+        yield Fault(what, DATABASE)
+    for nth in (1, 2, 3, 5, 8):  # COMMITs of either process
+        yield Fault("cut_before_commit", DATABASE, nth=nth)
+        yield Fault("cut_after_commit", DATABASE, nth=nth)
 
 
 def node_cards(leads: Iterable[str]) -> Iterator[Fault]:

@@ -253,7 +253,51 @@ def run_app(options: dict[str, Any]) -> int:
     return 0
 
 
+# --- tables and relay: a loop into PostgreSQL, whose outbox a relay brings to a topic ---
+SEND = (
+    "INSERT INTO semel.outbox (topic, key, value, header_names, header_values) "
+    "VALUES (%s, %s, %s, ARRAY['txn'], ARRAY[convert_to(pg_current_xact_id()::text, 'UTF8')])"
+)
+
+
+def run_tables(options: dict[str, Any]) -> int:
+    from semel.patterns.outbox import Outbox
+    from semel.sinks.postgres.settings import Postgres, Statement
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    dsn, table, topic = options.pop("dsn"), options.pop("table"), options.pop("topic")
+
+    def write(record: Any) -> list[Any]:
+        return [
+            Statement(SEND, [topic, record.key, record.value]),
+            Statement(f"INSERT INTO {table} VALUES (%s)", [record.value.decode()]),
+        ]
+
+    Outbox(dsn).init()
+    sink = Postgres(dsn, event_id=lambda record: record.value)
+    settled = [False]
+
+    def tell(_: Any) -> None:
+        if not settled[0]:
+            settled[0] = True
+            print("working", flush=True)
+
+    Processor(options.pop("source"), sink, write, commit_interval_ms=60, on_settled=tell, **options).run()
+    return 0
+
+
+def run_relay(options: dict[str, Any]) -> int:
+    from semel.patterns.outbox import Outbox
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    producer = {"request_timeout_ms": 1_500}
+    Outbox(options.pop("dsn"), transaction_timeout_ms=4_000, producer=producer, **options).run()
+    return 0
+
+
 WORKERS = {
+    "tables": run_tables,
+    "relay": run_relay,
     "producer": produce,
     "loop": run_loop,
     "counting-loop": run_counting_loop,

@@ -13,8 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
-from semel.prove.checker.check import Expectation, OffsetsRule
+from semel.prove.checker.check import Expectation, OffsetsRule, Violation
 from semel.prove.checker.reading import Seen
+from semel.prove.checker.tables import check_table
+from semel.prove.database import StageDatabase
 from semel.prove.injection import SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, values_up_to
 from semel.prove.schedule import (
@@ -26,6 +28,7 @@ from semel.prove.schedule import (
     TRANSACTION_APIS,
     Fault,
     broker_cards,
+    database_cards,
     network_cards,
     point_cards,
     process_cards,
@@ -86,6 +89,7 @@ class Workload(ABC):
         self.options = dict(options)
         self.source = f"{prefix}.in"
         self.checkpoint: Path | None = None
+        self.database: StageDatabase | None = None
 
     # --- for planning ---
     @classmethod
@@ -157,6 +161,15 @@ class Workload(ABC):
             **changes,
         }
         return Expectation(topics, **fields)
+
+    def table_violations(self, transactions: int) -> list[Violation]:
+        """What is wrong with the tables that it writes to."""
+        return []
+
+    def end(self) -> None:
+        """Ends what is no process of the stage."""
+        if self.database is not None:
+            self.database.close()
 
     def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
         """Whether a reader has everything. Asked again and again, so it should be quick."""
@@ -365,6 +378,72 @@ class ChainWorkload(LoopWorkload):
             self.copied(reader, (sink,), transactions, transaction=unit_of)
             for reader, sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
         ]
+
+
+# --- PostgreSQL: two instances of a loop write to tables, and a relay brings their outbox to a topic ---
+RELAY_APIS = ("InitProducerId", "Produce", "EndTxn")
+TABLE_APIS = ("OffsetFetch", "JoinGroup", "Fetch")
+APPLIED = "applied"  # a row for each record
+
+
+class OutboxWorkload(Workload):
+    name = "outbox"
+    help = "topic to PostgreSQL, with receipts (semel.Postgres), and from its outbox to a topic (semel.Outbox)"
+    guarantees = ("exactly_once",)
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        cards = [*network_cards(RELAY_APIS, "outbox"), *network_cards(TABLE_APIS, "worker"), *cls.producer_cards()]
+        for worker in ("worker-a", "worker-b"):
+            cards += [*process_cards(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
+        cards += process_cards("relay", ())
+        cards += list(database_cards()) * 4
+        if broker:
+            responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
+            cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
+        return cards
+
+    @classmethod
+    def led(cls, guarantee: str) -> tuple[str, ...]:
+        return ("output", "offsets", "transactions")
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.application}-outbox"
+
+    def groups(self) -> list[tuple[str, str]]:
+        """The tables have the offsets: the group may be behind them after a crash."""
+        return []
+
+    def start(self) -> None:
+        self.database = StageDatabase(APPLIED)
+        shared = {"dsn": self.database.dsn, "bootstrap_servers": self.stage.proxy.bootstrap}
+        for name in ("worker-a", "worker-b"):
+            consumer = {
+                "session_timeout_ms": self.session_timeout_ms,
+                "heartbeat_interval_ms": 300,
+                "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            }
+            options = {
+                **shared,
+                "source": self.source,
+                "topic": self.outputs[0],
+                "table": APPLIED,
+                "application_id": self.application,
+                "instance": name,
+                "consumer": consumer,
+            }
+            self.run(name, "tables", options)
+        self.run("relay", "relay", {**shared, "application_id": self.application})
+
+    def expectation(self, transactions: int) -> Expectation:
+        reader = (self.application, self.source)
+        return self.copied(reader, self.outputs, transactions, offsets=())
+
+    def table_violations(self, transactions: int) -> list[Violation]:
+        assert self.database is not None
+        ids = dict.fromkeys(values_up_to(transactions), 1)
+        return check_table(self.database.direct, APPLIED, "value", ids)
 
 
 # --- Structured Streaming queries with `semel.sink`, on local Spark ---
@@ -600,6 +679,7 @@ WORKLOADS: dict[str, type[Workload]] = {
         LoopWorkload,
         ChainWorkload,
         StateWorkload,
+        OutboxWorkload,
         SparkWorkload,
         AnyOrderWorkload,
         StreamWriterWorkload,
