@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow.lib import StringBuilder
+
+FEW_VALUES = 64
 
 
 def to_arrow(values: npt.NDArray[Any]) -> pa.Array:
@@ -60,17 +63,13 @@ def scalar(value: int, kind: pa.DataType | None = None) -> pa.Scalar:
 
 
 def binaries(values: Sequence[bytes | None]) -> pa.Array:
-    """A column of bytes."""
-    validity = None
-    if None in values:
-        validity = _bits(np.fromiter((value is not None for value in values), np.bool_, len(values)))
-        values = [value or b"" for value in values]
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])  # type: ignore[arg-type]
-    data = pa.py_buffer(b"".join(values))  # type: ignore[arg-type]
-    if data.size > np.iinfo(np.int32).max:
-        return pa.Array.from_buffers(pa.large_binary(), len(values), [validity, pa.py_buffer(offsets), data])
-    return pa.Array.from_buffers(pa.binary(), len(values), [validity, pa.py_buffer(offsets.astype(np.int32)), data])
+    """A column of bytes. For many of them pyarrow's own function is faster, also if it imports pandas first."""
+    if len(values) > FEW_VALUES:
+        return pa.array(values, pa.binary())
+    builder = StringBuilder()
+    builder.append_values(values)
+    made = builder.finish()
+    return pa.Array.from_buffers(pa.binary(), len(made), made.buffers(), made.null_count)
 
 
 def texts(values: Sequence[str]) -> pa.Array:

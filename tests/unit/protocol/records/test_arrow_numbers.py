@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.protocol.arrow_numbers import binaries, column, filled, scalar, to_arrow, to_numpy, valid
+from semel.protocol.arrow_numbers import FEW_VALUES, binaries, column, filled, scalar, to_arrow, to_numpy, valid
 
 KINDS = {pa.int8(): 7, pa.int32(): 31, pa.int64(): 63}
 
@@ -43,7 +43,7 @@ def test_chunks_are_put_together(chunks: list[pa.Array]) -> None:
     assert filled(whole, -1).tolist() == [-1 if each is None else each for each in whole.to_pylist()]
 
 
-@given(st.lists(st.none() | st.binary(max_size=8)))
+@given(st.lists(st.none() | st.binary(max_size=8)).flatmap(lambda few: st.sampled_from([few, few * FEW_VALUES])))
 def test_bytes(values: list[bytes | None]) -> None:
     made = binaries(values)
     made.validate(full=True)
