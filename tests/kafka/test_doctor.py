@@ -2,8 +2,8 @@
 says nothing. On semel's broker and on Apache Kafka.
 
 What cannot be planted here: `at-risk` needs several brokers (tests/unit/doctor), `unfinished-decision` a broker that
-cannot write markers, and on Apache Kafka 4.3 `fenced-again` (it tells nobody) and `prepared-transaction` (KIP-939 is
-not in it).
+cannot write markers. Only on semel's broker: `fenced-again` (Apache Kafka tells nobody) and `prepared-transaction`
+(KIP-939 is not in Apache Kafka 4.3).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ from semel.client.immediate import run
 from semel.doctor.checks import Limits
 from semel.doctor.examine import examine
 from semel.doctor.findings import Certainty, Diagnosis
+from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.spark.ledger import LedgerEntry, Written
 from tests.support.broker import Cluster
@@ -300,3 +302,24 @@ def test_the_command_prints_json_and_says_by_its_exit_code_whether_something_was
         assert main(["doctor", "-b", cluster.bootstrap, "--long-transaction", "0"]) == 3
         assert f"cure: {line['cure']}\n" in capsys.readouterr().out
         assert main(shlex.split(line["cure"])[1:]) == 0, "with the brokers in it, as it is printed"
+
+
+def test_a_prepared_transaction_that_nobody_finishes_is_found(tmp_path: Path) -> None:
+    """Of semel's broker; Apache Kafka 4.3 does not have two-phase commit."""
+    setting = "transaction.two.phase.commit.enable=true"
+    with (
+        SemelBroker(tmp_path / "broker", "--set", setting) as broker,
+        Admin(bootstrap_servers=broker.bootstrap) as admin,
+    ):
+        admin.create_topic("ledgered", partitions=1)
+        options = {"bootstrap_servers": broker.bootstrap, "transactional_id": "bank"}
+        with Producer(**options, two_phase_commit=True) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("ledgered", b"x").result()
+            producer.prepare_transaction()
+        finding = find_in_time(admin, "prepared-transaction", "bank")
+        assert not found(admin, "long-transaction", "bank"), "it has no timeout to be long by"
+        assert not found(admin, "prepared-transaction", "bank", Limits()), "not before a minute"
+        cure(finding, Cluster("semel", broker))
+        until(lambda: not found(admin, "prepared-transaction", "bank"), "the cure does not help")
