@@ -32,7 +32,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="?(https?:)?//', page.read_text(encoding="utf-8"))
         assert loaded == [], page
-    assert (tmp_path / "site" / "search" / "search_index.js").exists(), "the search works without a server"
+    assert "last stable offset" in (tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8")
     named = {path.name for path in DOCS.glob("*.md")}
     assert {path.with_suffix(".md").name for path in (tmp_path / "site").glob("*.html")} - {"404.md"} == named
 
