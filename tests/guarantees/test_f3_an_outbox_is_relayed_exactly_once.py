@@ -199,6 +199,61 @@ def test_a_second_relay_takes_over_and_the_first_one_stops(shop: Shop) -> None:
     assert shop.all_values() == sorted(values)
 
 
+PLAY = """
+CREATE TABLE counters (key int PRIMARY KEY, n bigint NOT NULL);
+INSERT INTO counters SELECT key, 0 FROM generate_series(1, 20) AS key;
+CREATE PROCEDURE play(commits int, topic_name text) LANGUAGE plpgsql AS $$
+DECLARE
+    chosen int; number bigint;
+BEGIN
+    FOR turn IN 1..commits LOOP
+        IF turn % 50 = 0 THEN
+            PERFORM pg_current_xact_id();  -- a long one: it has its number before the others that overtake it
+            PERFORM pg_sleep(0.02);
+        END IF;
+        chosen := 1 + (random() * 19)::int;
+        UPDATE counters SET n = n + 1 WHERE key = chosen RETURNING n INTO number;
+        INSERT INTO semel.outbox (topic, key, value)
+            VALUES (topic_name, convert_to(chosen::text, 'UTF8'), convert_to(number::text, 'UTF8'));
+        IF turn % 10 = 0 THEN ROLLBACK; ELSE COMMIT; END IF;
+    END LOOP;
+END $$
+"""
+
+
+@pytest.mark.timeout(7_000)
+@pytest.mark.parametrize("commits", [600, pytest.param(1_000_000, marks=pytest.mark.full)])
+def test_of_interleaved_commits_with_long_ones_among_them_none_is_skipped_and_none_out_of_order(
+    shop: Shop, commits: int
+) -> None:
+    """Writers count under a lock per key: the values of each key must come as 1, 2, 3, ..."""
+    writers = 4
+    with shop.connect() as connection:
+        connection.execute(PLAY)
+
+    def write() -> None:
+        with psycopg.connect(shop.dsn, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = off")
+            connection.execute("CALL play(%s, %s)", [commits // writers, shop.topics[0]])
+
+    threads = [threading.Thread(target=write, daemon=True) for _ in range(writers)]
+    with Running(shop.outbox(max_rows=5_000 if commits > 1_000 else 20)) as relay:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: shop.rows() == 0 or relay.error is not None, "rows are left", timeout_s=3_000)
+    assert relay.error is None
+    seen: dict[bytes | None, list[int]] = {}
+    for record in read_topic(shop.bootstrap, shop.topics[0], timeout_s=3_000):
+        seen.setdefault(record.key, []).append(int(record.value or b""))
+    wrong = {key: values[:50] for key, values in seen.items() if values != list(range(1, len(values) + 1))}
+    assert wrong == {}
+    expected = {str(key).encode(): n for key, n in shop.query("SELECT key, n FROM counters WHERE n > 0")}
+    assert {key: len(values) for key, values in seen.items()} == expected
+    assert sum(expected.values()) == commits * 9 // 10
+
+
 # --- crashes ---
 
 
