@@ -1,8 +1,8 @@
 """The mode of `semel.process` whose function returns rows and records: topics and tables in one decision.
 
     take      applies the function; the records go into a transaction of Kafka
-    settle    everything is delivered (prepared); one database transaction writes the rows, the offsets and which
-              transaction of Kafka belongs to them: its commit is the decision; EndTxn follows
+    settle    one database transaction writes the rows, waits until the records are delivered (prepared), and writes the
+              offsets and which transaction of Kafka belongs to them: its commit is the decision; EndTxn follows
     undo      what may be decided is settled as the database says, everything else is aborted
 
 The next unit of work begins when EndTxn is confirmed. The next owner of the partitions of a dead instance settles
@@ -56,7 +56,6 @@ class PostgresAndTopics(PostgresMode):
         self._is_open = False  # the producer has a transaction
         self._in_doubt = False  # it may be decided, and its end is not confirmed
         self._outputs: list[Output] = []
-        self._decision: Decision | None = None  # that the next database transaction makes
 
     @property
     def _producer(self) -> Producer:
@@ -145,8 +144,8 @@ class PostgresAndTopics(PostgresMode):
         if any(output.topic is None for output in outputs):
             raise ConfigError("with_topics: the function returned an Output without a topic; name one")
         # Headers may be an iterator, and are read twice: to send them, and for the copy.
-        kept = tuple(output._replace(headers=tuple(output.headers or ())) for output in outputs)
-        return Applied(record, effects_of(rows), None, event_id, kept)
+        kept = [output._replace(headers=tuple(output.headers)) if output.headers else output for output in outputs]
+        return Applied(record, effects_of(rows), None, event_id, tuple(kept))
 
     def _send(self, outputs: list[Output]) -> None:
         if not outputs:
@@ -190,12 +189,6 @@ class PostgresAndTopics(PostgresMode):
         self._tell_group(offsets)
 
     def _decide(self, offsets: dict[TopicPartition, int]) -> None:
-        producer, two_phase = self._producer, bool(self._settler.two_phase)
-        prepared = producer.prepare_transaction(may_time_out=True)
-        if faults.armed:
-            faults.hit("decision.prepared")
-        copy = None if two_phase else packed(self._outputs, int(time.time() * 1000))
-        self._decision = Decision(*prepared, producer.transaction_version, producer.written_offsets(), copy)
         held = {partition: self._claims[partition] for partition in offsets}
         after = {partition: held[partition]._replace(next_offset=offset) for partition, offset in offsets.items()}
         self._in_doubt = True
@@ -209,11 +202,20 @@ class PostgresAndTopics(PostgresMode):
         self._written(outcome, after)
 
     def _write_and_decide(self, connection: Connection[Any]) -> WriteCounts:
+        """The records are delivered while the rows are written; COMMIT follows when both are there."""
         assert self._owned is not None
-        assert self._decision is not None
         self._decisions.hold(connection, self._id, self._owned.generation)
-        self._decisions.decide(connection, self._id, self._decision)
-        return self._write_all(connection)
+        outcome = self._write_all(connection)
+        self._decisions.decide(connection, self._id, self._prepared())
+        return outcome
+
+    def _prepared(self) -> Decision:
+        producer = self._producer
+        copy = None if self._settler.two_phase else packed(self._outputs, int(time.time() * 1000))
+        prepared = producer.prepare_transaction(may_time_out=True)
+        if faults.armed:
+            faults.hit("decision.prepared")
+        return Decision(*prepared, producer.transaction_version, producer.written_offsets(), copy)
 
     def _end(self) -> None:
         """The unit of work is decided: whatever happens to EndTxn, it is brought to its end here, or by the next turn,
@@ -282,6 +284,9 @@ class _JudgedError(Exception):
         self.taken = taken
 
 
+_ROW_TYPES = (dict, TableRow, Statement)  # the most frequent ones, told apart without a call
+
+
 def split(returned: Any) -> tuple[list[Any], list[Output]]:
     """What a function returned, as what is for tables and what is for topics."""
     if isinstance(returned, Output):
@@ -293,7 +298,13 @@ def split(returned: Any) -> tuple[list[Any], list[Output]]:
     rows: list[Any] = []
     outputs: list[Output] = []
     for part in returned:
-        more_rows, more_outputs = split(part)
-        rows += more_rows
-        outputs += more_outputs
+        kind = type(part)
+        if kind is Output:
+            outputs.append(part)
+        elif kind in _ROW_TYPES:
+            rows.append(part)
+        else:
+            more_rows, more_outputs = split(part)
+            rows += more_rows
+            outputs += more_outputs
     return rows, outputs
