@@ -26,7 +26,6 @@ KAFKA = pytest.mark.parametrize(
     indirect=True,
 )
 ALWAYS = "postgres_sink.after_commit"  # the rest is in `make test-full`
-POINTS = [*POSTGRES_SINK_POINTS, "postgres.before_commit"]
 
 
 class TablePipeline(Pipeline):
@@ -76,7 +75,9 @@ def crash(pipeline: TablePipeline, local_spark: SparkSite, point: str) -> None:
 
 @pytest.mark.timeout(400)
 @SEMEL
-@pytest.mark.parametrize("point", [p if p == ALWAYS else pytest.param(p, marks=pytest.mark.full) for p in POINTS])
+@pytest.mark.parametrize(
+    "point", [p if p == ALWAYS else pytest.param(p, marks=pytest.mark.full) for p in POSTGRES_SINK_POINTS]
+)
 def test_driver_killed_at_a_named_point_leaves_no_trace(
     pipeline: TablePipeline, local_spark: SparkSite, point: str
 ) -> None:
