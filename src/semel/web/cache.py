@@ -17,26 +17,36 @@ class Cached:
         self._clock = clock
         self._found: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
-    async def get(self, key: Any, max_age_s: float, read: Callable[[], Awaitable[Any]]) -> Any:
+    async def get(
+        self, key: Any, max_age_s: float, read: Callable[[], Awaitable[Any]], *, old_is_better_than_late: bool = False
+    ) -> Any:
+        """`old_is_better_than_late`: a result that is too old is returned once more, while it is read again."""
         known = self._found.get(key)
         if known is None or self._is_stale(known, max_age_s):
+            old = None if known is None or _failed(known[1]) else known[1]
             if len(self._found) >= MOST_KEYS:
                 del self._found[next(iter(self._found))]
             task = asyncio.ensure_future(_awaited(read))
             self._found.pop(key, None)
             known = self._found[key] = (self._clock(), task)
+            if old_is_better_than_late and old is not None:
+                task.add_done_callback(_failed)  # a failure is told to those who ask next
+                return old.result()
         return await asyncio.shield(known[1])
 
     def _is_stale(self, known: tuple[float, asyncio.Task[Any]], max_age_s: float) -> bool:
         since_s, task = known
         if not task.done():
             return False
-        failed = task.cancelled() or task.exception() is not None
-        return failed or self._clock() - since_s > max_age_s
+        return _failed(task) or self._clock() - since_s > max_age_s
 
     def forget(self) -> None:
         """After a change: what was read before counts no more."""
         self._found = {key: known for key, known in self._found.items() if not known[1].done()}
+
+
+def _failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _awaited(read: Callable[[], Awaitable[Any]]) -> Any:

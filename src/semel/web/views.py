@@ -32,6 +32,7 @@ ENTRIES_SHOWN = 200
 SHOWN_BYTES = 1_000  # of a key, value or header
 LIVE_S = 1.0  # how old what is shown may be
 SLOW_S = 5.0
+METADATA_S = 3.0  # of ten thousand partitions it is a large answer
 DOCTOR_S = 20.0
 HISTORY_POINTS = 360
 HISTORY_EVERY_S = 5.0
@@ -80,11 +81,15 @@ class Views:
     async def _has_events(self) -> bool:
         return await self.admin.transaction_events(limit=1) is not None
 
-    async def _metadata(self) -> dict[str, Any]:
+    async def _metadata(self, wanted: str = "") -> dict[str, Any]:
+        """All topics, some seconds old. A topic that is `wanted` and not among them may be new: then as of now."""
+
         async def read() -> dict[str, Any]:
             return await self.admin._all_metadata(None)
 
-        found: dict[str, Any] = await self._cached.get("metadata", LIVE_S, read)
+        found: dict[str, Any] = await self._cached.get("metadata", METADATA_S, read)
+        if wanted and wanted not in found:
+            found = await self._cached.get("metadata", 0.0, read)
         return found
 
     async def _under_way(self) -> list[TransactionInfo]:
@@ -127,7 +132,7 @@ class Views:
         }
 
     async def topic(self, name: str) -> Json:
-        known = await self._metadata()
+        known = await self._metadata(name)
         if name not in known:
             raise NotFound(f"there is no topic {name!r}")
         topic = known[name]
@@ -199,7 +204,7 @@ class Views:
     # --- records ------------------------------------------------------------------------------------------------------
     async def records(self, topic: str, partition: int, offset: str, markers: bool) -> Json:
         """A page of records from an offset on, or from "end": the last ones."""
-        known = await self._metadata()
+        known = await self._metadata(topic)
         if topic not in known or partition not in known[topic].partitions:
             raise NotFound(f"there is no partition {partition} of topic {topic!r}")
         place = TopicPartition(topic, partition)
@@ -388,7 +393,7 @@ class Views:
 
     async def application(self, application_id: str) -> Json:
         name = f"{application_id}{SUFFIX}"
-        if name not in await self._metadata():
+        if name not in await self._metadata(name):
             raise NotFound(f"there is no ledger {name!r}")
         entries = await self._entries(name, ENTRIES_SHOWN)
         rows = []
@@ -450,7 +455,8 @@ class Views:
                 "at_ms": int(time.time() * 1000),
             }
 
-        found: Json = await self._cached.get("doctor", 0.0 if fresh else DOCTOR_S, read)
+        max_age_s = 0.0 if fresh else DOCTOR_S
+        found: Json = await self._cached.get("doctor", max_age_s, read, old_is_better_than_late=not fresh)
         return found
 
 

@@ -1,0 +1,72 @@
+"""What the page reads is shared and renewed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from semel.web.cache import MOST_KEYS, Cached
+
+
+def test_callers_share_one_reading_and_old_results_are_read_again() -> None:
+    async def run() -> None:
+        now_s = [0.0]
+        cached, reads = Cached(lambda: now_s[0]), []
+
+        async def read() -> int:
+            reads.append(1)
+            await asyncio.sleep(0)
+            return len(reads)
+
+        assert await asyncio.gather(*(cached.get("k", 1.0, read) for _ in range(5))) == [1] * 5
+        now_s[0] = 0.9
+        assert await cached.get("k", 1.0, read) == 1
+        now_s[0] = 1.1
+        assert await cached.get("k", 1.0, read) == 2
+        cached.forget()
+        assert await cached.get("k", 1.0, read) == 3
+        for number in range(2 * MOST_KEYS):
+            await cached.get(number, 1.0, read)
+        assert len(cached._found) <= MOST_KEYS
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_raised_and_not_kept() -> None:
+    async def run() -> None:
+        cached, failing = Cached(), [True]
+
+        async def read() -> str:
+            if failing[0]:
+                raise ValueError("not now")
+            return "well"
+
+        with pytest.raises(ValueError, match="not now"):
+            await cached.get("k", 100, read)
+        failing[0] = False
+        assert await cached.get("k", 100, read) == "well"
+
+    asyncio.run(run())
+
+
+def test_an_old_result_is_returned_while_a_new_one_is_read() -> None:
+    async def run() -> None:
+        now_s, release = [0.0], asyncio.Event()
+        cached, answers = Cached(lambda: now_s[0]), ["old", "new"]
+
+        async def read() -> str:
+            if len(answers) == 1:
+                await release.wait()
+            return answers.pop(0)
+
+        async def get() -> str:
+            return await cached.get("k", 1.0, read, old_is_better_than_late=True)
+
+        assert await get() == "old"
+        now_s[0] = 2.0
+        assert await get() == "old", "without waiting"
+        release.set()
+        assert await get() == "new"
+
+    asyncio.run(run())
