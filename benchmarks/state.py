@@ -77,11 +77,12 @@ def filled(bootstrap: str, records: int, keys: int) -> Source:
 
     topic = fresh(bootstrap, "in")
     rng = np.random.default_rng(7)
+    order = rng.permutation(keys)  # where each key comes once
     names = pa.array([b"user-%08d" % number for number in range(keys)])
     with Producer(bootstrap_servers=bootstrap) as producer:
         for start in range(0, records, 100_000):
             count = min(100_000, records - start)
-            chosen = rng.permutation(keys)[:count] if keys >= records else rng.integers(0, keys, count)
+            chosen = order[start : start + count] if keys >= records else rng.integers(0, keys, count)
             producer.send_table(topic, pa.table({"key": names.take(chosen), "value": [b"v" * 100] * count}))
     return Source(topic, records)
 

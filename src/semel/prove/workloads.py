@@ -336,7 +336,7 @@ def _count_made_of(value: str) -> str:
 
 
 def _change(record: Seen) -> str:
-    return f"{record.key!r}={record.value!r}"
+    return f"{record.partition}: {record.key!r}={record.value!r}"
 
 
 def _changed_count(record: Seen) -> tuple[str, int]:
