@@ -234,9 +234,9 @@ def test_wrong_use_is_explained(topic: str, settings: ProducerSettings, owner: T
 def test_an_open_transaction_is_ended_before_the_id_is_renewed_where_kafka_needs_it(
     cluster: Cluster, topic: str, settings: ProducerSettings
 ) -> None:
-    """Kafka before 4.0 takes an owner that does not for another one, and fences it (see `scripts/kafka-matrix`).
+    """Kafka before 4.1 takes an owner that does not for another one, and fences it (see `scripts/kafka-matrix`).
     Elsewhere the renewal aborts it, with an epoch that keeps stragglers out of the partitions."""
-    is_old = cluster.name == "apache_kafka" and kafka_version(kafka_libs()) < (4,)
+    is_old = cluster.name == "apache_kafka" and kafka_version(kafka_libs()) < (4, 1)
     with Proxy(cluster.bootstrap) as proxy:
         behind = settings.replace(bootstrap_servers=(proxy.bootstrap,))
         with TransactionOwner(behind) as owner:

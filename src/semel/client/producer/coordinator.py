@@ -28,6 +28,7 @@ from semel.client.types import GroupMetadata, OffsetAndMetadata
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
+from semel.protocol.messages.records import PRODUCE
 
 FEATURE = "transaction.version"
 TWO_PHASE_VERSION = 6  # of InitProducerId
@@ -75,9 +76,9 @@ class CoordinatorCalls:
 
     async def fences_open_transactions(self, timeout_s: float) -> bool:
         """Whether the coordinator takes an owner that renews its id while its transaction is open for another one, and
-        fences it: Kafka before 4.0, which EndTxn v5 came with."""
-        found = await self.cluster.capabilities("looking up EndTxn", self._target, timeout_s)
-        return not found.has(messages.END_TXN, at_least=5)
+        fences it: Kafka before 4.1, which Produce v13 came with."""
+        found = await self.cluster.capabilities("looking up Produce", self._target, timeout_s)
+        return not found.has(PRODUCE, at_least=13)
 
     async def init(self, timeout_s: float, expected: Identity | None = None) -> Identity:
         """Takes over the id: fences its earlier owners, finishes or aborts what they left.

@@ -290,7 +290,7 @@ class TransactionOwner(Closing):
         `FencedError` with PRODUCER_FENCED: another owner has it. With INVALID_PRODUCER_ID_MAPPING: it expired.
         """
         deadline = self.cluster.deadline(timeout_s)
-        if self.generation == 1 and self._may_be_open:
+        if self._may_be_open:
             self._abort_where_that_is_needed(deadline)
         self.identity = self._coordinator.init(deadline.remaining_s(), self._owned())
         self._epoch_used = self._may_be_open = False
@@ -302,7 +302,7 @@ class TransactionOwner(Closing):
         if not self._coordinator.fences_open_transactions(deadline.remaining_s()):
             return
         try:
-            self._coordinator.end(self._owned(), False, self.generation, deadline)
+            self.identity = self._coordinator.end(self._owned(), False, self.generation, deadline).identity
         except KafkaError as error:
             if error.code is not ErrorCode.INVALID_TXN_STATE and error.recovery is not Recovery.FENCED:
                 raise
