@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import semel
 from semel.local.apache_kafka import KafkaMissing, java
 from semel.local.brokers import SemelBroker, semel_command
 from tests.support.missing import skip_loudly
@@ -82,3 +83,55 @@ def test_the_first_ten_minutes_work_as_written(tmp_path: Path) -> None:
             assert sorted(shell(commands[3]).split()) == ["alice=17", "bob=5"]
         assert "totals-app" in shell(commands[4])
         assert "5.3" in shell(commands[5])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_recipes_of_the_cookbook_write_what_they_say(tmp_path: Path) -> None:
+    try:
+        java()
+    except KafkaMissing as missing:
+        skip_loudly(str(missing))
+    (tmp_path / "cookbook.py").write_text("\n".join(python_blocks("cookbook.md")))
+    with SemelBroker(tmp_path / "broker") as broker:
+        with semel.Admin(bootstrap_servers=broker.bootstrap) as admin:
+            for topic in (
+                "orders",
+                "clicks",
+                "customers",
+                "booked",
+                "counted",
+                "unique",
+                "joined",
+                "large",
+                "small",
+                "dead",
+            ):
+                admin.create_topic(topic, partitions=2)
+        with semel.Producer(bootstrap_servers=broker.bootstrap) as producer:
+            for key, value in (
+                (b"a", b'{"customer":"a","amount":70}'),
+                (b"b", b'{"customer":"b","amount":7}'),
+                (b"c", b"?"),
+            ):
+                producer.send("orders", value, key)
+            producer.send("customers", b"Ann", b"a")
+            for at_s, value in ((0, b"x"), (1, b"x"), (2, b"y"), (600, b"z")):
+                producer.send("clicks", value, b"k", timestamp=1_700_000_000_000 + at_s * 1000)
+        environment = {**os.environ, "SEMEL_BROKERS": broker.bootstrap}
+        done = subprocess.run(
+            [sys.executable, "cookbook.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+        def values(topic: str) -> list[bytes]:
+            table = semel.read_table(topic, bootstrap_servers=broker.bootstrap)
+            return sorted(table.column("value").to_pylist())
+
+        assert values("booked") == [b'{"customer":"a","cents":7000}', b'{"customer":"b","cents":700}']
+        assert values("unique") == [b"x", b"y", b"z"]
+        assert values("joined") == [b'Ann {"customer":"a","amount":70}']
+        assert values("large") == [b'{"customer":"a","amount":70}']
+        assert values("small") == [b'{"customer":"b","amount":7}']
+        assert values("dead") == [b"?"]
+        assert any(b'"count":3' in value for value in values("counted"))
