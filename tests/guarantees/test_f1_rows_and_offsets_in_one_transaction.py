@@ -184,6 +184,7 @@ def test_a_member_that_was_frozen_through_a_rebalance_is_refused(bank: Bank) -> 
     assert (bank.total(), sum(bank.offsets().values())) == (RECORDS + 10, RECORDS + 10)
 
 
+@pytest.mark.full  # `semel prove --workload outbox` does so, too
 def test_two_instances_share_the_partitions_and_apply_each_record_once(bank: Bank) -> None:
     bank.deposit(RECORDS)
     with member(bank), member(bank):
@@ -194,8 +195,8 @@ def test_two_instances_share_the_partitions_and_apply_each_record_once(bank: Ban
 
 
 def test_kill_9_at_any_moment_loses_and_doubles_nothing(bank: Bank) -> None:
-    for kill in range(4):
-        bank.deposit(50)
+    for kill in range(2):
+        bank.deposit(100)
         with member(bank, "named", f"batch={7 + kill}") as process:
             process.wait_for_line(rf"^settled {2 + kill}$", PATIENCE_S)
             process.kill()

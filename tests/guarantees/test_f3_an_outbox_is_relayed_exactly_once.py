@@ -257,7 +257,14 @@ def test_of_interleaved_commits_with_long_ones_among_them_none_is_skipped_and_no
 # --- crashes ---
 
 
-@pytest.mark.parametrize("point", ["outbox.before_commit", "outbox.after_commit", "postgres.after_commit"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "outbox.after_commit",
+        pytest.param("outbox.before_commit", marks=pytest.mark.full),
+        pytest.param("postgres.after_commit", marks=pytest.mark.full),
+    ],
+)
 def test_a_relay_that_dies_at_any_point_sends_nothing_twice(shop: Shop, point: str) -> None:
     """before_commit: the Kafka transaction is open. after_commit: the database does not know yet that it is sent."""
     values = shop.insert_many(60, rows_each=3)

@@ -310,6 +310,7 @@ def test_an_outcome_that_cannot_be_read_in_time_is_said_to_be_unknown(
 # --- the server of the tests ---
 
 
+@pytest.mark.full  # the loop of test_f1 and the relay of test_f3 meet these deaths in every run
 def test_what_was_committed_survives_every_death_of_the_server(mortal_postgres: PostgresServer) -> None:
     server = mortal_postgres
     dsn, port = server.create_database(), server.port
