@@ -1,8 +1,8 @@
 """The mode of `semel.process` whose function returns rows and records: topics and tables in one decision.
 
     take      applies the function; the records go into a transaction of Kafka
-    settle    one database transaction writes the rows, waits until the records are delivered (prepared), and writes the
-              offsets and which transaction of Kafka belongs to them: its commit is the decision; EndTxn follows
+    settle    everything is delivered (prepared); one database transaction writes the rows, the offsets and which
+              transaction of Kafka belongs to them: its commit is the decision; EndTxn follows
     undo      what may be decided is settled as the database says, everything else is aborted
 
 The next unit of work begins when EndTxn is confirmed. The next owner of the partitions of a dead instance settles
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel import faults
@@ -189,11 +190,12 @@ class PostgresAndTopics(PostgresMode):
         self._tell_group(offsets)
 
     def _decide(self, offsets: dict[TopicPartition, int]) -> None:
+        decision = self._prepared()  # before the database transaction: its locks must not wait for a broker
         held = {partition: self._claims[partition] for partition in offsets}
         after = {partition: held[partition]._replace(next_offset=offset) for partition, offset in offsets.items()}
         self._in_doubt = True
         try:
-            outcome = self._transaction(held, offsets, after, self._write_and_decide)
+            outcome = self._transaction(held, offsets, after, partial(self._write_and_decide, decision))
         except DatabaseCommitUncertainError:
             raise
         except KafkaError:
@@ -201,13 +203,11 @@ class PostgresAndTopics(PostgresMode):
             raise
         self._written(outcome, after)
 
-    def _write_and_decide(self, connection: Connection[Any]) -> WriteCounts:
-        """The records are delivered while the rows are written; COMMIT follows when both are there."""
+    def _write_and_decide(self, decision: Decision, connection: Connection[Any]) -> WriteCounts:
         assert self._owned is not None
         self._decisions.hold(connection, self._id, self._owned.generation)
-        outcome = self._write_all(connection)
-        self._decisions.decide(connection, self._id, self._prepared())
-        return outcome
+        self._decisions.decide(connection, self._id, decision)
+        return self._write_all(connection)
 
     def _prepared(self) -> Decision:
         producer = self._producer
