@@ -218,6 +218,7 @@ def test_a_ledger_that_does_not_fit_is_found(cluster: Cluster, admin: Admin) -> 
     application, topic = cluster.unique("orphan"), cluster.unique("out")
     admin.create_topic(topic, partitions=1)
     ledger(cluster, admin, application, entry_of(written=[Written(topic, 0, 10, 0, 9)]))
+    until(lambda: found(admin, "ledger-misfit", application), "a new topic may take a moment to be known")
     finding = find_in_time(admin, "ledger-misfit", application)
     assert f"wrote offset 9 of {topic}-0, but that ends at 0" in finding.seen
 
