@@ -1,4 +1,4 @@
-"""One broker, one page and one browser for all tests of a worker."""
+"""One broker and one page for all tests of a worker, and a browser for those of a module."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def site(shown_broker: SemelBroker) -> Iterator[Site]:
     assert started.close() == "", "the server of the page ends without a complaint"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """For one module: Playwright keeps an event loop running in this thread, and a test of another module that calls
+    `asyncio.run` in the same process would fail."""
     names = ("chromium", "chromium-browser", "google-chrome")
     program = os.environ.get("SEMEL_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if program is None or not Path(program).exists():
