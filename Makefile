@@ -3,8 +3,8 @@
 
 BIN := .venv/bin
 ARGS ?=
-# Tests wait more than they work (restarts, timeouts): six at a time keep two cores busy. PARALLEL= runs them one by one.
-PARALLEL ?= -n 6
+# Tests wait more than they work (restarts, timeouts): eight at a time keep two cores busy. PARALLEL= runs them one by one.
+PARALLEL ?= -n 8
 
 unexport PYTHONDONTWRITEBYTECODE # programs start three times as fast from compiled files
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import count
 from multiprocessing import get_context
+from threading import Event
 from typing import NamedTuple
 
 from tests.simulation.client_workload import clients
@@ -99,17 +101,18 @@ def main() -> int:
     if args.seed is not None:
         broken = [name for name in wanted if not _again(name, args.seed, args.without)]
         return 1 if broken else 0
-    totals = Totals()
-    goal, limit_s = args.faults, args.seconds
-    outcomes = _run_all(
-        wanted, args.processes, lambda: totals.seconds < limit_s if goal is None else totals.faults < goal
-    )
-    for outcome in outcomes:
+    totals, stopped = Totals(), Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())  # the runs under way end first: what they found counts
+    for outcome in _run_all(wanted, args.processes, lambda: _goes_on(totals, args) and not stopped.is_set()):
         if outcome.is_broken:
             return 1
         totals.add(outcome)
-    print(totals, "no promise was broken", sep="\n")
+    print(totals, *["stopped before its end"] * stopped.is_set(), "no promise was broken", sep="\n")
     return 0
+
+
+def _goes_on(totals: Totals, args: argparse.Namespace) -> bool:
+    return bool(totals.seconds < args.seconds if args.faults is None else totals.faults < args.faults)
 
 
 def _run_all(wanted: list[str], processes: int, goes_on: Callable[[], bool]) -> Iterator[Outcome]:

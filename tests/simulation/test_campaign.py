@@ -34,6 +34,21 @@ def test_a_campaign_ends_when_so_many_faults_have_happened() -> None:
     assert int(total.split()[0]) >= 300
 
 
+def test_a_campaign_that_is_stopped_says_how_far_it_came() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--workload", "producer", "--seconds", str(HOUR_S)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(3):  # two of them have ended
+            assert process.stdout.readline().startswith("producer ")
+        process.terminate()
+        printed = process.stdout.read().splitlines()
+    assert process.returncode == 0
+    assert printed[-2:] == ["stopped before its end", "no promise was broken"]
+    (total,) = [line.split() for line in printed if " runs, " in line]
+    assert int(total[1]) >= 3
+    assert int(total[3]) > 0
+
+
 @pytest.mark.full
 @pytest.mark.timeout(2 * HOUR_S)
 def test_an_hour_of_fresh_seeds_breaks_no_promise() -> None:

@@ -2,7 +2,8 @@
 
 Two cores: what takes long begins, so that the end of a run is not one long test. Tests of one file stay together, as
 they share what they set up; tests on Spark stay together too, in two groups, since a Spark takes seconds to start and
-keeps a core busy; and tests that are long and share nothing go to whoever is free.
+keeps a core busy; and tests that are long and share nothing go to whichever process is free. Most tests wait (for a
+timeout, a rebalance, a restart), some compute all the time: of those only a few run at once, beside many that wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-FIRST = ("spark", "demo", "guarantees", "prove", "audit", "kafka", "clients")  # folders; all others later
+FIRST = ("spark", "simulation", "demo", "guarantees", "prove", "audit", "kafka", "clients")  # folders; all others later
 SPARK = {
     "drivers": re.compile(  # with programs of their own, on a cluster or not
         r"tests/spark/test_(declarative|modes|stage_reruns|two_attempts|worker_memory)"
@@ -22,7 +23,11 @@ SPARK = {
     ),
     "session": re.compile(r"tests/spark/(?!test_source_offsets|test_stream_writer_protocol)"),  # they need no Spark
 }
-ALONE = re.compile(r"tests/guarantees/test_(b4|g3|acknowledged)_")
+ALONE = re.compile(
+    r"tests/guarantees/test_(b4|g3|acknowledged)_|tests/kafka/test_(consumer_groups|process|transactions)\.py"
+)
+COMPUTING = re.compile(r"(drivers|session)$|tests/(simulation|unit/(protocol|storage))/")  # groups
+COMPUTING_AT_ONCE = 3
 
 
 def turn(item: pytest.Item) -> int:
@@ -60,6 +65,13 @@ class Turns(LoadScopeScheduling):
         return crashed
 
     def _assign_work_unit(self, node: Any) -> None:
+        running = [
+            name for work in self.assigned_work.values() for name, group in work.items() if not all(group.values())
+        ]
+        if sum(map(bool, map(COMPUTING.match, running))) >= COMPUTING_AT_ONCE:
+            waiting = next((name for name in self.workqueue if not COMPUTING.match(name)), None)
+            if waiting is not None:
+                self.workqueue.move_to_end(waiting, last=False)
         with suppress(
             OSError
         ):  # it died after its last report: the group is noted as its own, and remove_node hands it on

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.turns import Turns
+from tests.support.turns import COMPUTING_AT_ONCE, Turns
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SCHEDULER = """
-from tests.support.turns import Turns
+from tests.support.turns import COMPUTING_AT_ONCE, Turns
 
 def pytest_xdist_make_scheduler(config, log):
     return Turns(config, log)
@@ -50,6 +50,7 @@ class Worker:
     """What xdist's scheduler calls of a process that runs tests."""
 
     shutting_down = False
+    gateway = SimpleNamespace(id="gw")
 
     def __init__(self) -> None:
         self.is_dead = False
@@ -64,15 +65,35 @@ class Worker:
         self.shutting_down = True
 
 
+def scheduler_of(processes: int, collection: list[str]) -> tuple[Turns, list[Any]]:
+    config: Any = SimpleNamespace(getvalue=lambda name: ["popen"] * processes, option=SimpleNamespace())
+    scheduler = Turns(config, None)
+    workers: list[Any] = [Worker() for _ in range(processes)]
+    for worker in workers:
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, collection)
+    return scheduler, workers
+
+
+def test_only_some_of_the_tests_that_compute_run_at_once() -> None:
+    computing = [f"tests/simulation/test_{number}.py::test_{part}" for number in range(9) for part in range(4)]
+    waiting = [f"tests/clients/test_{number}.py::test_{part}" for number in range(9) for part in range(4)]
+    collection = computing + waiting
+    scheduler, workers = scheduler_of(5, collection)
+    scheduler.schedule()
+    first = [collection[worker.given[0]].split("/")[1] for worker in workers]
+    assert sorted(first) == ["clients"] * (5 - COMPUTING_AT_ONCE) + ["simulation"] * COMPUTING_AT_ONCE
+    for worker in workers:
+        for index in worker.given:  # grows while tests end
+            scheduler.mark_test_complete(worker, index)
+    assert sorted(index for worker in workers for index in worker.given) == list(range(len(collection)))
+
+
 def test_work_for_a_process_that_died_unnoticed_goes_to_its_successor() -> None:
     """A report may be read when the process that sent it is gone: neither the run nor its next tests are lost."""
     collection = [f"tests/unit/test_{name}.py::test" for name in "abcde"]
-    config: Any = SimpleNamespace(getvalue=lambda name: ["popen"], option=SimpleNamespace())  # one process
-    scheduler = Turns(config, None)
-    first: Any = Worker()
+    scheduler, (first,) = scheduler_of(1, collection)
     second: Any = Worker()
-    scheduler.add_node(first)
-    scheduler.add_node_collection(first, collection)
     scheduler.schedule()
     assert first.given == [0, 1]
 
