@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from semel.client.read_table import read_table as read_table
     from semel.errors import *  # noqa: F403
     from semel.local.brokers import Broker as Broker
+    from semel.patterns.entities import Entities as Entities
+    from semel.patterns.entity_view import wait_for_version as wait_for_version
     from semel.patterns.event_time import deduplicate as deduplicate
     from semel.patterns.event_time import join_table as join_table
     from semel.patterns.event_time import join_within as join_within
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from semel.patterns.process import Output as Output
     from semel.patterns.process import Processor as Processor
     from semel.patterns.process import process as process
+    from semel.patterns.saga_states import SagaStep as SagaStep
+    from semel.patterns.sagas import Sagas as Sagas
     from semel.patterns.state import KeyedState as KeyedState
     from semel.sinks.postgres.settings import Postgres as Postgres
     from semel.sinks.postgres.settings import Statement as Statement
@@ -45,7 +49,11 @@ _LAZY = {
     "AsyncProducer": "semel.aio.producer",
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
+    "Entities": "semel.patterns.entities",
     "Outbox": "semel.patterns.outbox",
+    "SagaStep": "semel.patterns.saga_states",
+    "Sagas": "semel.patterns.sagas",
+    "wait_for_version": "semel.patterns.entity_view",
     "KeyedState": "semel.patterns.state",
     "deduplicate": "semel.patterns.event_time",
     "join_table": "semel.patterns.event_time",

@@ -39,10 +39,15 @@ if TYPE_CHECKING:
     from semel.client.types import RebalanceError as RebalanceError
     from semel.client.types import UnknownPartitionError as UnknownPartitionError
     from semel.local.brokers import BrokerFailedError as BrokerFailedError
+    from semel.patterns.entity_writer import AppendRefusedError as AppendRefusedError
+    from semel.patterns.entity_writer import AppendUncertainError as AppendUncertainError
+    from semel.patterns.entity_writer import ConflictError as ConflictError
     from semel.patterns.event_time import LateRecordError as LateRecordError
     from semel.patterns.outbox import OutboxProgressError as OutboxProgressError
     from semel.patterns.process import MissingSourceError as MissingSourceError
     from semel.patterns.process_output import RecordError as RecordError
+    from semel.patterns.saga_states import SagaStepError as SagaStepError
+    from semel.patterns.sagas import StepFailedError as StepFailedError
     from semel.patterns.state_store import StateError as StateError
     from semel.patterns.unit_decisions import DecisionLostError as DecisionLostError
     from semel.protocol.errors import ErrorCode as ErrorCode
@@ -119,6 +124,9 @@ _HOMES = {
     "semel.patterns.process": ("MissingSourceError",),
     "semel.patterns.process_output": ("RecordError",),
     "semel.patterns.event_time": ("LateRecordError",),
+    "semel.patterns.entity_writer": ("AppendRefusedError", "AppendUncertainError", "ConflictError"),
+    "semel.patterns.saga_states": ("SagaStepError",),
+    "semel.patterns.sagas": ("StepFailedError",),
     "semel.patterns.state_store": ("StateError",),
     "semel.patterns.unit_decisions": ("DecisionLostError",),
     "semel.protocol.errors": (

@@ -8,12 +8,14 @@ changelog has beyond it, which also settles commits whose outcome was unknown.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from semel import faults
@@ -30,13 +32,41 @@ from semel.patterns.state_store import Changes, StateError, StateStore
 CHANGELOG_OVERHEAD_BYTES = 200  # of a batch with one record
 
 
+TEMPORARY = "semel-state-"
+OWNER = "owner.lock"
+
+
+def _temporary_folder() -> tuple[Path, IO[bytes]]:
+    """A folder that others recognise as in use. Those of processes that were killed are removed: their locks are free,
+    and a lock has its name only once it is held."""
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        _remove_if_left(left)
+    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    lock = (folder / "lock.new").open("ab")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (folder / "lock.new").rename(folder / OWNER)
+    return folder, lock
+
+
+def _remove_if_left(folder: Path) -> None:
+    try:
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return
+        with (folder / OWNER).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return  # in use, or not of this kind
+
+
 class StateFolder:
     """Where an instance keeps its stores. One process at a time has it."""
 
     def __init__(self, settings: KeyedState, application_id: str) -> None:
-        self._temporary: str | None = None
+        self._temporary: Path | None = None
         if settings.directory is None:
-            self._temporary = tempfile.mkdtemp(prefix="semel-state-")
+            self._temporary, self._owner = _temporary_folder()
         root = Path(self._temporary or settings.directory or "")
         self.path = root / quote(application_id, safe="") / quote(settings.name, safe="")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -56,6 +86,7 @@ class StateFolder:
         self._lock.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+            self._owner.close()
 
 
 class StatefulEmitter(Emitter):

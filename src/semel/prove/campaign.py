@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from semel.prove import inputs
 from semel.prove.checker.check import CheckResult, Violation, ViolationKind, check
 from semel.prove.checker.reading import (
     CheckerError,
@@ -262,7 +261,7 @@ class ScenePlay:
     def _verdict(self, is_last: bool) -> CheckResult:
         expectations = [self._workload.expectation(self._transactions)]
         if is_last:
-            expectations.append(inputs.source_expectation(self._workload.source, self._transactions))
+            expectations += self._workload.source_expectations(self._transactions)
             expectations += self._workload.further_expectations(self._transactions)
         verdicts = [check(expectation, self._stage.direct, self._observation) for expectation in expectations]
         violations = [violation for verdict in verdicts for violation in verdict.violations]

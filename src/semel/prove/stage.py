@@ -211,8 +211,8 @@ class Stage:
             raise
 
     def actor(self, name: str, *program: str, spark: bool = False) -> Actor:
-        """A Python process of this campaign. A Spark driver, and what Spark starts, has the faults of the sink."""
-        injection = Injection(f"@{self.sink_faults}" if spark else "", patch=self.patch)
+        """A Python process of this campaign, with the faults at named points; so has what a Spark driver starts."""
+        injection = Injection(f"@{self.sink_faults}", patch=self.patch)
         env = spark_python(injection, self.folder / "python") if spark else {}
         actor = self.actors[name] = Actor(name, lambda: Process(command(injection, *program), env=env))
         return actor

@@ -17,6 +17,7 @@ from semel.client.errors import FencedError, KafkaError
 from semel.client.producer import Producer
 from semel.patterns.process import Output, Processor
 from semel.patterns.state import KeyedState
+from semel.prove import pattern_workers
 from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
 from semel.prove.stage import SHOWS_STACKS
@@ -296,6 +297,10 @@ def run_relay(options: dict[str, Any]) -> int:
 
 
 WORKERS = {
+    "entity-owner": pattern_workers.run_entity_owner,
+    "entity-writers": pattern_workers.run_entity_writers,
+    "saga-loop": pattern_workers.run_saga_loop,
+    "saga-starts": pattern_workers.run_saga_starts,
     "tables": run_tables,
     "relay": run_relay,
     "producer": produce,

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semel.prove.checker.check import Expectation, OffsetsRule, Violation
-from semel.prove.checker.reading import Seen
+from semel.prove.checker.histories import check_appends, check_sagas, last_values, read_calls, statuses
+from semel.prove.checker.reading import Seen, read
 from semel.prove.checker.tables import check_table
 from semel.prove.database import StageDatabase
 from semel.prove.injection import SINK_POINTS, STATE_POINTS, TASK_POINTS
-from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, values_up_to
+from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, source_expectation, values_up_to
 from semel.prove.schedule import (
     ABORT_POINTS,
     COMMIT_POINTS,
@@ -144,6 +145,10 @@ class Workload(ABC):
     @abstractmethod
     def expectation(self, transactions: int) -> Expectation:
         """What the outputs must hold after so many transactions of input."""
+
+    def source_expectations(self, transactions: int) -> list[Expectation]:
+        """Of what the producer wrote, looked at when a scene ends."""
+        return [source_expectation(self.source, transactions)]
 
     def further_expectations(self, transactions: int) -> list[Expectation]:
         """Of topics in between, looked at when a scene ends."""
@@ -378,6 +383,161 @@ class ChainWorkload(LoopWorkload):
             self.copied(reader, (sink,), transactions, transaction=unit_of)
             for reader, sink in zip(self.groups()[:2], self.stations[1:3], strict=True)
         ]
+
+
+# --- patterns on the loop: entities and sagas, whose callers take the place of the producer ---
+class PatternWorkload(Workload):
+    """Instances of loops with state, in topics that they create themselves."""
+
+    guarantees = ("exactly_once",)
+    loops: ClassVar[dict[str, dict[str, str]]]  # actor -> what it runs
+    worker: ClassVar[str]
+    caller: ClassVar[str]
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        own = [card for actor in cls.loops for card in point_cards(actor, STATE_POINTS)]
+        cards = loop_deck(guarantee, broker, tuple(cls.loops))
+        met = [card for card in cards if card.api != "EndTxn" or PRODUCER not in (card.client, card.target)]
+        return [*met, *own, *own]
+
+    @property
+    def application(self) -> str:
+        return f"{self.prefix}.kind"
+
+    def start(self) -> None:
+        for actor, role in self.loops.items():
+            options = {
+                "name": self.application,
+                "partitions": PARTITIONS,
+                "bootstrap_servers": self.stage.proxy.bootstrap,
+                "instance": actor,
+                "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+                "directory": str(self.stage.folder / f"{self.prefix}.{actor}.state"),
+                "consumer": {
+                    "session_timeout_ms": self.session_timeout_ms,
+                    "heartbeat_interval_ms": 300,
+                    "request_timeout_ms": REQUEST_TIMEOUT_MS,
+                },
+                "producer": {"request_timeout_ms": REQUEST_TIMEOUT_MS},
+            }
+            self.run(actor, self.worker, options | role)
+
+    def feed(self, transactions: int) -> Actor:
+        options = {
+            "name": self.application,
+            "partitions": PARTITIONS,
+            "brokers": self.stage.proxy.bootstrap,
+            "direct": self.stage.direct,
+            "history": str(self._history),
+            "state": str(self._history),
+            "upto": transactions,
+        }
+        return self.run(PRODUCER, self.caller, options)
+
+    @property
+    def _history(self) -> Path:
+        return self.stage.folder / f"{self.prefix}.history"
+
+    def topics(self) -> dict[str, int]:
+        return dict.fromkeys((self.source, *self.outputs), PARTITIONS)
+
+    def source_expectations(self, transactions: int) -> list[Expectation]:
+        return []
+
+
+class EntitiesWorkload(PatternWorkload):
+    name = "entities"
+    help = "semel.Entities: 50 threads append to entities; of concurrent ones one wins, and what they are told holds"
+    loops: ClassVar = {"worker-a": {}, "worker-b": {}}
+    worker, caller = "entity-owner", "entity-writers"
+
+    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        super().__init__(stage, prefix, guarantee, options)
+        self.source = f"{self.application}.commands"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.application,)
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.application}-worker-a"
+
+    def expectation(self, transactions: int) -> Expectation:
+        return Expectation(self.outputs, ids=dict.fromkeys(values_up_to(transactions), 1), order=_version_of)
+
+    def table_violations(self, transactions: int) -> list[Violation]:
+        return check_appends(self.application, read_calls(self._history), read(self.stage.direct, [self.application]))
+
+
+def _version_of(record: Seen) -> tuple[str, int]:
+    return (record.key or b"").decode(), int(record.header("version") or b"0")
+
+
+class SagasWorkload(PatternWorkload):
+    name = "sagas"
+    help = "semel.Sagas: transfers in three steps, some refused; each is done or undone as a whole"
+    loops: ClassVar = {
+        "worker-a": {"role": "orchestrator"},
+        "worker-b": {"role": "orchestrator"},
+        "worker-c": {"role": "participant"},
+        "worker-d": {"role": "participant"},
+    }
+    worker, caller = "saga-loop", "saga-starts"
+
+    def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
+        super().__init__(stage, prefix, guarantee, options)
+        self.source = f"{self.application}.requests"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (f"{self.application}.log",)
+
+    @property
+    def transactional_id(self) -> str:
+        return f"{self.application}.orchestrator-worker-a"
+
+    def groups(self) -> list[tuple[str, str]]:
+        """Not the orchestrator's of its other source: while it works, that one grows."""
+        return [(f"{self.application}.orchestrator", self.source)]
+
+    def expectation(self, transactions: int) -> Expectation:
+        return Expectation(self.outputs, identify=_saga_entry)
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        ends = statuses(seen)
+        return all(ends.get(f"s-{int(value)}") in SAGA_ENDS for value in values_up_to(transactions))
+
+    def table_violations(self, transactions: int) -> list[Violation]:
+        numbers = [int(value) for value in values_up_to(transactions)]
+        wanted = {f"s-{number}": SAGA_ENDS[_is_refused(number) :] for number in numbers}
+        log = f"{self.application}.log"
+        changes = read(self.stage.direct, [f"{self.application}.accounts.state.changelog"])
+        balances = {key.decode(): int(value) for key, value in last_values(changes).items() if key[:1] > b"\x01"}
+        return check_sagas(log, statuses(read(self.stage.direct, [log])), wanted, balances, _effects)
+
+
+SAGA_ENDS = ("done", "compensated")  # a step that is not run in time is undone
+
+
+def _is_refused(number: int) -> bool:
+    return number % 5 == 4 or number % 7 == 6
+
+
+def _effects(saga: str) -> dict[str, int]:
+    number = int(saga.removeprefix("s-"))
+    found: Counter[str] = Counter({f"account-{number % 8}": -(100 + number)})
+    found[f"account-{(number * 3 + 1) % 8}"] += 100 + number
+    return found
+
+
+def _saga_entry(record: Seen) -> str:
+    """A state of a saga: each is written once."""
+    if record.value is None:
+        return f"{record.key!r} forgotten"
+    state = json.loads(record.value)
+    return "{saga} {status} {at} {tries} {waits_for} {due_ms}".format(**state)
 
 
 # --- PostgreSQL: two instances of a loop write to tables, and a relay brings their outbox to a topic ---
@@ -679,6 +839,8 @@ WORKLOADS: dict[str, type[Workload]] = {
         LoopWorkload,
         ChainWorkload,
         StateWorkload,
+        EntitiesWorkload,
+        SagasWorkload,
         OutboxWorkload,
         SparkWorkload,
         AnyOrderWorkload,
