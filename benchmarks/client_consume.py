@@ -146,7 +146,7 @@ def _rounds(producer: Any, case: Case, rows: int) -> Iterator[int]:
 
 
 def _timed(case: Case, started_s: float, read: Callable[[int], int]) -> float:
-    """Reads until the count is reached; `read` is told how many are left."""
+    """Reads until the count is reached; `read` gets how many are left."""
     got = 0
     while got < case.record_count:
         count = read(case.record_count - got)

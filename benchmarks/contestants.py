@@ -1,4 +1,4 @@
-"""semel's broker and Apache Kafka as contestants: both running on fresh data, and what is asked of either."""
+"""semel's broker and Apache Kafka as contestants: both running on fresh data, and what either has to do."""
 
 from __future__ import annotations
 

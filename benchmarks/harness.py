@@ -12,7 +12,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, NamedTuple, Protocol
 
-NAMES = ("codec", "broker", "transactions", "client", "spark", "postgres", "recovery")
+from semel.progress import ProgressBar
+
+NAMES = ("codec", "broker", "transactions", "client", "spark", "postgres", "recovery", "watching")
 
 Better = Literal["higher", "lower"]
 
@@ -55,14 +57,16 @@ def interleave(
     """
     names = list(contestants)
     values: dict[str, list[float]] = {name: [] for name in names}
-    for round_number in range(-warmup, runs):
-        order = names if round_number % 2 == 0 else names[::-1]
-        for name in order:
-            gc.collect()  # the rubbish of one contestant is not charged to the next,
-            gc.freeze()  # nor what this process holds to those who make many objects
-            value = contestants[name]()
-            if round_number >= 0:
-                values[name].append(value)
+    with ProgressBar("measuring", (warmup + runs) * len(names), "runs") as bar:
+        for round_number in range(-warmup, runs):
+            order = names if round_number % 2 == 0 else names[::-1]
+            for turn, name in enumerate(order):
+                gc.collect()  # the rubbish of one contestant is not charged to the next,
+                gc.freeze()  # nor what this process holds to those who make many objects
+                bar.show((round_number + warmup) * len(names) + turn, name, now=True)
+                value = contestants[name]()
+                if round_number >= 0:
+                    values[name].append(value)
     gc.unfreeze()
     return values
 

@@ -113,7 +113,7 @@ def open_loop(load: Load, rate: float, seconds: float, warmup_s: float = 1.0) ->
         while sent < total and started + sent / rate <= now:
             connections[sent % len(connections)].send(started + sent / rate)
             sent += 1
-        # select, not epoll: its time-out is in microseconds, and there are few connections
+        # select, not epoll: its timeout is in microseconds, and there are few connections
         wait_s = max(0.0, started + sent / rate - time.perf_counter()) if sent < total else 10.0
         readable, _, _ = select.select(by_socket, [], [], wait_s)
         if not readable and sent == total:

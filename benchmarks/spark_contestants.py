@@ -145,7 +145,7 @@ class SparkProgram:
             raise RuntimeError(f"{self.name}: {answer['error']}")
         ran = sum(1 for batch in answer["batches"] if "addBatch" in batch)
         if ran != job.batches:
-            raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were asked for")
+            raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were requested")
         after = cpu_seconds(self._process.pid)
         answer["cpu_seconds"] = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
         return Result(answer["seconds"], answer)

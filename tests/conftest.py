@@ -39,7 +39,7 @@ settings.load_profile("patient")
 
 OWNER = pytest.StashKey[KafkaOwner]()
 OWNER_PORT = "port_of_the_owner_of_apache_kafka"
-HANGS_AFTER_S = 30.0  # after its time-out
+HANGS_AFTER_S = 30.0  # after its timeout
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def local_spark(shared_local_spark: SparkSite) -> Iterator[SparkSite]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """pytest's time-out is a signal, which a thread that waits inside a C library never sees: such a test would hang
+    """pytest's timeout is a signal, which a thread that waits inside a C library never sees: such a test would hang
     for ever. It ends with its process, which is started anew where several run at once."""
     marker = item.get_closest_marker("timeout")
     limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))

@@ -175,7 +175,7 @@ def _dying_tasks(rng: random.Random) -> list[Fault]:
 
 
 def _tasks_without_report(rng: random.Random) -> list[Fault]:
-    """All rows are written, nobody was told."""
+    """All rows are written, and no error is raised."""
     return [Fault("kill", "task", "task.after_rows", at_ms=300 + rng.randrange(1_000))]
 
 

@@ -55,7 +55,7 @@ RETRIABLE = NOT_READY | {ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NOT_ENOUGH
 
 
 class Owner(NamedTuple):
-    """Who a producer is told to be."""
+    """The identity that a producer gets."""
 
     error: ErrorCode
     producer_id: int

@@ -62,8 +62,8 @@ def spark_own(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
-    """semel's source and sink, exactly once, rows to the partition of their key. The source is told its columns: Spark
-    does not do so."""
+    """semel's source and sink, exactly once, rows to the partition of their key. The option `columns` names what is
+    read: Spark does not hand that to a Python source."""
     import semel
 
     sink = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])

@@ -19,12 +19,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from enum import Enum
+from functools import partial
+from io import StringIO
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from semel.progress import ProgressBar
 
 # --- What can be wrong with a ledger and what it says, one rule each ---
 SUFFIX = ".ledger"
@@ -310,7 +314,7 @@ class AuditedCluster:
         wanted = [TopicPartition(*place) for place in places]
         if not wanted:
             return {}
-        with closing(self._open(group)) as consumer, self._trouble(f"group {group} cannot be asked"):
+        with closing(self._open(group)) as consumer, self._trouble(f"group {group} cannot be read"):
             found = self._committed(consumer, wanted)
         return {
             (place.topic, place.partition): place.offset for place in found if place.offset >= 0 and not place.error
@@ -331,7 +335,7 @@ class AuditedCluster:
     def ends(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
         """(first offset that is still there, end of what is decided) of partitions."""
         found = {}
-        with self._trouble("the ends of partitions cannot be asked"):
+        with self._trouble("the ends of partitions cannot be read"):
             for place in places:
                 low, high = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=self.timeout_s)
                 found[place] = (low, high)
@@ -397,11 +401,17 @@ class AuditedCluster:
 Range = tuple[int, int]  # first and last offset, both included
 
 
-def count(cluster: AuditedCluster, place: Place, ranges: Sequence[Range]) -> tuple[list[int], int]:
-    """(how many records each range holds, how many in between belong to none)."""
+def count(
+    cluster: AuditedCluster, place: Place, ranges: Sequence[Range], passed: Callable[[int], None] = lambda offsets: None
+) -> tuple[list[int], int]:
+    """(how many records each range holds, how many in between belong to none). `passed` is called with how many offsets
+    were read so far, now and then."""
     firsts = [first for first, _ in ranges]
     found, foreign = [0] * len(ranges), 0
-    for message in cluster.records(place, min(firsts), max(last for _, last in ranges)):
+    start = min(firsts)
+    for number, message in enumerate(cluster.records(place, start, max(last for _, last in ranges))):
+        if number % CHUNK == 0:
+            passed(message.offset() - start)
         at = bisect_right(firsts, message.offset()) - 1
         if at >= 0 and message.offset() <= ranges[at][1]:
             found[at] += 1
@@ -412,7 +422,6 @@ def count(cluster: AuditedCluster, place: Place, ranges: Sequence[Range]) -> tup
 
 # --- the audit of one application ---
 LOOKS = 3  # at a ledger that grows meanwhile
-Progress = Callable[[str], None]
 
 
 class Audit(msgspec.Struct, frozen=True):
@@ -436,15 +445,15 @@ def audit(
     counting: bool = True,
     options: Mapping[str, str] | None = None,
     timeout_s: float = 10.0,
-    progress: Progress = lambda text: None,
+    progress: ProgressBar | None = None,
 ) -> Audit:
     """Looks at the last so many batches (0: at all that the ledger has). CannotLookError if that is not possible."""
     with closing(AuditedCluster(brokers, options, timeout_s)) as cluster:
-        return _look(cluster, application_id, last, counting, progress)
+        return _look(cluster, application_id, last, counting, progress or ProgressBar("auditing", out=StringIO()))
 
 
-def _look(cluster: AuditedCluster, application_id: str, last: int, counting: bool, progress: Progress) -> Audit:
-    progress("reading the ledger")
+def _look(cluster: AuditedCluster, application_id: str, last: int, counting: bool, progress: ProgressBar) -> Audit:
+    progress.show(0, "reading the ledger")
     topics = cluster.topics()
     entries, committed = _settled(cluster, application_id, topics)
     chosen = entries[-last:] if last else entries
@@ -520,12 +529,19 @@ def _lag(cluster: AuditedCluster, ends: Offsets, topics: Mapping[str, list[int]]
 
 
 def _count(
-    cluster: AuditedCluster, entries: list[AuditEntry], topics: Mapping[str, list[int]], progress: Progress
+    cluster: AuditedCluster, entries: list[AuditEntry], topics: Mapping[str, list[int]], progress: ProgressBar
 ) -> tuple[int, list[Finding], list[str]]:
     """Counts what is between the offsets that the entries state."""
     counted, found, notes = 0, list[Finding](), list[str]()
-    for place, parts in sorted(by_place(entries).items()):
-        progress(f"counting {named(place)}")
+    written = by_place(entries)
+    sizes = {
+        place: max(part.last_offset for _, part in parts) + 1 - min(part.first_offset for _, part in parts)
+        for place, parts in written.items()
+    }
+    progress.total, progress.unit, passed = sum(sizes.values()), "offsets", 0
+    for place, parts in sorted(written.items()):
+        progress.show(passed, named(place))
+        before, passed = passed, passed + sizes[place]
         if place[1] not in topics.get(place[0], ()):
             found.append(Finding(FindingKind.COUNT, parts[-1][0].sequence, named(place), "is not there any more"))
             continue
@@ -534,7 +550,7 @@ def _count(
         if not present:
             continue
         ranges = [(part.first_offset, part.last_offset) for _, part in present]
-        there, foreign = count(cluster, place, ranges)
+        there, foreign = count(cluster, place, ranges, partial(_show, progress, named(place), before))
         counted += sum(there)
         if foreign:
             notes.append(f"{named(place)}: {foreign} records between the batches are not this application's")
@@ -544,6 +560,10 @@ def _count(
         else:
             found += wrong
     return counted, found, notes
+
+
+def _show(progress: ProgressBar, note: str, before: int, more: int) -> None:
+    progress.show(before + more, note)
 
 
 def _still_there(

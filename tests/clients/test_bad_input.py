@@ -204,7 +204,7 @@ def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
                 sock.sendall(frame(API_VERSIONS_KEY, 0))
                 return not is_closed(sock)
 
-        until(is_let_in, "there was room for one, and none was let in")
+        until(is_let_in, "one more was allowed, and none was let in")
 
 
 def test_idle_connections_are_closed(tmp_path: Path) -> None:

@@ -144,9 +144,9 @@ def test_member_that_dies_is_replaced_after_its_session_time(cluster: Cluster) -
     with Process([sys.executable, "-c", MEMBER, cluster.bootstrap, group, topic]) as doomed:
         doomed.wait_for_line(f"^has {PARTITIONS}$", PATIENCE_S)
         doomed.kill()
-        successor = Worker(cluster.bootstrap, group, topic)
-        with workers(successor):
-            until(lambda: shares(successor), "the second member did not take over from the one that died")
+        new_member = Worker(cluster.bootstrap, group, topic)
+        with workers(new_member):
+            until(lambda: shares(new_member), "the second member did not take over from the one that died")
 
 
 def test_static_member_restarts_without_a_rebalance(cluster: Cluster) -> None:

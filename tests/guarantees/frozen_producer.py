@@ -3,7 +3,7 @@
     python -m tests.guarantees.frozen_producer BOOTSTRAP ID TOPIC TIMEOUT_MS
 
 It opens a transaction, writes one record, says `open`, and waits for a line on stdin. Then it writes another record and
-commits, and says `committed` or `refused CODE`; if it is told to abort, it does, and the code is what comes of that.
+commits, and says `committed` or `refused CODE`; with the word abort it aborts, and the code is what comes of that.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ def test_next_owner_finishes_or_aborts_what_its_predecessor_left(tmp_path: Path,
             assert client.produce(*who, ("t", 0), [b"left behind"]).error is E.NONE
             client.send(26, 3, _end(*who))
             broker.die_and_return(point)
-        successor = transactional(broker.bootstrap, "id")
-        successor.begin_transaction()
-        write(successor, [b"successor"], "t")
-        successor.commit_transaction(30)
-        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [*visible, b"successor"]
+        new_owner = transactional(broker.bootstrap, "id")
+        new_owner.begin_transaction()
+        write(new_owner, [b"new owner"], "t")
+        new_owner.commit_transaction(30)
+        assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [*visible, b"new owner"]
         with RawClient(broker.bootstrap) as client:
             epoch = eventually(lambda: client.describe("id"), done=lambda txn: txn.error_code == 0).producer_epoch
             assert epoch > owner.epoch

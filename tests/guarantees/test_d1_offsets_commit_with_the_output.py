@@ -60,6 +60,6 @@ def test_every_record_is_processed_once_when_broker_and_program_die(tmp_path: Pa
             client.settled("member")
         left = RECORDS - len(read_topic(broker.bootstrap, "out"))
         assert 0 < left < RECORDS
-        with start_member(broker.bootstrap) as successor:
-            successor.wait_for_line(rf"^committed {left}$", 60)
+        with start_member(broker.bootstrap) as new_member:
+            new_member.wait_for_line(rf"^committed {left}$", 60)
         check(broker.bootstrap, values)

@@ -46,9 +46,9 @@ def test_frozen_member_cannot_commit_after_the_group_went_on(cluster: Cluster) -
     with start_member(cluster.bootstrap, f"{group}-a", group, source, target, "1") as frozen:
         held = int(frozen.wait_for_line(r"^holding (\d+)", 40)[1])
         frozen.pause()  # its heartbeats stop, its transaction stays open
-        with start_member(cluster.bootstrap, f"{group}-b", group, source, target) as successor:
-            successor.wait_for_line(rf"^assigned {PARTITIONS}$", 60)
-            successor.wait_for_line(
+        with start_member(cluster.bootstrap, f"{group}-b", group, source, target) as new_member:
+            new_member.wait_for_line(rf"^assigned {PARTITIONS}$", 60)
+            new_member.wait_for_line(
                 rf"^committed {RECORDS}$", 60
             )  # everything: nothing of the frozen member was committed
             frozen.resume()
@@ -70,9 +70,9 @@ def test_old_member_is_refused_also_after_kill_9_of_the_broker(semel_broker: Sem
     with start_member(bootstrap, "a", "g", "in", "out", "1") as frozen:
         frozen.wait_for_line(r"^holding (\d+)", 40)
         frozen.pause()
-        with start_member(bootstrap, "b", "g", "in", "out") as successor:
-            successor.wait_for_line(rf"^assigned {PARTITIONS}$", 60)
-            successor.wait_for_line(rf"^committed {RECORDS}$", 60)
+        with start_member(bootstrap, "b", "g", "in", "out") as new_member:
+            new_member.wait_for_line(rf"^assigned {PARTITIONS}$", 60)
+            new_member.wait_for_line(rf"^committed {RECORDS}$", 60)
             semel_broker.kill()
             semel_broker.start()
             frozen.resume()

@@ -43,7 +43,7 @@ def open_transaction(bootstrap: str, group: str, topic: str, owner: Any) -> Any:
 
 
 def committed(bootstrap: str, group: str, topic: str, isolation: str = "read_committed", timeout_s: float = 20) -> int:
-    """What a new consumer is told. KafkaException if it is not told in time."""
+    """What a new consumer gets. KafkaException if that does not come in time."""
     reader = consumer(bootstrap, group, isolation)
     try:
         (position,) = reader.committed([TopicPartition(topic, 0)], timeout_s)
@@ -77,20 +77,20 @@ def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster
     owner = owner_commits_old(cluster.bootstrap, group, topic)
     producer = open_transaction(cluster.bootstrap, group, topic, owner)
     owner.close()
-    successor = consumer(cluster.bootstrap, group)
-    successor.subscribe([topic])
+    new_owner = consumer(cluster.bootstrap, group)
+    new_owner.subscribe([topic])
 
     def has_the_partition() -> bool:
-        assert successor.poll(0.1) is None
-        return bool(successor.assignment())
+        assert new_owner.poll(0.1) is None
+        return bool(new_owner.assignment())
 
-    until(has_the_partition, "the successor did not get the partition")
-    assert successor.poll(1) is None, "the successor has the partition and waits"
+    until(has_the_partition, "the new owner did not get the partition")
+    assert new_owner.poll(1) is None, "the new owner has the partition and waits"
     producer.commit_transaction(30)
-    first = successor.poll(PATIENCE_S)
+    first = new_owner.poll(PATIENCE_S)
     assert first is not None
     assert (first.error(), first.offset()) == (None, NEW)
-    successor.close()
+    new_owner.close()
 
 
 def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker: SemelBroker) -> None:

@@ -89,11 +89,11 @@ def test_a_zombie_adds_nothing_to_the_state(cluster: Cluster, tmp_path: Path) ->
     counter = Counter(cluster, tmp_path)
     with counter.start("zombie", "state.sent:stop:3", consumer={"session_timeout_ms": 6000}) as zombie:
         zombie.wait_for_line("^fault fired: state.sent$", PATIENCE_S)
-        with counter.start("heir") as heir:
+        with counter.start("second") as second:
             eventually(counter.counted, lambda count: count == COUNT, timeout_s=PATIENCE_S)
             os.kill(zombie.pid, signal.SIGCONT)
             zombie.wait_for_line("(?i)going back|lost|fenced|refused|not be finished", PATIENCE_S)
-            assert heir.terminate() == 0
+            assert second.terminate() == 0
         zombie.terminate()
     with counter.start("last", stop_at_end=True) as last:
         assert last.wait(PATIENCE_S) == 0

@@ -127,7 +127,7 @@ def topics_of(answer: Any) -> Any:
 CASES: dict[str, Callable[[Stage], Any]] = {
     **{f"init without id v{v}": init(v, None, 0) for v in range(6)},
     **{f"init with an empty id v{v}": init(v, "") for v in range(6)},
-    **{f"init with time-out {t}": init(4, OWNER, t) for t in (0, -1, 900_001, 2**31 - 1)},
+    **{f"init with timeout {t}": init(4, OWNER, t) for t in (0, -1, 900_001, 2**31 - 1)},
     "init with only a producer id": init(4, OWNER, pid=5),
     "init with only an epoch": init(4, OWNER, epoch=5),
     "init without id but with only an epoch": init(4, None, epoch=5),

@@ -66,7 +66,7 @@ def fill(cluster: Cluster, topic: str, count: int, start: int = 0, **options: ob
 
 
 def read(consumer: Consumer, count: int, timeout_s: float = PATIENCE_S, **limits: int) -> list:
-    """That many records, or what came within the time-out; then makes sure that nothing more comes at once."""
+    """That many records, or what came within the timeout; then makes sure that nothing more comes at once."""
     records, deadline_s = [], time.monotonic() + timeout_s
     while len(records) < count and time.monotonic() < deadline_s:
         records += consumer.poll(500, **limits)

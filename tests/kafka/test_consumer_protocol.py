@@ -300,7 +300,7 @@ def test_frozen_member_comes_back_as_a_zombie_and_is_refused(cluster: Cluster, t
     with (
         Proxy(cluster.bootstrap) as proxy,
         member_of(proxy.bootstrap, group, request_timeout_ms=2_000) as frozen,
-        member_of(cluster.bootstrap, group) as heir,
+        member_of(cluster.bootstrap, group) as new_owner,
         Producer(bootstrap_servers=cluster.bootstrap, transactional_id=cluster.unique("zombie")) as producer,
     ):
         producer.init_transactions()
@@ -309,8 +309,8 @@ def test_frozen_member_comes_back_as_a_zombie_and_is_refused(cluster: Cluster, t
         until(lambda: (frozen.poll(100), _read_by(frozen) == 60)[1])
         stale, offsets = frozen.group_metadata(), frozen.consumed()
         lost = proxy.add(Rule(CONSUMER_GROUP_HEARTBEAT, Effect.DROP_REQUEST, times=1_000_000))
-        heir.subscribe([topic])
-        settle(heir)
+        new_owner.subscribe([topic])
+        settle(new_owner)
         lost.assert_fired()
         with pytest.raises(CommitFailedError, match="went on without this consumer"):
             frozen.commit()
@@ -318,9 +318,9 @@ def test_frozen_member_comes_back_as_a_zombie_and_is_refused(cluster: Cluster, t
         with pytest.raises(AbortableError):
             producer.send_offsets_to_transaction(offsets, stale)
         producer.abort_transaction()
-        assert heir.committed() == {}
+        assert new_owner.committed() == {}
         proxy.remove(lost)
-        settle(frozen, heir)
+        settle(frozen, new_owner)
         assert diary.kinds[:3] == ["assigned", "lost", "assigned"]
 
 

@@ -2,8 +2,8 @@
 
 A failing run prints its seed and the whole sequence. What semel does differently on purpose, and why:
 
-1. A zombie that asks for its id back (InitProducerId with an old expected epoch) while its successor has a transaction
-   open. Kafka aborts the successor's transaction, answers CONCURRENT_TRANSACTIONS, and refuses the zombie at its next
+1. A zombie that requests its id back (InitProducerId with an old expected epoch) while its new owner has a transaction
+   open. Kafka aborts the new owner's transaction, returns CONCURRENT_TRANSACTIONS, and refuses the zombie at its next
    try. semel refuses at once (PRODUCER_FENCED) and leaves the transaction alone.
 2. A retried InitProducerId with an expected epoch after a restart of the coordinator. Kafka forgets the epoch before
    the last bump and fences the owner; semel keeps it in the transaction log (a tag that Kafka's readers skip).
@@ -78,7 +78,7 @@ def test_semel_answers_as_kafka_does_over_many_seeds(seed: int, kafka: ApacheKaf
     play(seed, kafka, semel)
 
 
-def test_intended_a_zombie_does_not_abort_its_successors_transaction(kafka: ApacheKafka, semel: SemelBroker):
+def test_intended_a_zombie_does_not_abort_the_new_owners_transaction(kafka: ApacheKafka, semel: SemelBroker):
     outcomes = {}
     for name, bootstrap in (("kafka", kafka.bootstrap), ("semel", semel.bootstrap)):
         player = Player(bootstrap, f"zombie-{next(_runs)}")

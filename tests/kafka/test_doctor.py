@@ -2,7 +2,7 @@
 says nothing. On semel's broker and on Apache Kafka.
 
 What cannot be planted here: `at-risk` needs several brokers (tests/unit/doctor), `unfinished-decision` a broker that
-cannot write markers. Only on semel's broker: `fenced-again` (Apache Kafka tells nobody) and `prepared-transaction`
+cannot write markers. Only on semel's broker: `fenced-again` (Apache Kafka keeps no list) and `prepared-transaction`
 (KIP-939 is not in Apache Kafka 4.3).
 """
 
@@ -86,7 +86,7 @@ def test_a_hanging_transaction_is_found_and_the_command_ends_it(cluster: Cluster
             pid, epoch = client.new_producer(id_)
             batch = batch_of([b"x"], pid=pid, epoch=epoch, sequence=0, transactional=True)
 
-            def write() -> bool:  # the coordinator is not asked, and so does not know
+            def write() -> bool:  # no request goes to the coordinator, so it does not know
                 return client.produce(topic, batch, partition=1, transactional_id=id_, version=11)[0] == ErrorCode.NONE
 
             until(write, "the write was not taken")

@@ -29,7 +29,7 @@ def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 class Load:
-    """Runs a piece of work again and again in a thread until it is told to stop."""
+    """Runs a piece of work again and again in a thread until it is stopped."""
 
     def __init__(self, work: Callable[[int], None]) -> None:
         self._work = work

@@ -341,7 +341,7 @@ def test_fenced_after_a_lost_answer_the_log_says_that_it_was_committed(
     producer.send(topic, b"committed").result(timeout_ms=PATIENCE_S * 1000)
     fault = proxy.add(
         Rule(END_TXN, Effect.DROP_RESPONSE, then=make)
-    )  # another one takes over before the answer is asked for again
+    )  # another one takes over before the outcome is requested again
     producer.commit_transaction(timeout_ms=30_000)
     fault.assert_fired()
     with pytest.raises(FencedError):

@@ -467,9 +467,9 @@ class _BrokerTransport(asyncio.Transport):
             data = self._unread.pop(0)
             self._client.read_by_broker(len(data))
             while data and self._is_open:
-                room = self._protocol.get_buffer(len(data))
-                count = min(len(room), len(data))
-                room[:count] = data[:count]
+                buffer = self._protocol.get_buffer(len(data))
+                count = min(len(buffer), len(data))
+                buffer[:count] = data[:count]
                 data = data[count:]
                 self._protocol.buffer_updated(count)
 

@@ -83,7 +83,7 @@ def changing_topic(folder: str, rows: int, size_bytes: int, topics: list[str], w
         if first:
             _await(Path(written), PATIENCE_S)
             _tell(folder, "died")
-            raise RuntimeError(f"attempt {attempt} dies, as it was told to")
+            raise RuntimeError(f"attempt {attempt} dies, as planned")
 
     return run, "value BINARY, topic STRING"
 

@@ -76,7 +76,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "partitioner": ({"partitioner": "murmur"}, ("partitioner", "did you mean 'murmur2'")),
     "guarantee": ({"guarantee": "exactly-once"}, ("guarantee", "exactly_once")),
     "attempts": ({"max_attempts": 0}, ("max_attempts",)),
-    "transaction time-out": (
+    "transaction timeout": (
         {"transaction_timeout_ms": 10**9},
         ("transaction_timeout_ms", "transaction.max.timeout.ms"),
     ),

@@ -40,6 +40,9 @@ class Run:
     def is_stateful(self) -> bool:
         return False
 
+    def lag(self) -> dict[Any, int]:
+        return {}
+
 
 class Frame:
     """A DataFrame of numbers, one attempt of a task for each list."""

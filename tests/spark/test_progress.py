@@ -26,11 +26,13 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
     called: list[Any] = []
+    lags: list[int] = []
     listened: dict[int, Any] = {}
     complete = threading.Event()
 
     def on_batch(report: Any) -> None:
         called.append(report)
+        lags.append(sum(sink.metrics().records_lag.values()))  # of the batch before: this one is not done yet
         raise RuntimeError("a mistake in the user's own code")
 
     sink = semel.sink(
@@ -89,4 +91,9 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
     assert set(found.stage_seconds_total) == {"decide", "begin", "write", "audit", "commit"}
     assert all(seconds > 0 for seconds in found.stage_seconds_total.values())
     assert found.last_batch_seconds is not None
+    if HAS_ADMISSION_CONTROL:
+        assert lags == [0, 50, 10]
+        assert set(found.records_lag.values()) == {0}
+        labels = f'application_id="{found.application_id}",topic="{query.source}",partition="0"'
+        assert f"semel_sink_records_lag{{{labels}}} 0\n" in semel.prometheus(found)
     assert f'semel_sink_row_total{{application_id="{found.application_id}"}} 90\n' in semel.prometheus(found)

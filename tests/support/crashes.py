@@ -1,4 +1,4 @@
-"""A transaction that goes on whatever happens to the broker, and a broker that dies exactly where it is told to.
+"""A transaction that goes on whatever happens to the broker, and a broker that dies at a named point.
 
 The transaction's client knows the protocol's rules for a lost answer and follows them: it sends the same request again.
 """

@@ -137,7 +137,7 @@ class Player:
         return answer.error.name, self.number_of(answer.producer_id), answer.epoch
 
     def time_out(self, id_: str) -> Any:
-        """Lets a transaction of this id run into its time-out, then its producer tries to commit and to recover."""
+        """Lets a transaction of this id run into its timeout, then its producer tries to commit and to recover."""
         if self.states.get(id_, ("", None))[0] == "Ongoing":
             return "not now"
         first = self.own(id_, timeout_ms=1)
@@ -234,7 +234,7 @@ class Script:
         expected = self._who(id_) if version >= 3 and self._random.random() < 0.6 else None
         state, owner = self._player.states.get(id_, ("", None))
         if expected and state == "Ongoing" and expected != owner:
-            expected = None  # intended difference, with a test of its own: a zombie meets its successor's transaction
+            expected = None  # intended difference, with a test of its own: a zombie meets its new owner's transaction
         timeout_ms = self._random.choice([60_000, 60_000, 60_000, 30_000, 0, 900_001])
         return Step("init", (id_, version, expected, timeout_ms))
 

@@ -25,7 +25,7 @@ Behave = Callable[[socket.socket], None]
 
 @contextmanager
 def server(behave: Behave) -> Iterator[str]:
-    """A server that does what it is told with each connection."""
+    """A server that calls a function with each connection."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:

@@ -32,7 +32,7 @@ def start_kafka(folder: Path) -> ApacheKafka:
 
 
 class KafkaOwner:
-    """In the main process. Whoever connects to `port` is told the port of the node, or why there is none."""
+    """In the main process. A process that connects to `port` gets the port of the node, or why there is none."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

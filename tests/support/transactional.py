@@ -31,7 +31,7 @@ def transactional(bootstrap: str, id_: str, **settings: Any) -> Any:
 
 
 def persist(step: Callable[[], Any]) -> None:
-    """Repeats a step of a transaction as its error asks for: a lost answer is asked for again."""
+    """Repeats a step of a transaction as its error says: after a lost response the request is repeated."""
     for _ in range(20):
         try:
             step()

@@ -323,6 +323,9 @@ WORDS = re.compile(
     r"\b(?:time-outs?|heirs?|successors?|goodbye|borne|bears? with|(?:is|are|was) told|who asks|whoever)\b",
     re.IGNORECASE,
 )
+EVERYWHERE = re.compile(
+    r"\b(?:time-outs?|heirs?|successors?|(?:is|are|was|were|be) (?:told(?! apart)|asked for))\b", re.IGNORECASE
+)
 GENERATED = re.compile(r"<!-- generated.*?<!-- end of generated part -->", re.DOTALL)
 
 
@@ -336,6 +339,14 @@ def test_docs_and_client_speak_as_kafka_does() -> None:
     assert len(texts) > 60
     found = [(name, word) for name, text in texts.items() for word in WORDS.findall(GENERATED.sub("", text))]
     assert found == []
+
+
+def test_code_and_tests_use_the_same_words() -> None:
+    folders = ("src", "tests", "benchmarks", "examples", "scripts")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
+    assert len(paths) > 500
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    assert [(name, word) for name, text in texts.items() for word in EVERYWHERE.findall(text)] == []
 
 
 def test_a_class_of_the_client_is_the_only_one_of_its_name() -> None:

@@ -89,7 +89,7 @@ def test_only_some_of_the_tests_that_compute_run_at_once() -> None:
     assert sorted(index for worker in workers for index in worker.given) == list(range(len(collection)))
 
 
-def test_work_for_a_process_that_died_unnoticed_goes_to_its_successor() -> None:
+def test_work_for_a_process_that_died_unnoticed_goes_to_the_next_one() -> None:
     """A report may be read when the process that sent it is gone: neither the run nor its next tests are lost."""
     collection = [f"tests/unit/test_{name}.py::test" for name in "abcde"]
     scheduler, (first,) = scheduler_of(1, collection)

@@ -32,7 +32,7 @@ class SessionError(Exception):
 
 @dataclass(slots=True)
 class CachedPartition:
-    """A partition of a session: what is asked of it, and what the last response had."""
+    """A partition of a session: what is requested of it, and what the last response had."""
 
     ask: FetchPartition
     high_watermark: int = -1

@@ -189,7 +189,7 @@ KINDS: dict[int, ResourceKind] = {
         (
             Setting("interval.ms", "int", 300_000, "How often clients would push their metrics.", 100, 3_600_000),
             Setting("match", "list", (), "Which clients would be asked."),
-            Setting("metrics", "list", (), "Which metrics they would be asked for."),
+            Setting("metrics", "list", (), "Which metrics they would send."),
         ),
     ),
 }

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from semel.cli.client_options import add_connection_options, add_json_option, pairs, print_json, print_table
+from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
     from semel.audit import Audit, AuditEntry
@@ -48,19 +49,18 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as missing:
         return _refuse(f"it reads through {missing.name}, which is not installed: pip install 'semel[prove]'")
     try:
-        result = audit(
-            args.brokers,
-            args.app,
-            last=args.last,
-            counting=not args.no_count,
-            options=pairs(args.options, "-X"),
-            timeout_s=args.timeout,
-            progress=_progress,
-        )
+        with ProgressBar(f"auditing {args.app}") as bar:
+            result = audit(
+                args.brokers,
+                args.app,
+                last=args.last,
+                counting=not args.no_count,
+                options=pairs(args.options, "-X"),
+                timeout_s=args.timeout,
+                progress=bar,
+            )
     except CannotLookError as error:
-        _progress("")
         return _refuse(str(error))
-    _progress("")
     _print_json(result) if args.json else _print(result, args)
     return 0 if result.clean else 1
 
@@ -68,11 +68,6 @@ def run(args: argparse.Namespace) -> int:
 def _refuse(message: str) -> int:
     print(f"semel: {message}", file=sys.stderr)
     return COULD_NOT_LOOK
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _print_json(result: Audit) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from semel.cli.errors import UsageError
 
@@ -107,33 +105,6 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     for line in cells:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-class ProgressLine:
-    """A count on the terminal while something long runs; silent where stderr is no terminal."""
-
-    EVERY_S = 0.5
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._shown = False
-        self._on = sys.stderr.isatty()
-        self._started_s = self._last_s = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def show(self, count: int) -> None:
-        now_s = time.monotonic()
-        if not self._on or now_s - self._last_s < self.EVERY_S:
-            return
-        self._last_s, self._shown = now_s, True
-        rate = count / max(now_s - self._started_s, 1e-9)
-        print(f"\r{self._what}: {count:,} records, {rate:,.0f}/s ", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 # -- records as JSON ---------------------------------------------------------------------------------------------------

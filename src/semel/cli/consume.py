@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from semel.cli.client_options import ProgressLine, add_connection_options, client_options, record_to_json
+from semel.cli.client_options import add_connection_options, client_options, record_to_json
 from semel.cli.errors import CommandError, UsageError
+from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
     from semel.client.consumer import Consumer
@@ -98,7 +99,8 @@ def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[Consume
     for partition, offset in starts.items():
         consumer.seek(partition, offset)
     left = args.count if args.count is not None else sys.maxsize
-    with ProgressLine(f"reading {args.topic}") as shown:
+    total = sum(end - starts[partition] for partition, end in ends.items()) if ends else None
+    with ProgressBar(f"reading {args.topic}", total if args.count is None else args.count) as shown:
         count = 0
         while left > count and not _is_done(consumer, ends):
             for record in consumer.poll(POLL_MS, max_records=min(left - count, 10_000)):
@@ -125,8 +127,8 @@ def _read_as_member(consumer: Consumer, args: argparse.Namespace, write: Callabl
     consumer.subscribe([args.topic], listener)
     count = 0
     while args.count is None or count < args.count:
-        room = 500 if args.count is None else min(500, args.count - count)
-        records = consumer.poll(POLL_MS, max_records=room)
+        most = 500 if args.count is None else min(500, args.count - count)
+        records = consumer.poll(POLL_MS, max_records=most)
         for record in records:
             write(record)
         sys.stdout.buffer.flush()
@@ -187,7 +189,7 @@ def _at_time(consumer: Consumer, partitions: list[TopicPartition], text: str) ->
 
 # -- printing ----------------------------------------------------------------------------------------------------------
 def writer(args: argparse.Namespace, out: IO[bytes]) -> Callable[[ConsumerRecord], object]:
-    """A function that prints a record in the way that was asked for."""
+    """A function that prints a record in the format that the options name."""
     from semel.cli.produce import unescape
 
     null = b"NULL" if args.null else b""

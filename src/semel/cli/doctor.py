@@ -8,6 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from semel.cli.client_options import DEFAULT_BROKERS, add_common_options, client_options, print_json
+from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
     from semel.doctor.findings import Diagnosis
@@ -51,14 +52,15 @@ def _examine(args: argparse.Namespace) -> int:
     from semel.client.admin import Admin
     from semel.client.immediate import run as complete
     from semel.doctor.checks import Limits
-    from semel.doctor.examine import examine, told
+    from semel.doctor.examine import as_json, examine
+    from semel.doctor.snapshot import STEPS
 
     limits = Limits(long_transaction_s=args.long_transaction)
-    with Admin(client_options(args)) as admin:
-        found = complete(examine(admin.calls, limits, args.timeout * 1000))
+    with Admin(client_options(args)) as admin, ProgressBar("examining", len(STEPS), "steps") as bar:
+        found = complete(examine(admin.calls, limits, args.timeout * 1000, bar.show))
     for finding in found.findings:
         if args.json:
-            print_json({**told(finding), "cure": _complete(finding, args)})
+            print_json({**as_json(finding), "cure": _complete(finding, args)})
         else:
             _print(finding, _complete(finding, args))
     if not args.json:

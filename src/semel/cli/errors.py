@@ -8,7 +8,7 @@ import traceback
 
 
 class CommandError(Exception):
-    """The command could not do what was asked; the message says why and what to do. Exit code 1."""
+    """The command failed; the message says why and what to do. Exit code 1."""
 
 
 class UsageError(CommandError):

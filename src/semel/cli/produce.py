@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from semel.cli.client_options import ProgressLine, add_connection_options, client_options, pairs, print_json
+from semel.cli.client_options import add_connection_options, client_options, pairs, print_json
 from semel.cli.errors import CommandError, UsageError
+from semel.progress import ProgressBar
 
 # The fields of a record, each with the other names that stand for it.
 NAMES = {
@@ -191,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
 def _send_all(producer: Producer, args: argparse.Namespace) -> int:
     """Sends, checking deliveries as they come, so that memory stays bounded."""
     count, deliveries = 0, []
-    with ProgressLine(f"writing to {args.topic}") as shown:
+    with ProgressBar(f"writing to {args.topic}", args.count) as shown:
         for line in _lines(args):
             partition = args.partition if line.partition is None else line.partition
             deliveries.append(

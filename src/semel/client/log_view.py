@@ -7,7 +7,8 @@ transaction, and by markers that are already there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from semel.client.cluster_calls import ClusterCalls, Leader
 from semel.client.log_calls import fetch_partition
 from semel.client.producer.batches import Place
 from semel.client.timing import Deadline
-from semel.protocol.batch import BatchHeader, check_batch, iter_headers
+from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.messages import transactions as messages
-from semel.protocol.rows import MarkerType, decode_batch, decode_marker
+from semel.protocol.messages.records import PartitionData
+from semel.protocol.rows import MarkerType, decode_batch, decode_marker, records_from
 
 COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 HELD = "held back"  # decided, but another transaction that is open holds the last stable offset before it
@@ -60,32 +62,42 @@ async def view_log(
     *,
     most: int = 100,
     max_bytes: int = VIEW_BYTES,
-    wait_ms: int = 0,
 ) -> LogView:
     """Up to `most` records from an offset on, but whole batches are read: one of 10 MB is read whole."""
-    raw = await fetch_partition(calls, place, offset, deadline, max_bytes, wait_ms=wait_ms)
-    data = raw.records if raw.records is not None else b""
-    data = b"".join(data) if isinstance(data, list) else data
-    found = list(iter_headers(data))
-    # In this order: what is not open any more when it is asked for is in the list of aborted transactions after that.
-    open_starts: dict[int, int] = {}
-    if any(header.is_transactional for _, header in found):
-        open_starts = await _open_starts(calls, place, deadline)
     committed = await fetch_partition(calls, place, offset, deadline, max_bytes, committed=True, wait_ms=0)
-    stable = committed.last_stable_offset
+    settled = _seen(committed, committed, {}, offset, most)
+    if len(settled.records) >= most:  # all below the last stable offset: what became of them is known
+        return settled
+    raw = await fetch_partition(calls, place, offset, deadline, max_bytes, wait_ms=0)
+    # In this order: what is not open any more when it is requested is in the list of aborted transactions after that.
+    open_starts: dict[int, int] = {}
+    if any(header.is_transactional for _, header in iter_headers(_joined(raw))):
+        open_starts = await _open_starts(calls, place, deadline)
+        committed = await fetch_partition(calls, place, offset, deadline, max_bytes, committed=True, wait_ms=0)
+    return _seen(raw, committed, open_starts, offset, most)
+
+
+def _seen(raw: PartitionData, committed: PartitionData, open_starts: dict[int, int], offset: int, most: int) -> LogView:
+    """The records of `raw`, with what became of them by the response for readers of committed data."""
+    data, stable = _joined(raw), committed.last_stable_offset
+    found = list(iter_headers(data))
     aborted = [(entry.producer_id, entry.first_offset) for entry in committed.aborted_transactions or ()]
     states = _states(data, found, sorted(aborted, key=lambda entry: entry[1]), open_starts, stable)
     records: list[SeenRecord] = []
     next_offset = offset
     for (at, header), state in zip(found, states, strict=True):
-        for record in _records(data, at, header, state):
-            if record.offset >= offset and len(records) < most:
-                records.append(record)
-                next_offset = record.offset + 1
+        for record in islice(_records(data, at, header, state, offset), most - len(records)):
+            records.append(record)
+            next_offset = record.offset + 1
         if len(records) >= most:
             break
         next_offset = max(next_offset, header.next_offset)
     return LogView(records, next_offset, raw.log_start_offset, stable, raw.high_watermark)
+
+
+def _joined(raw: PartitionData) -> Any:
+    data = raw.records if raw.records is not None else b""
+    return b"".join(data) if isinstance(data, list) else data
 
 
 def _states(
@@ -138,33 +150,34 @@ def _marker(data: Any, at: int) -> str:
     return "" if marker is None else MarkerType(marker.type).name
 
 
-def _records(data: Any, at: int, header: BatchHeader, state: str) -> Iterable[SeenRecord]:
+def _records(data: Any, at: int, header: BatchHeader, state: str, offset: int) -> Iterator[SeenRecord]:
+    """The records of a batch from an offset on. Of one with 60,000 a page shows 50: the others are not decoded."""
     producer = (header.producer_id, header.producer_epoch)
     try:
-        check_batch(data, header, at)
-        rows = decode_batch(data, at).records
+        if header.is_control:
+            for row in decode_batch(data, at).records:
+                if row.offset >= offset:
+                    yield SeenRecord(
+                        row.offset, row.timestamp, state, None, None, (), *producer, -1, True, _marker(data, at)
+                    )
+            return
+        for row in records_from(data, at, offset):
+            sequence = header.base_sequence + row.offset - header.base_offset if header.base_sequence >= 0 else -1
+            yield SeenRecord(
+                row.offset,
+                row.timestamp,
+                state,
+                None if row.key is None else bytes(row.key),
+                None if row.value is None else bytes(row.value),
+                tuple((name, None if value is None else bytes(value)) for name, value in row.headers),
+                *producer,
+                sequence,
+                header.is_transactional,
+            )
     except CorruptBatchError as error:
         note = (("semel.unreadable", str(error).encode()),)
-        yield SeenRecord(header.base_offset, -1, state, None, None, note, *producer, -1, header.is_transactional)
-        return
-    if header.is_control:
-        for row in rows:
-            yield SeenRecord(row.offset, row.timestamp, state, None, None, (), *producer, -1, True, _marker(data, at))
-        return
-    first = header.base_sequence
-    for row in rows:
-        sequence = first + row.offset - header.base_offset if first >= 0 else -1
-        yield SeenRecord(
-            row.offset,
-            row.timestamp,
-            state,
-            None if row.key is None else bytes(row.key),
-            None if row.value is None else bytes(row.value),
-            tuple((name, None if value is None else bytes(value)) for name, value in row.headers),
-            *producer,
-            sequence,
-            header.is_transactional,
-        )
+        first = max(header.base_offset, offset)
+        yield SeenRecord(first, -1, state, None, None, note, *producer, -1, header.is_transactional)
 
 
 async def _open_starts(calls: ClusterCalls[Any], place: Place, deadline: Deadline) -> dict[int, int]:

@@ -103,7 +103,7 @@ def _read(consumer: Consumer, ends: Offsets, limit_bytes: int) -> dict[int, list
     """Polls until every partition is at its end."""
     batches: dict[int, list[pa.RecordBatch]] = {partition.partition: [] for partition in sorted(ends)}
     size_bytes = 0
-    patience = Deadline(consumer.settings.default_api_timeout_ms / 1000)
+    quiet = Deadline(consumer.settings.default_api_timeout_ms / 1000)
     while left := _unread(consumer, ends):
         before = sum(left.values())
         for batch in consumer.poll_table(POLL_MS, headers=True).to_batches():
@@ -118,11 +118,9 @@ def _read(consumer: Consumer, ends: Offsets, limit_bytes: int) -> dict[int, list
                 )
             batches[number].append(kept)
         if sum(_unread(consumer, ends).values()) < before:
-            patience = Deadline(patience.total_s)
-        elif patience.expired:
-            raise TimedOutError(
-                f"nothing was read for {patience.total_s:.3g} s, with {before} offsets still to be read"
-            )
+            quiet = Deadline(quiet.total_s)
+        elif quiet.expired:
+            raise TimedOutError(f"nothing was read for {quiet.total_s:.3g} s, with {before} offsets still to be read")
     return batches
 
 

@@ -115,7 +115,7 @@ def unfinished_decisions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnos
 
 
 def fenced_again(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
-    """Only where the broker tells its events."""
+    """Only where the broker lists its events."""
     since_ms = snapshot.now_ms - RECENT_MS
     refused = [step for step in snapshot.steps or () if _is_fenced(step.error) and step.time_ms >= since_ms]
     for transactional_id, count in Counter(step.transactional_id for step in refused).items():
@@ -238,12 +238,12 @@ def autocommit_beside_transactions(snapshot: Snapshot, limits: Limits) -> Iterat
     by_place: dict[tuple[str, str, int], list[CommitSeen]] = {}
     for commit in snapshot.commits:
         by_place.setdefault((commit.group, commit.topic, commit.partition), []).append(commit)
-    told = set()
+    found = set()
     for (group, topic, partition), commits in by_place.items():
         kinds = [commit.in_transaction for commit in commits]
         changes = sum(a != b for a, b in pairwise(kinds))
-        if changes >= limits.changes_of_owner and group not in told:
-            told.add(group)
+        if changes >= limits.changes_of_owner and group not in found:
+            found.add(group)
             yield Diagnosis(
                 "autocommit-beside-transactions",
                 group,

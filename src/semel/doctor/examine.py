@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,19 +19,24 @@ class Examination(msgspec.Struct, frozen=True):
     took_ms: float
 
 
-async def examine(calls: AdminCalls, limits: Limits | None = None, timeout_ms: float = 10_000) -> Examination:
-    """Looks at a whole cluster. Changes nothing."""
+async def examine(
+    calls: AdminCalls,
+    limits: Limits | None = None,
+    timeout_ms: float = 10_000,
+    on_step: Callable[[int, str], None] = lambda number, what: None,
+) -> Examination:
+    """Looks at a whole cluster. Changes nothing. `on_step` is that of `take_snapshot`."""
     started_s = time.monotonic()
-    snapshot = await take_snapshot(calls, timeout_ms)
+    snapshot = await take_snapshot(calls, timeout_ms, on_step)
     missing = list(snapshot.not_looked_at)
     if snapshot.steps is None:
-        missing.append("fenced-again: only semel's broker tells who was fenced")
+        missing.append("fenced-again: only semel's broker lists who was fenced")
     found = find(snapshot, limits)
     return Examination(found, missing, (time.monotonic() - started_s) * 1000)
 
 
-def told(finding: Diagnosis) -> dict[str, object]:
-    """A finding with all its texts, for JSON."""
+def as_json(finding: Diagnosis) -> dict[str, object]:
+    """A finding with all its texts."""
     return {
         "name": finding.name,
         "where": finding.where,

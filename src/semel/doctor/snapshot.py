@@ -7,7 +7,7 @@ read before and after, so that something that ended in between is not taken for 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Snapshot(msgspec.Struct):
     producers: dict[TopicPartition, list[ProducerInfo]] = {}
     transactions: dict[str, TransactionInfo] = {}
     ids: list[str] = []
-    still_open: set[OpenTransaction] = set()  # seen open before and after the coordinators were asked
+    still_open: set[OpenTransaction] = set()  # before and after the responses of the coordinators
     known_later: set[tuple[int, TopicPartition]] = set()  # (producer id, partition) that a coordinator names meanwhile
     groups: dict[str, GroupSeen] = {}
     commits: list[CommitSeen] = []
@@ -80,11 +80,14 @@ class Snapshot(msgspec.Struct):
     not_looked_at: list[str] = []
 
 
-async def take_snapshot(calls: AdminCalls, timeout_ms: float = 10_000) -> Snapshot:
-    """Reads a cluster. What the user may not see, or an old broker does not serve, is noted and left out."""
+async def take_snapshot(
+    calls: AdminCalls, timeout_ms: float = 10_000, on_step: Callable[[int, str], None] = lambda number, what: None
+) -> Snapshot:
+    """Reads a cluster. What the user may not see, or an old broker does not serve, is noted and left out. `on_step` is
+    called before each of the STEPS with its number and what it reads."""
     deadline = calls.cluster.deadline(timeout_ms / 1000)
     reader = _Reader(calls, deadline, Snapshot(int(time.time() * 1000)))
-    await reader.read()
+    await reader.read(on_step)
     return reader.found
 
 
@@ -92,21 +95,14 @@ class _Reader:
     def __init__(self, calls: AdminCalls, deadline: Deadline, found: Snapshot) -> None:
         self._calls, self._deadline, self.found = calls, deadline, found
 
-    async def read(self) -> None:
-        cluster = await self._calls.describe_cluster(timeout_ms=self._left_ms())
-        self.found.brokers = len(cluster.brokers)
-        self.found.transaction_version = cluster.features.get("transaction.version", 0)
-        for what, step in (
-            ("offsets of topics", self._read_bounds),
-            ("transactions", self._read_transactions),
-            ("groups", self._read_groups),
-            ("commits of groups", self._read_commits),
-            ("ledgers", self._read_ledgers),
-            ("events of the broker", self._read_steps),
-            ("settings of brokers", self._read_settings),
-        ):
+    async def read(self, on_step: Callable[[int, str], None]) -> None:
+        self._cluster = await self._calls.describe_cluster(timeout_ms=self._left_ms())
+        self.found.brokers = len(self._cluster.brokers)
+        self.found.transaction_version = self._cluster.features.get("transaction.version", 0)
+        for number, (what, step) in enumerate(STEPS.items()):
+            on_step(number, what)
             try:
-                await step()
+                await step(self)
             except KafkaError as error:
                 if self._deadline.expired:
                     raise
@@ -256,14 +252,22 @@ class _Reader:
         self.found.steps = await self._calls.transaction_events(limit=10_000, timeout_ms=self._left_ms())
 
     async def _read_settings(self) -> None:
-        cluster = await self._calls.describe_cluster(timeout_ms=self._left_ms())
-        node = min(broker.node_id for broker in cluster.brokers)
+        node = min(broker.node_id for broker in self._cluster.brokers)
         settings = await self._calls.describe_configs(broker=node, timeout_ms=self._left_ms())
         self.found.settings = {name: settings[name].value for name in BROKER_SETTINGS if name in settings}
         outputs = {each.topic for entries in self.found.ledgers.values() for each in entries[-1].written}
         self.found.risks = await risks(self._calls, sorted(outputs | set(self.found.ledgers)))
 
 
+STEPS = {
+    "offsets of topics": _Reader._read_bounds,
+    "transactions": _Reader._read_transactions,
+    "groups": _Reader._read_groups,
+    "commits of groups": _Reader._read_commits,
+    "ledgers": _Reader._read_ledgers,
+    "events of the broker": _Reader._read_steps,
+    "settings of brokers": _Reader._read_settings,
+}
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 _UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort")
 

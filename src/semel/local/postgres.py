@@ -133,7 +133,7 @@ class PostgresServer:
                 time.sleep(0.05)
 
     def stop(self, mode: str = "fast") -> None:
-        """An end that it is asked for: smart, fast (rolls back), immediate (as a crash: recovery at the next start)."""
+        """An end by request: smart, fast (rolls back), immediate (as a crash: recovery at the next start)."""
         process = self._running
         process.resume()
         os.kill(process.pid, SIGNALS[mode])

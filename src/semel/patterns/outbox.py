@@ -35,6 +35,7 @@ from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import TopicPartition
+from semel.patterns.process_options import underscored
 from semel.patterns.process_output import OutputTooLargeError, check_rows
 from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery
@@ -142,10 +143,10 @@ class Outbox:
         self._accept_database = accept_database
         self._on_chunk = on_chunk
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-outbox"}
-        self._client_options = {**_underscored(client), **shared}
+        self._client_options = {**underscored(client), **shared}
         self._producer_options = {
             **self._client_options,
-            **_underscored(producer),
+            **underscored(producer),
             "transactional_id": f"{application_id}-outbox",
             "transaction_timeout_ms": transaction_timeout_ms,
         }
@@ -468,10 +469,6 @@ def _can_go_on(error: KafkaError) -> bool:
     if isinstance(error, CommitUncertainError | RecordTooLargeError):  # a row that is too large is set aside
         return True
     return error.recovery in (Recovery.RETRY, Recovery.ABORT)
-
-
-def _underscored(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name.replace(".", "_"): value for name, value in (options or {}).items()}
 
 
 def _bytes(data: bytes | str | None) -> bytes | None:

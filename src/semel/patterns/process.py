@@ -40,6 +40,15 @@ from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_decisions import PostgresAndTopics
 from semel.patterns.process_modes import MODES, Mode
+from semel.patterns.process_options import (
+    check_bad_records,
+    check_guarantee,
+    check_limits,
+    check_postgres,
+    check_state,
+    consumer_options,
+    underscored,
+)
 from semel.patterns.process_output import (
     Emitter,
     OnError,
@@ -268,13 +277,11 @@ class Processor(RebalanceListener):
     ) -> None:
         _refuse_unknown(unknown)
         self._topics = [source] if isinstance(source, str) else list(source)
-        _check_guarantee(guarantee, application_id)
-        _check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
-        _check_bad_records(self._topics, dead_letter_topic, on_error)
+        check_guarantee(guarantee, application_id)
+        check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
+        check_bad_records(self._topics, dead_letter_topic, on_error)
         self.stats = Stats()
-        self._named = (application_id, instance)
-        self._retries = 0
-        self._seconds: dict[str, float] = {}
+        self._application_id, self._instance = application_id, instance
         self._tables = tables
         self._transaction_timeout_ms = transaction_timeout_ms
         self._interval_s = commit_interval_ms / 1000
@@ -282,39 +289,51 @@ class Processor(RebalanceListener):
         self._stop_at_end = stop_at_end
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
-        self._owns_name = instance is None  # a unique name: being fenced means a timeout
         self._mode_type = MODES[guarantee]
         self._postgres = sink if isinstance(sink, Postgres) else None
         if self._postgres is not None:
-            _check_postgres(guarantee, tables, dead_letter_topic)
-        self._application_id = application_id
+            check_postgres(guarantee, tables, dead_letter_topic, state)
         self._state = KeyedState(state) if isinstance(state, str) else state
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
-        self._consumer_options = {**shared, **_consumer_options(application_id, instance, consumer)}
+        self._consumer_options = {**shared, **consumer_options(application_id, instance, consumer)}
         if self._state is not None:
-            if self._postgres is not None:
-                raise ConfigError("state goes with a topic as the sink; with a Postgres sink, keep it in the database")
-            _check_state(guarantee, self._topics, self._consumer_options)
-        self._producer_options = {**shared, **_underscored(producer)}
+            check_state(guarantee, self._topics, self._consumer_options)
+        self._producer_options = {**shared, **underscored(producer)}
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
+        topic = None if isinstance(sink, Postgres) else sink
+        self._emitter = self._make_emitter(function, topic, dead_letter_topic, on_error)
+        self._prepare_run()
+
+    def _make_emitter(
+        self,
+        function: RowFunction | TableFunction | StateFunction,
+        topic: str | None,
+        dead_letter_topic: str | None,
+        on_error: OnError | None,
+    ) -> Emitter:
+        """What calls the function. Where a record may fail, an output that is too large is found before it is sent."""
         has_way_out = dead_letter_topic is not None or on_error is not None
-        self._emitter = (Emitter if state is None else StatefulEmitter)(
+        return (Emitter if self._state is None else StatefulEmitter)(
             function,
-            None if isinstance(sink, Postgres) else sink,
-            tables,
+            topic,
+            self._tables,
             dead_letter_topic=dead_letter_topic,
             on_error=on_error,
             max_record_bytes=ProducerSettings.of(self._producer_options).max_request_size if has_way_out else None,
         )
+
+    def _prepare_run(self) -> None:
+        """What changes while the loop runs."""
         self._stopping = threading.Event()
         self._mode: Mode | None = None
         self._consumer: Consumer | None = None
         self._ends: EndOffsets | None = None
         self._is_at_end = False
         self._backoff = Backoff(50, 2_000)
-        self._collected = 0
+        self._collected = self._retries = 0
+        self._seconds: dict[str, float] = {}
         self._began_s = self._started_s = time.monotonic()
         self._has_joined = False  # this instance has its assignment, perhaps empty
         self._has_worked = False
@@ -417,10 +436,11 @@ class Processor(RebalanceListener):
 
     def _make_mode(self, consumer: Consumer) -> Mode:
         if self._postgres is not None:
+            named = (self._application_id, self._instance)
             if self._postgres.with_topics:
                 name = self._producer_options["transactional_id"]
-                return PostgresAndTopics(consumer, self._emitter, self._postgres, *self._named, name, self._settings_of)
-            return PostgresMode(consumer, self._emitter, self._postgres, *self._named)
+                return PostgresAndTopics(consumer, self._emitter, self._postgres, *named, name, self._settings_of)
+            return PostgresMode(consumer, self._emitter, self._postgres, *named)
 
         def make_producer() -> Producer:
             return Producer(self._producer_options)
@@ -483,7 +503,7 @@ class Processor(RebalanceListener):
         if error.code in FOR_GOOD:
             return False
         if isinstance(error, FencedError):
-            return self._owns_name and self._may_time_out_again(error)
+            return self._instance is None and self._may_time_out_again(error)  # the name is unique: a timeout
         if isinstance(error, CommitUncertainError):
             return True
         return error.recovery in (Recovery.RETRY, Recovery.ABORT) and (self._is_established() or self._is_new())
@@ -569,8 +589,8 @@ class Processor(RebalanceListener):
         """What was done so far. Any thread may call it; it sends no request."""
         stats, consumer = self.stats, self._consumer
         return LoopMetrics(
-            application_id=self._named[0],
-            instance=self._named[1],
+            application_id=self._application_id,
+            instance=self._instance,
             records_in_total=stats.records_in,
             records_out_total=stats.records_out,
             commit_total=stats.commits,
@@ -604,77 +624,10 @@ def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
     return firsts
 
 
-def _underscored(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name.replace(".", "_"): value for name, value in (options or {}).items()}
-
-
 def _options() -> dict[str, inspect.Parameter]:
     """The parameters of `Processor`, which are those of `process`."""
     parameters = inspect.signature(Processor).parameters
     return {name: parameter for name, parameter in parameters.items() if name != "unknown"}
-
-
-def _check_guarantee(guarantee: str, application_id: str) -> None:
-    if guarantee not in MODES:
-        raise ConfigError(f"guarantee is {guarantee!r}; it must be one of {', '.join(MODES)}")
-    if not application_id:
-        raise ConfigError("application_id is empty; it names the consumer group that all instances share")
-
-
-def _check_limits(guarantee: str, commit_interval_ms: int, max_records: int, transaction_timeout_ms: int) -> None:
-    if commit_interval_ms < 0 or max_records < 1:
-        raise ConfigError("commit_interval_ms must not be negative, and max_records must be at least 1")
-    if guarantee == "exactly_once" and transaction_timeout_ms <= commit_interval_ms:
-        raise ConfigError(
-            f"transaction_timeout_ms ({transaction_timeout_ms}) must exceed commit_interval_ms "
-            f"({commit_interval_ms}), or every transaction runs into it"
-        )
-
-
-def _check_bad_records(topics: list[str], dead_letter_topic: str | None, on_error: OnError | None) -> None:
-    if dead_letter_topic in topics:
-        raise ConfigError(f"dead_letter_topic {dead_letter_topic!r} is a source too: they would be read for ever")
-    if on_error is not None and not callable(on_error):
-        raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
-
-
-def _check_postgres(guarantee: str, tables: bool, dead_letter_topic: str | None) -> None:
-    if guarantee != "exactly_once":
-        raise ConfigError(f"a Postgres sink is exactly_once; guarantee={guarantee!r} would be less for the same work")
-    if tables:
-        raise ConfigError("a Postgres sink takes rows; tables=True is for topics")
-    if dead_letter_topic is not None:
-        raise ConfigError("a Postgres sink keeps dead letters in the same transaction: use Postgres(dead_letters=True)")
-
-
-def _check_state(guarantee: str, topics: list[str], options: dict[str, Any]) -> None:
-    """With state the consumer has to read what is committed, and to keep partitions of one number together."""
-    if guarantee != "exactly_once":
-        raise ConfigError(
-            f"state needs guarantee='exactly_once', not {guarantee!r}: nothing else keeps it and offsets equal"
-        )
-    if options.setdefault("isolation_level", "read_committed") != "read_committed":
-        raise ConfigError("state needs isolation.level=read_committed, or it would be made of aborted records")
-    if len(topics) > 1:
-        is_classic = options.get("group_protocol", "classic") == "classic"
-        name = "partition_assignment_strategy" if is_classic else "group_remote_assignor"
-        if options.setdefault(name, "range") not in ("range", ["range"], ("range",)):
-            raise ConfigError(f"state of several sources needs {name.replace('_', '.')}=range, not {options[name]!r}")
-
-
-def _consumer_options(application_id: str, instance: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    options = _underscored(given)
-    if instance is not None and options.get("group_protocol", "classic") == "classic":
-        # A static member: one that was killed gets its partitions back at once. With the other protocol, its name is
-        # taken until its session has ended.
-        options.setdefault("group_instance_id", instance)
-    return {
-        "group_id": application_id,
-        "auto_offset_reset": "earliest",
-        "allow_auto_create_topics": False,  # a source that is created by reading it is always empty
-        **options,
-        "enable_auto_commit": False,
-    }
 
 
 def _refuse_unknown(unknown: Iterable[str]) -> None:

@@ -209,6 +209,6 @@ class StateStore:
             return work()
         except sqlite3.Error as error:
             raise StateError(
-                f"{self.path}: {error}. What is committed is in the changelog: make room on the disk if it is full; "
+                f"{self.path}: {error}. What is committed is in the changelog: free space on the disk if it is full; "
                 "if the file is damaged, move it away and it is restored"
             ) from error

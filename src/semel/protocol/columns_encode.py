@@ -237,7 +237,7 @@ def _part_of(rows: slice | npt.NDArray[Any], span: slice) -> slice | npt.NDArray
 
 # --- numbers
 class _Timestamps(NamedTuple):
-    """Timestamps of the chosen rows (or one for all), the base that was asked for, and the size of the widest delta."""
+    """Timestamps of the chosen rows (or one for all), the requested base, and the size of the widest delta."""
 
     one: int
     column: Int64s | None
@@ -305,13 +305,13 @@ def _plan_batches(
 ) -> list[_PlannedBatch]:
     """Where batches begin and end. `sizes` are upper bounds but for two fields: the length and the offset."""
     ends = np.cumsum(sizes + 5 + (settings.max_batch_records.bit_length() + 1 + 6) // 7)
-    room = settings.max_batch_bytes - HEADER_SIZE
+    most_bytes = settings.max_batch_bytes - HEADER_SIZE
     plan, start = [], 0
     for group, (rows, sequence) in enumerate(zip(group_rows, base_sequences, strict=True)):
         group_end = start + rows
         while start < group_end:
             before = int(ends[start - 1]) if start else 0
-            stop = int(np.searchsorted(ends[start:group_end], before + room, side="right")) + start
+            stop = int(np.searchsorted(ends[start:group_end], before + most_bytes, side="right")) + start
             stop = min(max(stop, start + 1), start + settings.max_batch_records)
             plan.append(_PlannedBatch(start, stop, group, sequence))
             if sequence != NO_SEQUENCE:
@@ -415,7 +415,7 @@ def _views(sizes: Int64s, low: UInt64s, high: UInt64s) -> Views:
     return words.reshape(-1).view(np.complex128)
 
 
-_HEAD_STRIDE = 80  # room for a zero, the batch header and the piece that follows it
+_HEAD_STRIDE = 80  # holds a zero, the batch header and the piece that follows it
 
 
 def _head_views(

@@ -38,7 +38,7 @@ def visible_batches(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of the batches to decode. `aborted` is None for read_uncommitted.
 
-    A batch counts as read in `progress` when the next one is asked for."""
+    A batch counts as read in `progress` when the next one is requested."""
     start_offset = progress.next_offset
     filter_ = None if aborted is None else _AbortFilter(aborted)
     for at, header in iter_headers(data):
@@ -52,7 +52,7 @@ def visible_batches(
 
 
 class _AbortFilter:
-    """Follows a record set in order and tells whose batches belong to aborted transactions."""
+    """Follows a record set in order and finds whose batches belong to aborted transactions."""
 
     __slots__ = ("_aborting", "_upcoming")
 

@@ -19,7 +19,7 @@ records have the batch's max timestamp.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -231,6 +231,28 @@ def decode_records(header: BatchHeader, body: memoryview, limit_bytes: int = DEF
     if at != end:
         raise CorruptBatchError(f"{end - at} bytes are left after the {header.record_count} records of a batch")
     return records
+
+
+def records_from(data: Buffer, at: int, offset: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Iterator[Record]:
+    """The records of the batch at a position from an offset on, one at a time: for a reader that wants few of many.
+    Records before the offset are skipped, and what follows the last one that is taken is not decoded."""
+    header = read_header(data, at)
+    check_batch(data, header, at)
+    body = bytes(read_body(data, header, at, limit_bytes))
+    place, end = 0, len(body)
+    for _ in range(header.record_count):
+        length, place = read_varint(body, place, end)
+        if not 0 <= length <= end - place:
+            raise CorruptBatchError(f"a record says it takes {length} bytes, but {end - place} are left in its batch")
+        stop = place + length
+        if header.base_offset >= offset or header.base_offset + _offset_delta(body, place, stop) >= offset:
+            yield _decode_record(header, body, place, stop)[0]
+        place = stop
+
+
+def _offset_delta(data: bytes, at: int, end: int) -> int:
+    _, at = read_varint(data, at + 1, end, bits=64)
+    return read_varint(data, at, end)[0]
 
 
 def _decode_record(header: BatchHeader, data: bytes, at: int, end: int) -> tuple[Record, int]:

@@ -284,7 +284,7 @@ class _Progress:
         self.behind = "nothing was seen yet"  # why it has not
 
     def done(self) -> bool:
-        """Cheap enough to be asked often: it looks a few times a second."""
+        """Cheap enough to be called often: it looks a few times a second."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S:
             return False
@@ -326,7 +326,7 @@ class _Progress:
         return True
 
     def _last_offsets(self, topic: str) -> dict[tuple[str, int], int]:
-        """Of the source it is asked once, since the producer has finished; other topics may still grow."""
+        """Of the source it is read once, since the producer has finished; other topics may still grow."""
         if topic != self._workload.source:
             return _last_records(self._stage.direct, topic)
         if self._source_ends is None:

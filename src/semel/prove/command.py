@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from semel.local import checkout
+from semel.progress import ProgressBar
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
 from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
@@ -88,7 +89,7 @@ SHOWN_FAULTS = 3
 
 
 class WishError(Exception):
-    """What was asked for does not make sense."""
+    """The options do not make sense."""
 
 
 class Wish(NamedTuple):
@@ -152,6 +153,7 @@ def _campaign(wish: Wish, schedule: Schedule, told: Teller, result: CampaignResu
         told.say("interrupted: its processes are stopped")
         return INTERRUPTED
     finally:
+        told.hush()
         if stage is not None:
             stage.clear()
             _clean_up(stage, wish, prefix, others, told)
@@ -264,9 +266,19 @@ class Teller:
         self._out = out
         self._rounds = rounds
         self._told = 0
+        self._bar = ProgressBar("proving", rounds, "rounds")
 
     def say(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        self._bar.hide()
         print(line, file=self._out, flush=True)
+        if self._told < self._rounds:
+            self._bar.show(self._told, now=True)
+
+    def hush(self) -> None:
+        """No bar any more: what follows are results, or a question."""
+        self._bar.hide()
+        self._rounds = self._told
 
     def begin(self, schedule: Schedule, path: Path) -> None:
         names = ", ".join(dict.fromkeys(f"{scene.workload} {scene.guarantee}" for scene in schedule.scenes))

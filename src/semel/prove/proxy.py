@@ -1,5 +1,5 @@
 """A TCP proxy in front of a cluster that knows which API a frame belongs to, so that "the response to EndTxn is lost"
-can be asked for.
+can be requested.
 
     with Proxy("localhost:9092") as proxy:
         rule = proxy.add(Rule("EndTxn", Effect.DROP_RESPONSE))

@@ -153,7 +153,7 @@ class OwnBroker:
         return self.broker.process
 
     def supervise(self) -> None:
-        """A broker that died is started again, after the power cut if one was asked for, and once its disk is free."""
+        """A broker that died is started again, after the power cut if one is planned, and once its disk is free."""
         if self.process.running or self.control.disk_is_full:
             return
         self.process.kill()

@@ -206,7 +206,7 @@ class BaseSink(ABC):
         counters.dead_letters += report.dead_letters
 
     def metrics(self) -> SinkMetrics:
-        """What was done so far, for `semel.prometheus`. Any thread may call it; it sends no request."""
+        """What was done so far, for `semel.prometheus`. Any thread may call it; it sends no request to a broker."""
         counters, last = self._counters, self._counters.last_batch
         return SinkMetrics(
             application_id=self.options.application_id,
@@ -223,6 +223,7 @@ class BaseSink(ABC):
             last_batch_seconds=None if last is None else last[1],
             ledger_sequence=self._ledger_sequence(),
             transaction_timeout_seconds=self.options.transaction_timeout_ms / 1000,
+            records_lag={} if self._run is None else self._run.lag(),
         )
 
     def _ledger_sequence(self) -> int | None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from semel.client.types import TopicPartition
 from semel.spark.ledger import MicroBatch, plan_of
 from semel.spark.offsets import START, Edge, parse, parse_edge, start_of, to_json
 
@@ -40,6 +41,7 @@ class QueryRun:
                 "the sink was not called by a streaming query; use it with writeStream.foreachBatch(sink)"
             )
         query = running_query(session)
+        self._query = query
         self.run_id: str = query.runId().toString()
         self.root: str = query.resolvedCheckpointRoot()
         self._path = context._jvm.org.apache.hadoop.fs.Path  # every dot is a question to the JVM
@@ -57,6 +59,19 @@ class QueryRun:
 
     def _offsets(self, batch_id: int) -> str | None:
         return self._read(f"{self.root}/offsets/{batch_id}")
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Offsets that the sources held beyond the last batch that is done, when Spark planned it. Any thread may call
+        it. Sources that do not report where they end (semel's before Spark 4.2, files) are left out."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        try:
+            progress = self._query.lastProgress()
+            sources = () if progress is None else progress.sources()
+            edges = [(source.endOffset(), source.latestOffset()) for source in sources]
+        except (Py4JError, OSError):  # the session was stopped
+            return {}
+        return lag_of(edges)
 
     def is_current(self, session: Any) -> bool:
         """Whether the caller is surely this run, by the name that Spark gives to all jobs of a run."""
@@ -80,6 +95,20 @@ class QueryRun:
             return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
+
+
+def lag_of(edges: Iterable[tuple[str | None, str | None]]) -> dict[TopicPartition, int]:
+    """What is left between where a batch ended and where its sources did, by partition. One topic in two sources: the
+    larger lag."""
+    found: dict[TopicPartition, int] = {}
+    for end, latest in edges:
+        read = parse(end) or {}
+        for topic, parts in (parse(latest) or {}).items():
+            for partition, offset in parts.items():
+                if partition in read.get(topic, {}):
+                    place = TopicPartition(topic, partition)
+                    found[place] = max(found.get(place, 0), offset - read[topic][partition])
+    return found
 
 
 def short_lived(root: str, query_name: str | None, configured: str | None) -> str:
@@ -160,7 +189,7 @@ def _as_text(edge: Edge) -> str:
 
 
 def _refuse_asynchronous(session: Any, query: Any) -> None:
-    """Asynchronous progress tracking writes the offset log late: a batch could not be told from its replay."""
+    """Asynchronous progress tracking writes the offset log late: a batch and its replay would look the same."""
     if "Async" in query.getClass().getSimpleName():
         raise CheckpointError(
             "the query uses asynchronous progress tracking, which logs offsets after the batch has run; exactly-once "

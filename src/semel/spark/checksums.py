@@ -71,7 +71,7 @@ class Observed:
         )
 
     def checksum(self) -> str:
-        """To be asked after the job has succeeded. Spark delivers the sums with its listeners' events, which it drops
+        """To be called after the job has succeeded. Spark delivers the sums with its listeners' events, which it drops
         when there are too many: then nobody knows, and an open transaction must not wait for it."""
         found: list[dict[str, Any]] = []
         asking = threading.Thread(target=lambda: found.append(self._observation.get), daemon=True)

@@ -210,7 +210,7 @@ class RangeReader:
         return data
 
     def _recover(self, error: KafkaError) -> None:
-        """Returns, after a pause, if the range should be asked for again; raises what happened otherwise."""
+        """Returns, after a pause, if the range should be requested again; raises what happened otherwise."""
         if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._skip_lost(error)
             return

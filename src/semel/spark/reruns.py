@@ -75,7 +75,7 @@ class StageWatch:
 
     def check(self) -> None:
         java = self._context._jsc.sc()
-        java.listenerBus().waitUntilEmpty(EVENTS_TIMEOUT_MS)  # what is asked below is known by events
+        java.listenerBus().waitUntilEmpty(EVENTS_TIMEOUT_MS)  # what is read below is known by events
         jobs = sorted(java.statusTracker().getJobIdsForTag(self._tag))
         if not jobs:
             raise RerunError(

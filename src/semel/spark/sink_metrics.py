@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import msgspec
 
 from semel.client.metrics import Measured, MetricsTable
+from semel.client.types import TopicPartition
 
 
 class SinkMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
-    """A sink at one moment. Its lag is that of the consumer group with the application's id."""
+    """A sink at one moment."""
 
     application_id: str
     batch_total: int = 0  # done: written, or found to be written
@@ -28,6 +29,7 @@ class SinkMetrics(msgspec.Struct, Measured, frozen=True, kw_only=True):
     last_batch_id: int | None = None
     ledger_sequence: int | None = None  # None: nothing is written yet, or the guarantee has no ledger
     transaction_timeout_seconds: float | None = None
+    records_lag: dict[TopicPartition, int] = {}  # empty: no batch is done, or Spark does not know it (before 4.2)
 
 
 SinkMetrics.TABLE = MetricsTable(
@@ -48,6 +50,7 @@ SinkMetrics.TABLE = MetricsTable(
         "last_batch_id": "Spark's number of the last batch.",
         "ledger_sequence": "The last entry of the ledger.",
         "transaction_timeout_seconds": "The longest time that a batch may take.",
+        "records_lag": "Offsets that were left to read when Spark planned the last batch that is done.",
     },
 )
 

@@ -133,7 +133,7 @@ class Reports(list[Report]):
 
 
 def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
-    """Runs the job; raises what a task reported instead of rows. With precautions, `check_single_runs` may be asked
+    """Runs the job; raises what a task reported instead of rows. With precautions, `check_single_runs` may be called
     about it."""
     if precautions is None or not precautions.single_runs or spark_notices(job.sparkSession):
         reports = Reports(_collect(job))
@@ -146,7 +146,7 @@ def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
 
 
 def check_single_runs(reports: list[Report]) -> None:
-    """Raises if rows may be mixed from two runs of a stage. To be asked late: Spark needs a moment to know."""
+    """Raises if rows may be mixed from two runs of a stage. To be called late: Spark needs a moment to know."""
     if isinstance(reports, Reports) and reports.watch is not None:
         reports.watch.check()
 

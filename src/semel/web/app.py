@@ -1,6 +1,6 @@
 """The routes of the page, and who may ask what.
 
-Everybody who reaches the port sees everything, so it is loopback unless told otherwise, and elsewhere a token is
+Everybody who reaches the port sees everything, so it is loopback by default, and elsewhere a token is
 needed. A page of another site that a browser has open must not be able to use it: the Host header must be ours (a name
 that somebody points at 127.0.0.1 is not), a request that changes something must come from this page, and none is a GET.
 """

@@ -30,7 +30,7 @@ class Cached:
             self._found.pop(key, None)
             known = self._found[key] = (self._clock(), task)
             if old_is_better_than_late and old is not None:
-                task.add_done_callback(_failed)  # a failure is told to those who ask next
+                task.add_done_callback(_failed)  # the next caller reads again
                 return old.result()
         return await asyncio.shield(known[1])
 

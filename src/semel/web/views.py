@@ -15,7 +15,7 @@ from semel.client.errors import FatalError, KafkaError
 from semel.client.log_view import SeenRecord, view_log
 from semel.client.types import TopicPartition
 from semel.doctor.checks import Limits
-from semel.doctor.examine import examine, told
+from semel.doctor.examine import as_json, examine
 from semel.doctor.snapshot import OFFSETS_TOPIC
 from semel.doctor.timeline import timeline
 from semel.spark.ledger import SUFFIX, LedgerEntry, decode
@@ -444,7 +444,7 @@ class Views:
             return {
                 "findings": [
                     {
-                        **told(each),
+                        **as_json(each),
                         "cure": each.cure + (f" -b {self._brokers}" if each.is_command else ""),
                         "abort": _abortable(each.name, each.where),
                     }

@@ -47,7 +47,7 @@ def test_full_disk_refuses_writes_and_a_start_and_lets_them_pass_when_it_is_free
         control.set(disk_is_full=True)
         producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
         producer.produce("t", b"2")
-        assert producer.flush(1) == 1, "it waits for room"
+        assert producer.flush(1) == 1, "it waits for space"
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         assert consumer.get_watermark_offsets(TopicPartition("t", 0)) == (0, 1)
         broker.kill()
@@ -78,7 +78,7 @@ def test_clock_steps_forward_past_a_transactions_time_out(tmp_path: Path) -> Non
         until(
             lambda: consumer.get_watermark_offsets(TopicPartition("t", 0))[1] >= 2,  # the record and the abort marker
             "the coordinator did not see the step",
-            timeout_s=30,  # less than the transaction's time-out, which would come without a step too
+            timeout_s=30,  # less than the transaction's timeout, which would come without a step too
         )
         consumer.close()
         with pytest.raises(KafkaException):

@@ -65,7 +65,7 @@ def test_damage_before_the_end_is_not_taken_for_a_torn_tail(tmp_path: Path) -> N
 
 
 class FullDisk(Files):
-    """A disk with room for five more bytes."""
+    """A disk with space for five more bytes."""
 
     def __init__(self) -> None:
         self.is_full = False

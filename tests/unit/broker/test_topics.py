@@ -445,14 +445,14 @@ def test_a_full_disk_refuses_changes_and_nothing_is_half_done(tmp_path: Path, mo
 
 
 def reopened(world: World, folder: Path) -> World:
-    world.topics.create("after", 1)  # there is room again
+    world.topics.create("after", 1)  # there is space again
     at_once(world.topics.deletion([topic for topic in world.topics if topic.name == "after"]))
     world.crash()
     return World(folder)
 
 
 def test_leaders_of_a_later_start_have_a_higher_epoch(tmp_path: Path) -> None:
-    """So that a client which read what a power cut took back is told so (OffsetForLeaderEpoch), as by Kafka."""
+    """So that a client which read what a power cut took back finds out (OffsetForLeaderEpoch), as by Kafka."""
 
     def go() -> None:
         seen = []

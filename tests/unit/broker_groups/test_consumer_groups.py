@@ -124,7 +124,7 @@ async def test_member_that_gives_nothing_back_is_out_after_its_rebalance_time(wo
     world.topics.create("t", 2)
     stubborn, second = await Member(world, "a").join(), await Member(world, "b").join()
     holds = stubborn.has
-    await stubborn.beat()  # it is told to give one back, and never does
+    await stubborn.beat()  # its response takes one back, and it never returns it
     for _ in range(4):
         assert second.count == 0
         await world.pass_time(REBALANCE_MS // 4 - 1)
@@ -158,7 +158,7 @@ async def test_member_that_gives_nothing_back_and_could_not_be_removed_is_out_wh
     world.topics.create("t", 2)
     stubborn, second = await Member(world, "a").join(), await Member(world, "b").join()
     holds = stubborn.has
-    await stubborn.beat()  # it is told to give one back, and never does
+    await stubborn.beat()  # its response takes one back, and it never returns it
     world.log.refuse = E.KAFKA_STORAGE_ERROR
     await world.pass_time(REBALANCE_MS + 1)
     world.log.refuse = None

@@ -1,4 +1,4 @@
-"""Joining, syncing, heartbeats and leaving: who is in, who is told what."""
+"""Joining, syncing, heartbeats and leaving: who is in, and who gets which response."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_a_v1_broker_fences_without_a_way_back_for_the_old_owner():
     assert (to.epoch, to.last_epoch, to.client_version) == (EPOCH + 1, NO_EPOCH, 0)
 
 
-def test_a_zombie_cannot_abort_its_successors_transaction():
+def test_a_zombie_cannot_abort_the_new_owners_transaction():
     assert outcome(decide(txn(S.ONGOING), TransactionEvent.INIT, ask(epoch=EPOCH - 1))) == (E.PRODUCER_FENCED, None)
 
 

@@ -77,7 +77,9 @@ def test_a_producer_works_on_after_ctrl_c_and_stores_each_record_once(broker: Se
         producer.flush(timeout_ms=PATIENCE_MS)
         assert producer.metrics().record_error_total == 0
     stored = [row.value for row in read_topic(broker.bootstrap, topic)]
-    assert stored == [b"%d" % number for number in range(sent)] + [b"last"], "the one that waited for room was not sent"
+    assert stored == [b"%d" % number for number in range(sent)] + [b"last"], (
+        "the one that waited for space was not sent"
+    )
 
 
 def test_a_consumer_works_on_after_ctrl_c(broker: SemelBroker) -> None:

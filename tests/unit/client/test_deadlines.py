@@ -52,7 +52,7 @@ def in_time(call: Callable[[], Any]) -> Any:
 
 
 def silent_after(answers: int, seen: list[tuple[int, int, int]]) -> Callable[[socket.socket], None]:
-    """Answers so many Metadata requests when it is told to by `seen`, then reads on in silence."""
+    """Answers so many Metadata requests as `seen` says, then reads on in silence."""
 
     def behave(sock: socket.socket) -> None:
         while True:

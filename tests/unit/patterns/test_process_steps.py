@@ -19,7 +19,7 @@ READ_AT_ONCE = 10
 
 
 class Reader:
-    """A consumer of endless partitions. During a read it may be told to give one back and be given another."""
+    """A consumer of endless partitions. During a read one may be revoked and another assigned."""
 
     def __init__(self) -> None:
         self.positions = {KEPT: 0, GOING: 0}

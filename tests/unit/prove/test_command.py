@@ -149,7 +149,7 @@ def test_ctrl_c_stops_its_processes_and_says_what_is_left_behind(
         wait_for_the_end_of(children)
         assert "left behind on" in process.output
         assert "cut-short.0.in" in process.output
-        assert topics_like(shared_semel_broker.bootstrap, "cut-short."), "nobody was asked, so nothing was deleted"
+        assert topics_like(shared_semel_broker.bootstrap, "cut-short."), "there was no question, so nothing was deleted"
         assert "Traceback" not in process.output
         assert json.loads((tmp_path / "s.json").read_text())["seed"] == 1
     finally:

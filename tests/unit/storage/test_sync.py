@@ -227,7 +227,7 @@ def test_full_disk_while_rolling_or_aborting_leaves_the_log_as_it_was(slow: Fold
             append(log, values=[b"y" * 200])  # needs a new segment, and its snapshot
         with pytest.raises(StorageError):
             log.append_marker(2, 0, 0, commit=False, now_ms=START_MS)
-        disk.free_bytes = 40  # room for the index entry, not for the marker
+        disk.free_bytes = 40  # enough for the index entry, not for the marker
         with pytest.raises(StorageError):
             log.append_marker(2, 0, 0, commit=False, now_ms=START_MS)
         assert log.opened.segments.aborted_in(0, 100) == []
@@ -313,8 +313,8 @@ def test_a_late_request_does_not_reopen_a_closed_or_deleted_log(slow: Folder) ->
         for log in (deleted, closed):
             await acknowledge(slow, log, append(log))
         slow.data_dir.delete("deleted", 0)
-        successor = slow.log("deleted")
-        assert successor.end_offset == 0
+        new = slow.log("deleted")
+        assert new.end_offset == 0
         with pytest.raises(StorageError) as refused:
             append(deleted)
         assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -169,7 +169,7 @@ async def _fetch_group(
 def _all_topics(
     broker: BrokerNode, context: RequestContext, group_id: str
 ) -> Iterator[offsets.OffsetFetchRequestTopics]:
-    """Everything that a group has offsets for. Clients that speak of ids cannot be told of topics that are gone."""
+    """Everything that a group has offsets for. A response by topic id cannot name topics that are gone."""
     for name, partitions in broker.groups.commits.all_of(group_id).items():
         topic = broker.topics.get(name)
         if not _by_id(context):

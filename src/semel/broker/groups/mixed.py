@@ -41,7 +41,7 @@ class MixedMembership:
         self._topics = topics
 
     def find(self, group_id: str) -> ConsumerGroup | None:
-        """The consumer group whose members are asked for, if it has some."""
+        """The consumer group whose members are requested, if it has some."""
         group = self._core.consumer_groups.get(group_id)
         return group if group is not None and group.subscriptions else None
 

@@ -206,7 +206,7 @@ def _freeze_new_modules() -> None:
 
 
 def _check(context: RequestContext, topic: Topic, part: PartitionProduceData, guard: Any) -> None:
-    """What is refused before the log is asked."""
+    """What is refused before it reaches the log."""
     if isinstance(guard, ErrorCode):
         raise StorageError(guard, "The coordinator did not let this batch into the transaction.")
     if topic.is_internal and context.client_id != "__admin_client":

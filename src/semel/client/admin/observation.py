@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from semel.client.admin.base import AdminBase
-from semel.client.admin.transactions import ProducerInfo, TransactionInfo
+from semel.client.admin.transactions import ProducerInfo, TransactionInfo, info_of
 from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import KafkaError
 from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES
@@ -69,20 +69,7 @@ class ObservationCalls(AdminBase):
         """What the coordinator says that listed them. Ids that have gone since are left out."""
         request = messages.DescribeTransactionsRequest(ids)
         response = await self._call(NodeTarget(node_id), messages.DESCRIBE_TRANSACTIONS, request, deadline, None)
-        return [
-            TransactionInfo(
-                entry.transactional_id,
-                entry.transaction_state,
-                entry.producer_id,
-                entry.producer_epoch,
-                entry.transaction_timeout_ms,
-                entry.transaction_start_time_ms,
-                [TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions],
-                node_id,
-            )
-            for entry in response.transaction_states
-            if entry.error_code == ErrorCode.NONE
-        ]
+        return [info_of(entry, node_id) for entry in response.transaction_states if entry.error_code == ErrorCode.NONE]
 
     async def producers_of(
         self, partitions: Iterable[tuple[str, int]], timeout_ms: float | None = None

@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 
 
 async def warn_of_risks(calls: AdminCalls, outputs: Iterable[str], log: logging.Logger) -> None:
-    """Logs each risk. A cluster that cannot be asked, or does not allow it, is no reason to stop."""
+    """Logs each risk. A cluster that does not respond, or does not allow it, is no reason to stop."""
     try:
         found = await risks(calls, outputs)
     except KafkaError as error:

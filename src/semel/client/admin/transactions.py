@@ -161,7 +161,11 @@ async def transaction_info(cluster: ClusterCalls[Any], transactional_id: str, de
         )
     except KafkaError as error:
         raise _explained(error, transactional_id) from error
-    entry = response.transaction_states[0]
+    return info_of(response.transaction_states[0], (await cluster.locate(target, deadline)).node_id)
+
+
+def info_of(entry: messages.TransactionState, coordinator: int) -> TransactionInfo:
+    """A transaction as its coordinator describes it."""
     return TransactionInfo(
         entry.transactional_id,
         entry.transaction_state,
@@ -170,7 +174,7 @@ async def transaction_info(cluster: ClusterCalls[Any], transactional_id: str, de
         entry.transaction_timeout_ms,
         entry.transaction_start_time_ms,
         [TopicPartition(topic.topic, index) for topic in entry.topics for index in topic.partitions],
-        (await cluster.locate(target, deadline)).node_id,
+        coordinator,
     )
 
 

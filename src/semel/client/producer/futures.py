@@ -2,7 +2,7 @@
 
 `concurrent.futures` asks a future for `_condition`, `_state` and `_waiters` and relies on these: while it holds the
 conditions of its futures, no state changes, and a waiter that it adds then is called once. A delivery has them from the
-first time that they are asked for, so that those that nobody waits for in this way cost nothing. One lock serves all
+first time that they are used, so that those that nobody waits for in this way cost nothing. One lock serves all
 deliveries: `concurrent.futures` takes the locks of many futures at once, in an order of its own.
 """
 

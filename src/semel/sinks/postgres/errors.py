@@ -58,7 +58,7 @@ class FencedInDatabaseError(PostgresError, FencedError):
 
 
 class DatabaseCommitUncertainError(PostgresError, CommitUncertainError):
-    """COMMIT was sent, and the database could not be asked for its outcome within the timeout."""
+    """COMMIT was sent, and the database did not return its outcome within the timeout."""
 
 
 # The longest prefix of the SQLSTATE counts. No code at all: libpq lost the connection, or never had one.

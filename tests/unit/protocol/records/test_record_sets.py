@@ -70,7 +70,7 @@ def test_read_committed_never_sees_an_aborted_transaction() -> None:
 
 
 def test_an_abort_that_began_before_the_answer_still_hides() -> None:
-    """A fetch from the middle of a transaction is told its first offset, which lies before the data."""
+    """A fetch from the middle of a transaction gets its first offset, which lies before the data."""
     log = Log()
     log.write(2, 1, transactional=True)
     cut = len(log.data)

@@ -157,7 +157,7 @@ class ConsumerGroups:
         cancel_all(self._sessions.pop(key, None), self._revocations.pop(key, None), self._joins.pop(key, None))
 
     def await_join(self, group: ConsumerGroup, member_id: str) -> None:
-        """A classic member was told to join again: it has its rebalance timeout for that."""
+        """A classic member was sent REBALANCE_IN_PROGRESS: it has its rebalance timeout for that."""
         key = (group.group_id, member_id)
         if key not in self._joins:
             self._watch_join(key, group.subscriptions[member_id].rebalance_timeout_ms)
