@@ -31,6 +31,7 @@ from semel.protocol.errors import ErrorCode
 from semel.spark.ledger import LedgerEntry, Written
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient, batch_of
+from tests.support.machine import is_quiet
 from tests.support.waiting import until
 
 FOUND_WITHIN_S = 2.0
@@ -50,12 +51,14 @@ def found(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -> list[
 
 
 def find_in_time(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -> Diagnosis:
+    started_s = time.thread_time()
     examined = run(examine(admin.calls, limits))
+    computed_s = time.thread_time() - started_s
     (finding,) = [each for each in examined.findings if each.name == name and where in each.where]
-    assert (
-        examined.took_ms < FOUND_WITHIN_S * 1000
-        or min(run(examine(admin.calls, limits)).took_ms for _ in range(3)) < FOUND_WITHIN_S * 1000
-    )  # one slow look on a busy machine says nothing
+    assert computed_s < FOUND_WITHIN_S
+    if is_quiet():  # else most of the time is spent waiting for a processor
+        looks = (run(examine(admin.calls, limits)).took_ms for _ in range(3))
+        assert examined.took_ms < FOUND_WITHIN_S * 1000 or min(looks) < FOUND_WITHIN_S * 1000
     return finding
 
 
@@ -248,12 +251,31 @@ def test_a_producer_that_is_fenced_again_and_again_is_found_on_semels_broker(clu
 
 
 def test_nothing_is_said_about_a_healthy_cluster_under_load(cluster: Cluster, admin: Admin) -> None:
-    """Transactions begin and end all the time while the doctor looks: none of them is a finding."""
-    topic, group = cluster.unique("busy"), cluster.unique("readers")
+    """While the doctor looks, transactions begin and end, a group commits the end of its topic, and an application
+    writes its ledger: none of this is a finding, although the doctor reads one thing after the other."""
+    topic, group, reader, application = (cluster.unique(stem) for stem in ("busy", "readers", "caught-up", "app"))
     admin.create_topic(topic, partitions=3)
+    admin.create_topic(f"{application}.ledger", partitions=1, configs={"cleanup.policy": "compact"})
     names = [cluster.unique("writer") for _ in range(3)]
     stopping = threading.Event()
     counts: list[int] = []
+
+    def follow() -> None:
+        """A reader that has read everything, and the ledger of an application that has just written."""
+        sequence = 0
+        with (
+            Producer(bootstrap_servers=cluster.bootstrap) as producer,
+            Producer(bootstrap_servers=cluster.bootstrap, transactional_id=application) as owner,
+        ):
+            owner.init_transactions()
+            while not stopping.is_set():
+                last = producer.send(topic, b"x", partition=2).result().offset
+                admin_of_reader.alter_group_offsets(reader, {(topic, 2): last + 1})
+                entry = LedgerEntry(sequence, "q", "r", sequence, [None], ["{}"], [Written(topic, 2, 1, last, last)])
+                with owner.transaction():
+                    owner.send(f"{application}.ledger", entry.encode(), entry.key)
+                sequence += 1
+        counts.append(sequence)
 
     def load(name: str) -> None:
         count = 0
@@ -267,22 +289,25 @@ def test_nothing_is_said_about_a_healthy_cluster_under_load(cluster: Cluster, ad
                 count += 1
         counts.append(count)
 
-    threads = [threading.Thread(target=load, args=(name,)) for name in names]
+    admin_of_reader = Admin(bootstrap_servers=cluster.bootstrap)
+    threads = [*(threading.Thread(target=load, args=(name,)) for name in names), threading.Thread(target=follow)]
     for thread in threads:
         thread.start()
     try:
-        until(lambda: group in admin.committed_of_all(), "no load")
+        until(lambda: {group, reader} <= set(admin.committed_of_all()), "no load")
         said = []
         ends_s = time.monotonic() + 3
         while time.monotonic() < ends_s:
-            mine = (topic, group, *names)
+            mine = (topic, group, reader, application, *names)
             findings = run(examine(admin.calls)).findings
             said += [each for each in findings if any(name in each.where for name in mine)]
     finally:
         stopping.set()
         for thread in threads:
             thread.join()
+        admin_of_reader.close()
     assert said == []
+    assert len(counts) == len(threads)
     assert sum(counts) > 20, "there was no load"
 
 

@@ -7,7 +7,7 @@ read before and after, so that something that ended in between is not taken for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -22,6 +22,7 @@ from semel.client.types import TopicPartition
 from semel.protocol.errors import DecodeError
 from semel.protocol.messages.internal_topics import OFFSET_COMMIT_KEY
 from semel.spark.ledger import SUFFIX, LedgerEntry, decode
+from semel.spark.offsets import lowest
 
 OFFSETS_TOPIC = "__consumer_offsets"
 EARLIEST, LATEST = -2, -1
@@ -40,6 +41,9 @@ class Bounds(msgspec.Struct, frozen=True):
     start: int
     stable: int
     end: int
+
+
+EMPTY = Bounds(0, 0, 0)
 
 
 class GroupSeen(msgspec.Struct, frozen=True):
@@ -120,15 +124,14 @@ class _Reader:
             for part in topic.partitions
             if part.leader >= 0
         ]
-        starts, stables, ends = [
-            await self._offsets(places, EARLIEST, False),
-            await self._offsets(places, LATEST, True),
-            await self._offsets(places, LATEST, False),
-        ]
-        self.found.bounds = {
-            place: Bounds(starts[place], stables[place], ends[place])
-            for place in places
-            if place in starts and place in stables and place in ends
+        ends = await self._offsets(places, LATEST, False)
+        used = [place for place, end in ends.items() if end > 0]  # of the others all three are 0
+        stables, starts = await self._offsets(used, LATEST, True), await self._offsets(used, EARLIEST, False)
+        self.found.bounds = {place: EMPTY for place, end in ends.items() if end == 0} | {
+            # what was written after the first response is left for the next look
+            place: Bounds(starts[place], min(stables[place], ends[place]), ends[place])
+            for place in used
+            if place in starts and place in stables
         }
 
     async def _offsets(self, places: list[TopicPartition], at: int, committed: bool) -> dict[TopicPartition, int]:
@@ -247,6 +250,30 @@ class _Reader:
             offset = view.next_offset
         return entries or None
 
+    async def _read_ends_again(self) -> None:
+        """Committed offsets and ledgers were read after the ends of the topics: what they name beyond these may have
+        been written in between."""
+        bounds = self.found.bounds
+        suspects = {place for place, end in self._reached() if place not in bounds or end > bounds[place].end}
+        if any(place not in bounds for place in suspects):  # or created in between
+            topics = await self._calls.describe_topics(timeout_ms=self._left_ms())
+            there = {TopicPartition(topic.name, part.partition) for topic in topics for part in topic.partitions}
+            suspects &= there | set(bounds)
+        for place, end in (await self._offsets(sorted(suspects), LATEST, False)).items():
+            before = bounds.get(place, EMPTY)
+            bounds[place] = Bounds(before.start, before.stable, max(end, before.end))
+
+    def _reached(self) -> Iterator[tuple[TopicPartition, int]]:
+        """Partitions, and up to where somebody has read or written them."""
+        for group in self.found.groups.values():
+            yield from group.committed.items()
+        for entries in self.found.ledgers.values():
+            last = max(entries, key=lambda entry: entry.sequence)
+            for written in last.written:
+                yield TopicPartition(written.topic, written.partition), written.last_offset + 1
+            for topic, parts in lowest(last.ends).offsets.items():
+                yield from ((TopicPartition(topic, index), offset) for index, offset in parts.items())
+
     # --- the rest ---
     async def _read_steps(self) -> None:
         self.found.steps = await self._calls.transaction_events(limit=10_000, timeout_ms=self._left_ms())
@@ -265,6 +292,7 @@ STEPS = {
     "groups": _Reader._read_groups,
     "commits of groups": _Reader._read_commits,
     "ledgers": _Reader._read_ledgers,
+    "ends of topics once more": _Reader._read_ends_again,
     "events of the broker": _Reader._read_steps,
     "settings of brokers": _Reader._read_settings,
 }

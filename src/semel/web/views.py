@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -58,12 +59,14 @@ class Views:
 
     # --- overview -----------------------------------------------------------------------------------------------------
     async def overview(self) -> Json:
-        cluster = await self._cached.get("cluster", SLOW_S, self.admin.describe_cluster)
-        topics = await self._metadata()
-        listed = await self._cached.get("ids", LIVE_S, self.admin.list_transactions)
-        groups = await self._groups()
-        under_way = await self._under_way()
-        events = await self._cached.get("has events", DOCTOR_S, self._has_events)
+        cluster, topics, listed, groups, under_way, events = await asyncio.gather(
+            self._cached.get("cluster", SLOW_S, self.admin.describe_cluster),
+            self._metadata(),
+            self._cached.get("ids", LIVE_S, self.admin.list_transactions),
+            self._groups(),
+            self._under_way(),
+            self._cached.get("has events", DOCTOR_S, self._has_events),
+        )
         return {
             "cluster_id": cluster.cluster_id,
             "brokers": [f"{broker.host}:{broker.port} (node {broker.node_id})" for broker in cluster.brokers],
@@ -101,8 +104,7 @@ class Views:
 
     # --- topics -------------------------------------------------------------------------------------------------------
     async def topics(self, search: str = "", page: int = 0, internal: bool = False, held: bool = False) -> Json:
-        known = await self._metadata()
-        under_way = await self._under_way()
+        known, under_way = await asyncio.gather(self._metadata(), self._under_way())
         held_topics = {place.topic for txn in under_way for place in txn.partitions}
         names = sorted(
             name
@@ -158,12 +160,12 @@ class Views:
         if not places:
             return []
 
-        async def read() -> list[dict[TopicPartition, Any]]:
-            return [
-                await self.admin.list_offsets(dict.fromkeys(places, EARLIEST)),
-                await self.admin.list_offsets(dict.fromkeys(places, LATEST), read_committed=True),
-                await self.admin.list_offsets(dict.fromkeys(places, LATEST)),
-            ]
+        async def read() -> Any:
+            return await asyncio.gather(
+                self.admin.list_offsets(dict.fromkeys(places, EARLIEST)),
+                self.admin.list_offsets(dict.fromkeys(places, LATEST), read_committed=True),
+                self.admin.list_offsets(dict.fromkeys(places, LATEST)),
+            )
 
         starts, stables, ends = await self._cached.get(("bars", tuple(places)), LIVE_S, read)
         behind = [place for place in places if stables[place].offset < ends[place].offset]
@@ -204,11 +206,11 @@ class Views:
     # --- records ------------------------------------------------------------------------------------------------------
     async def records(self, topic: str, partition: int, offset: str, markers: bool) -> Json:
         """A page of records from an offset on, or from "end": the last ones."""
-        known = await self._metadata(topic)
+        known, under_way = await asyncio.gather(self._metadata(topic), self._under_way())
         if topic not in known or partition not in known[topic].partitions:
             raise NotFound(f"there is no partition {partition} of topic {topic!r}")
         place = TopicPartition(topic, partition)
-        (bar,) = await self._bars([place], await self._under_way())
+        (bar,) = await self._bars([place], under_way)
         at = bar["end"] - RECORDS_PER_PAGE if offset == "end" else int(offset)
         at = min(max(at, bar["start"]), bar["end"])
         view = await view_log(self.admin.cluster, place, at, self.admin.cluster.deadline(None), most=RECORDS_PER_PAGE)
