@@ -323,9 +323,7 @@ WORDS = re.compile(
     r"\b(?:time-outs?|heirs?|successors?|goodbye|borne|bears? with|(?:is|are|was) told|who asks|whoever)\b",
     re.IGNORECASE,
 )
-EVERYWHERE = re.compile(
-    r"\b(?:time-outs?|heirs?|successors?|(?:is|are|was|were|be) (?:told(?! apart)|asked for))\b", re.IGNORECASE
-)
+EVERYWHERE = re.compile(r"\b(?:time-outs?|heirs?|successors?|(?:is|are|was|were|be) told(?! apart))\b", re.IGNORECASE)
 GENERATED = re.compile(r"<!-- generated.*?<!-- end of generated part -->", re.DOTALL)
 
 

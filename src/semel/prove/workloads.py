@@ -448,7 +448,7 @@ class PatternWorkload(Workload):
 
 class EntitiesWorkload(PatternWorkload):
     name = "entities"
-    help = "semel.Entities: 50 threads append to entities; of concurrent ones one wins, and what they are told holds"
+    help = "semel.Entities: 50 threads append to entities; of concurrent ones one wins, and what calls return holds"
     loops: ClassVar = {"worker-a": {}, "worker-b": {}}
     worker, caller = "entity-owner", "entity-writers"
 

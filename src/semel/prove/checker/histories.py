@@ -1,4 +1,4 @@
-"""What callers were told, held against what is in the topics: appends to entities, and sagas. Nothing of semel is in
+"""What calls returned, held against what is in the topics: appends to entities, and sagas. Nothing of semel is in
 it."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _check_outcomes(topic: str, calls: list[AppendCall], events: list[Seen]) -> 
             detail = f"acknowledged as version {call.version} of {call.entity}; the topic has {there}"
             yield Violation(ViolationKind.LOST, topic, -1, -1, call.command, "", detail)
         if call.outcome == "conflict" and there is not None:
-            detail = f"its caller was told of a conflict with version {call.version}, and it is version {there}"
+            detail = f"its call returned a conflict with version {call.version}, and it is version {there}"
             yield Violation(ViolationKind.UNEXPECTED, topic, -1, -1, call.command, "", detail)
         if there is not None and there != call.expected + 1:
             detail = f"appended as version {there}, expected to follow {call.expected}"
@@ -112,7 +112,7 @@ def _check_real_time(topic: str, entity: str, calls: list[AppendCall], events: l
         before = bisect_left(times_s, call.invoked_s)
         least = highest[before - 1] if before else 0
         if call.version < least + (call.outcome == "appended"):
-            detail = f"{call.outcome} with version {call.version}, begun after a caller was told version {least}"
+            detail = f"{call.outcome} with version {call.version}, begun after a call returned version {least}"
             yield Violation(ViolationKind.REORDERED, topic, -1, -1, entity, call.command, detail)
         if began_s.get(call.version, 0.0) > call.returned_s:
             detail = f"{call.outcome} with version {call.version}, before the append of that version began"
