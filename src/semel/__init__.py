@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from semel.sinks.postgres.settings import TableRow as TableRow
     from semel.spark.batch_writer import route as route
     from semel.spark.fast_lane import table_pipeline as table_pipeline
+    from semel.spark.postgres_options import SinkTopics as SinkTopics
     from semel.spark.postgres_sink import postgres_sink as postgres_sink
     from semel.spark.session import spark_session as spark_session
     from semel.spark.sink import sink as sink
@@ -70,6 +71,7 @@ _LAZY = {
     "read_table": "semel.client.read_table",
     "route": "semel.spark.batch_writer",
     "sink": "semel.spark.sink",
+    "SinkTopics": "semel.spark.postgres_options",
     "spark_session": "semel.spark.session",
     "Statement": "semel.sinks.postgres.settings",
     "table_pipeline": "semel.spark.fast_lane",

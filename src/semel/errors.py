@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from semel.patterns.saga_states import SagaStepError as SagaStepError
     from semel.patterns.sagas import StepFailedError as StepFailedError
     from semel.patterns.state_store import StateError as StateError
-    from semel.patterns.unit_decisions import DecisionLostError as DecisionLostError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
+    from semel.sinks.postgres.endings import DecisionLostError as DecisionLostError
     from semel.sinks.postgres.errors import DatabaseCommitUncertainError as DatabaseCommitUncertainError
     from semel.sinks.postgres.errors import DatabaseConflictError as DatabaseConflictError
     from semel.sinks.postgres.errors import DatabaseFatalError as DatabaseFatalError
@@ -128,12 +128,12 @@ _HOMES = {
     "semel.patterns.saga_states": ("SagaStepError",),
     "semel.patterns.sagas": ("StepFailedError",),
     "semel.patterns.state_store": ("StateError",),
-    "semel.patterns.unit_decisions": ("DecisionLostError",),
     "semel.protocol.errors": (
         "ErrorCode",
         "Recovery",
     ),
     "semel.sinks.postgres.database": ("PsycopgMissingError",),
+    "semel.sinks.postgres.endings": ("DecisionLostError",),
     "semel.sinks.postgres.errors": (
         "DatabaseCommitUncertainError",
         "DatabaseConflictError",

@@ -387,7 +387,7 @@ def take_an_unknown_end_for_a_commit(patch: Patch) -> None:
 
 def run_again_without_a_look_at_the_ledger(patch: Patch) -> None:
     def settle(transaction: BatchTransaction, *_: Any) -> bool:
-        transaction._renew()
+        transaction.renew()
         return False
 
     patch.setattr(BatchTransaction, "settle", settle)

@@ -47,9 +47,7 @@ class Program:
         for name, value in job.get("conf", {}).items():
             self.spark.conf.set(name, value)
         self.query = None
-        self.sink = (
-            semel.postgres_sink(**job["postgres"]) if "postgres" in job else semel.sink(job["brokers"], **job["sink"])
-        )
+        self.sink = self._sink(job)
         if "precautions" in job:
             self.sink.options = replace(self.sink.options, precautions=Precautions(**job["precautions"]))
         rows = self._rows(job)
@@ -57,6 +55,15 @@ class Program:
         if job.get("available_now", True):
             writer = writer.trigger(availableNow=True)
         self.query = writer.start()
+
+    def _sink(self, job: dict[str, Any]) -> Any:
+        if "postgres" not in job:
+            return semel.sink(job["brokers"], **job["sink"])
+        topics = job.get("topics")
+        if topics is None:
+            return semel.postgres_sink(**job["postgres"])
+        both = semel.SinkTopics(job["brokers"], records=lambda df: df.select("key", "value"), **topics)
+        return semel.postgres_sink(**job["postgres"], topics=both)
 
     def _rows(self, job: dict[str, Any]) -> Any:
         options = {"kafka.bootstrap.servers": job["brokers"], **job["source"]}

@@ -15,32 +15,22 @@ sent, which aborts what is open, unless the broker keeps it (two-phase commit).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from semel import faults
-from semel.client.errors import FatalError, FencedError, KafkaError, UnsupportedByBrokerError
+from semel.client.errors import FencedError, KafkaError, UnsupportedByBrokerError
 from semel.client.producer import PreparedTransaction, Producer
-from semel.client.producer.handle import TransactionHandle, TransactionOwner
 from semel.client.settings import ProducerSettings
-from semel.client.timing import Backoff, Deadline
 from semel.patterns.process_output import Output
-from semel.protocol.errors import ErrorCode, Recovery
 from semel.sinks.postgres.decisions import Decision, DecisionsTable
+from semel.sinks.postgres.endings import NO_TWO_PHASE, end_decided, lost
 from semel.sinks.postgres.offsets import PartitionTakenError
 from semel.sinks.postgres.session import DatabaseSession
 
 log = logging.getLogger("semel.process")
-
-END_TIMEOUT_S = 60.0  # for the end of a decided transaction, before the loop tries again
-NO_TWO_PHASE = (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.UNSUPPORTED_VERSION)
-
-
-class DecisionLostError(FatalError):
-    """A transaction that the database decided to commit was aborted, and there is no copy of its output."""
 
 
 class SettledId(NamedTuple):
@@ -92,7 +82,7 @@ class Settler:
         self._settled(transactional_id, claimed, decision, remove=True).close(timeout_ms=0)
 
     def _settled(self, transactional_id: str, generation: int, decision: Decision | None, *, remove: bool) -> Producer:
-        producer, is_committed = self._ended(transactional_id, decision)
+        producer, is_committed = self._ended(transactional_id, generation, decision)
         try:
             if decision is not None and not is_committed:
                 self._write_copy(producer, transactional_id, generation, decision)
@@ -111,19 +101,20 @@ class Settler:
         self._session.run(f"finishing {transactional_id!r}", work)
 
     # -- ending --------------------------------------------------------------------------------------------------------
-    def _ended(self, transactional_id: str, decision: Decision | None) -> tuple[Producer, bool]:
+    def _ended(self, transactional_id: str, generation: int, decision: Decision | None) -> tuple[Producer, bool]:
         """A producer that owns the id, and whether what was decided is committed."""
         if self.two_phase is not False:
             try:
-                return self._ended_as_kept(transactional_id, decision)
+                return self._ended_as_kept(transactional_id, generation, decision)
             except UnsupportedByBrokerError:
                 self.two_phase = False
             except KafkaError as error:
                 if error.code not in NO_TWO_PHASE:
                     raise
                 self.two_phase = False
-        is_committed = decision is not None and self._end_decided(transactional_id, decision)
-        producer = Producer(self._settings(transactional_id, False))
+        settings = self._settings(transactional_id, False)
+        is_committed = decision is not None and end_decided(settings, decision)
+        producer = Producer(settings)
         try:
             producer.init_transactions()
         except BaseException:
@@ -131,58 +122,34 @@ class Settler:
             raise
         return producer, is_committed
 
-    def _ended_as_kept(self, transactional_id: str, decision: Decision | None) -> tuple[Producer, bool]:
+    def _ended_as_kept(
+        self, transactional_id: str, generation: int, decision: Decision | None
+    ) -> tuple[Producer, bool]:
+        settings = self._settings(transactional_id, False)
         producer = Producer(self._settings(transactional_id, True))
         try:
             kept = producer.init_transactions(keep_prepared=True)
             self.two_phase = True
+            if kept is not None:
+                # Whoever claimed the row since it was read here may have decided about what is open.
+                self._session.run(
+                    f"settling {transactional_id!r}",
+                    lambda connection: self._table.hold(connection, transactional_id, generation),
+                )
             wanted = None if decision is None else PreparedTransaction(decision.producer_id, decision.epoch)
             if kept is not None and producer.complete_transaction(wanted):
                 return producer, True
             # Not kept: it was ended before. By whom, the markers say.
-            return producer, decision is not None and self._end_decided(transactional_id, decision, may_be_open=False)
+            return producer, decision is not None and end_decided(settings, decision, may_be_open=False)
         except BaseException:
             producer.close(timeout_ms=0)
             raise
-
-    def _end_decided(self, transactional_id: str, decision: Decision, may_be_open: bool = True) -> bool:
-        """Whether it is committed in the end: by an earlier EndTxn, or by this one. False: the coordinator aborted."""
-        deadline, pauses = Deadline(END_TIMEOUT_S), Backoff(20, 1_000)
-        settings = self._settings(transactional_id, False)
-        handle = TransactionHandle(settings, decision.producer_id, decision.epoch, decision.transaction_version)
-        with TransactionOwner(settings) as owner:
-            while True:
-                owner.resume(handle)
-                found = owner.how_it_ended(decision.written, deadline.remaining_s())
-                if found is not None:
-                    return found
-                refusal: KafkaError | None = None
-                if may_be_open:
-                    try:
-                        owner.end(commit=True, timeout_s=deadline.remaining_s())
-                        return True
-                    except KafkaError as error:
-                        if error.recovery is Recovery.FATAL and error.code is not ErrorCode.INVALID_TXN_STATE:
-                            raise
-                        refusal = error
-                if deadline.expired:
-                    raise FatalError(
-                        f"the transaction {decision.producer_id}:{decision.epoch} of {transactional_id!r} is decided, "
-                        f"but neither can it be ended ({refusal}) nor do the logs say how it ended; see "
-                        "docs/postgres.md: transactions that nobody finishes"
-                    )
-                time.sleep(pauses.next_s())
 
     # -- the copy ------------------------------------------------------------------------------------------------------
     def _write_copy(self, producer: Producer, transactional_id: str, generation: int, decision: Decision) -> None:
         """The output again, in a new transaction, which takes the place of the one that was aborted."""
         if decision.copy is None:
-            raise DecisionLostError(
-                f"the database has decided to commit the transaction {decision.producer_id}:{decision.epoch} of "
-                f"{transactional_id!r}, but it was aborted, by force: the rows are in the database, the records of "
-                f"{', '.join(sorted({topic for topic, _ in decision.written}))} are not in the topics. Write them "
-                "again from the rows if they are needed, then set state = 'finished' in semel.loop_decisions"
-            )
+            raise lost(transactional_id, decision, "semel.loop_decisions")
         log.warning("%s: the coordinator aborted a decided transaction; writing its output again", transactional_id)
         producer.begin_transaction()
         for topic, partition, key, value, timestamp, headers in unpacked(decision.copy):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from semel.prove.catalog import WORKLOADS
 from semel.prove.checker.check import CheckResult, Violation, ViolationKind, check
 from semel.prove.checker.reading import (
     CheckerError,
@@ -22,7 +23,7 @@ from semel.prove.checker.reading import (
 from semel.prove.inflict import Inflictor
 from semel.prove.schedule import Fault, Round, Scene, Schedule
 from semel.prove.stage import Stage, StageError
-from semel.prove.workloads import PRODUCER, WORKLOADS, Workload
+from semel.prove.workloads import PRODUCER, Workload
 
 TICK_S = 0.02
 WARM_UP_TRANSACTIONS = 2  # without faults, so that faults meet a pipeline that works

@@ -18,6 +18,7 @@ from semel.local import checkout
 from semel.progress import ProgressBar
 from semel.prove.campaign import CampaignResult, RoundResult
 from semel.prove.campaign import run as play
+from semel.prove.catalog import WORKLOADS
 from semel.prove.checker.reading import CheckerError, delete_topics, topics_like
 from semel.prove.injection import Patch
 from semel.prove.inputs import TRANSACTION_SIZE
@@ -37,7 +38,7 @@ from semel.prove.schedule import (
     nodes_and_others,
 )
 from semel.prove.stage import Stage, StageError
-from semel.prove.workloads import WORKLOADS, AppError, expectation_name, load_function
+from semel.prove.workloads import AppError, expectation_name, load_function
 
 ROUNDS_PER_SCENE = 12  # then topics, groups and checkpoints are made anew
 NODE_FAULT_EVERY_MS = 600

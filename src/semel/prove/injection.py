@@ -107,11 +107,11 @@ STATE_POINTS = {
     "state.committed": "the transaction is committed, the local stores have nothing of it",
     "state.write": "a local store is about to write what was committed to its file",
 }
-# A unit of work of the loop that writes topics and tables.
+# A unit of work of the loop, or a micro-batch, that writes topics and tables.
 DECISION_POINTS = {
     "decision.prepared": "the records are in the log, the database has nothing",
     "decision.made": "the database has committed, EndTxn is not sent",
-    "decision.ended": "EndTxn is confirmed, the next unit of work has not begun",
+    "decision.ended": "EndTxn is confirmed, the next unit of work or micro-batch has not begun",
     "decision.copy_written": "the coordinator had aborted: the output is written again, the database does not know it",
     "decision.copy_decided": "the database knows the transaction of the copy, EndTxn is not sent",
 }

@@ -21,6 +21,7 @@ from semel.prove import pattern_workers
 from semel.prove.checker.reading import read
 from semel.prove.inputs import ABORT_EVERY, aborted_records, records_of, tag_of, transaction_of
 from semel.prove.stage import SHOWS_STACKS
+from semel.prove.table_workloads import event_of
 from semel.prove.workloads import load_function
 
 # --- producer: fills the source in transactions ---
@@ -172,6 +173,11 @@ def run_spark(job: dict[str, Any]) -> int:
     rows = spark.readStream.format("semel").option("kafka.bootstrap.servers", job["brokers"]).options(**job["source"])
     if job["query"] == "routed":
         writer = _routed(rows.load(), job)
+    elif job["query"] in ("table", "both"):
+        into = _postgres_sink(job)
+        rows = rows.option("committedOffsets", into.committed_offsets())
+        columns = (["key"] if job["query"] == "both" else []) + ["cast(value AS string) AS value"]
+        writer = rows.load().selectExpr(*columns).writeStream.foreachBatch(into)
     else:
         sink = semel.sink(job["brokers"], on_batch=_tell, **job["sink"])
         writer = QUERIES[job["query"]](rows.load(), job).writeStream.foreachBatch(sink)
@@ -184,6 +190,25 @@ def run_spark(job: dict[str, Any]) -> int:
     print("started", flush=True)
     query.awaitTermination()
     return 0
+
+
+def _postgres_sink(job: dict[str, Any]) -> Any:
+    """Into a table; with a topic into that, too."""
+    import semel
+
+    given = job["sink"]
+    named = {name: given[name] for name in ("dsn", "application_id", "table")}
+    if job["query"] == "table":
+        return semel.postgres_sink(**named, on_batch=_tell)
+    topics = semel.SinkTopics(
+        job["brokers"],
+        records=lambda df: df.select("key", "value"),
+        rows=lambda df: df.select("value"),
+        topic=given["topic"],
+        transaction_timeout_ms=given["transaction_timeout_ms"],
+        client=given["client"],
+    )
+    return semel.postgres_sink(**named, on_batch=_tell, topics=topics)
 
 
 def _routed(rows: Any, job: dict[str, Any]) -> Any:
@@ -262,20 +287,30 @@ SEND = (
 
 
 def run_tables(options: dict[str, Any]) -> int:
+    """rows: a row for each record. inbox: for each event. both: a row and a record. outbox: a row, and one of the
+    outbox."""
     from semel.patterns.outbox import Outbox
     from semel.sinks.postgres.settings import Postgres, Statement
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    dsn, table, topic = options.pop("dsn"), options.pop("table"), options.pop("topic")
+    kind, dsn, table, topic = (options.pop(name) for name in ("kind", "dsn", "table", "topic"))
+    if kind == "outbox":
+        Outbox(dsn).init()
 
     def write(record: Any) -> list[Any]:
-        return [
-            Statement(SEND, [topic, record.key, record.value]),
-            Statement(f"INSERT INTO {table} VALUES (%s)", [record.value.decode()]),
-        ]
+        text = record.value.decode()
+        row = Statement(f"INSERT INTO {table} VALUES (%s)", [event_of(text) if kind == "inbox" else text])
+        more: dict[str, list[Any]] = {
+            "both": [Output(record.value, record.key, topic=topic)],
+            "outbox": [Statement(SEND, [topic, record.key, record.value])],
+        }
+        return [row, *more.get(kind, ())]
 
-    Outbox(dsn).init()
-    sink = Postgres(dsn, event_id=lambda record: record.value)
+    ids: dict[str, Any] = {
+        "inbox": lambda record: event_of(record.value.decode()),
+        "outbox": lambda record: record.value,
+    }
+    sink = Postgres(dsn, event_id=ids.get(kind), with_topics=kind == "both")
     settled = [False]
 
     def tell(_: Any) -> None:

@@ -1,4 +1,5 @@
-"""What is run under faults: small classes in a table. A new one needs its processes, its topics and what to expect."""
+"""What is run under faults: small classes. A new one needs its processes, its topics and what to expect, and a line in
+`catalog`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from typing import Any, ClassVar
 from semel.prove.checker.check import Expectation, OffsetsRule, Violation
 from semel.prove.checker.histories import check_appends, check_sagas, last_values, read_calls, statuses
 from semel.prove.checker.reading import Seen, read
-from semel.prove.checker.tables import check_table
 from semel.prove.database import StageDatabase
 from semel.prove.injection import SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, source_expectation, values_up_to
@@ -29,7 +29,6 @@ from semel.prove.schedule import (
     TRANSACTION_APIS,
     Fault,
     broker_cards,
-    database_cards,
     network_cards,
     point_cards,
     process_cards,
@@ -124,7 +123,7 @@ class Workload(ABC):
     def led_topic(self, led: str) -> tuple[str, str]:
         """The topic whose leader is meant, and for internal topics the group or id whose partition it is."""
         return {
-            "output": (self.outputs[0], ""),
+            "output": ((*self.outputs, self.source)[0], ""),
             "ledger": (f"{self.application}.ledger", ""),
             "offsets": ("__consumer_offsets", self.groups()[-1][0] if self.groups() else self.application),
             "transactions": ("__transaction_state", self.transactional_id),
@@ -540,72 +539,6 @@ def _saga_entry(record: Seen) -> str:
     return "{saga} {status} {at} {tries} {waits_for} {due_ms}".format(**state)
 
 
-# --- PostgreSQL: two instances of a loop write to tables, and a relay brings their outbox to a topic ---
-RELAY_APIS = ("InitProducerId", "Produce", "EndTxn")
-TABLE_APIS = ("OffsetFetch", "JoinGroup", "Fetch")
-APPLIED = "applied"  # a row for each record
-
-
-class OutboxWorkload(Workload):
-    name = "outbox"
-    help = "topic to PostgreSQL, with receipts (semel.Postgres), and from its outbox to a topic (semel.Outbox)"
-    guarantees = ("exactly_once",)
-
-    @classmethod
-    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
-        cards = [*network_cards(RELAY_APIS, "outbox"), *network_cards(TABLE_APIS, "worker"), *cls.producer_cards()]
-        for worker in ("worker-a", "worker-b"):
-            cards += [*process_cards(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
-        cards += process_cards("relay", ())
-        cards += list(database_cards()) * 4
-        if broker:
-            responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
-            cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
-        return cards
-
-    @classmethod
-    def led(cls, guarantee: str) -> tuple[str, ...]:
-        return ("output", "offsets", "transactions")
-
-    @property
-    def transactional_id(self) -> str:
-        return f"{self.application}-outbox"
-
-    def groups(self) -> list[tuple[str, str]]:
-        """The tables have the offsets: the group may be behind them after a crash."""
-        return []
-
-    def start(self) -> None:
-        self.database = StageDatabase(APPLIED)
-        shared = {"dsn": self.database.dsn, "bootstrap_servers": self.stage.proxy.bootstrap}
-        for name in ("worker-a", "worker-b"):
-            consumer = {
-                "session_timeout_ms": self.session_timeout_ms,
-                "heartbeat_interval_ms": 300,
-                "request_timeout_ms": REQUEST_TIMEOUT_MS,
-            }
-            options = {
-                **shared,
-                "source": self.source,
-                "topic": self.outputs[0],
-                "table": APPLIED,
-                "application_id": self.application,
-                "instance": name,
-                "consumer": consumer,
-            }
-            self.run(name, "tables", options)
-        self.run("relay", "relay", {**shared, "application_id": self.application})
-
-    def expectation(self, transactions: int) -> Expectation:
-        reader = (self.application, self.source)
-        return self.copied(reader, self.outputs, transactions, offsets=())
-
-    def table_violations(self, transactions: int) -> list[Violation]:
-        assert self.database is not None
-        ids = dict.fromkeys(values_up_to(transactions), 1)
-        return check_table(self.database.direct, APPLIED, "value", ids)
-
-
 # --- Structured Streaming queries with `semel.sink`, on local Spark ---
 LOCAL = "local[2,4]"  # a task may fail three times before its job does
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"  # drivers live for seconds: starting fast counts
@@ -830,23 +763,3 @@ class AppWorkload(Workload):
 
 def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
-
-
-# --- the table ---
-WORKLOADS: dict[str, type[Workload]] = {
-    workload.name: workload
-    for workload in (
-        LoopWorkload,
-        ChainWorkload,
-        StateWorkload,
-        EntitiesWorkload,
-        SagasWorkload,
-        OutboxWorkload,
-        SparkWorkload,
-        AnyOrderWorkload,
-        StreamWriterWorkload,
-        StatefulWorkload,
-        ExecutorsWorkload,
-        AppWorkload,
-    )
-}

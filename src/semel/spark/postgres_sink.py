@@ -12,20 +12,23 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
-from semel.client.errors import ConfigError
+from semel.client.errors import ConfigError, ConnectionFailedError, TimedOutError
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseFatalError, DatabaseUnavailableError, RowRefusedError
 from semel.sinks.postgres.moving import BadStagedRowError, SameKeyError
 from semel.sinks.postgres.target import fitting
 from semel.spark.base_sink import SinkError, refuse_connect
+from semel.spark.decided_transaction import DecidedHandle, DecidedReports, DecidedTransaction
 from semel.spark.ledger import LedgerError, MicroBatch
 from semel.spark.options import OptionError
-from semel.spark.postgres_options import PostgresOptions
+from semel.spark.postgres_options import PostgresOptions, SinkTopics
 from semel.spark.postgres_tasks import row_column, stage_task
 from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
+from semel.spark.reruns import settled
+from semel.spark.sink import no_brokers
 from semel.spark.transactional_sink import TransactionalSink
-from semel.spark.write_job import collected
-from semel.spark.writing import REPORT_COLUMNS, Report
+from semel.spark.write_job import WriteJob, collected
+from semel.spark.writing import COPIED, REPORT_COLUMNS, Report
 
 # By database and owner: the sink of this process that took it over last.
 _newest: WeakValueDictionary[tuple[str, str, str], PostgresSink] = WeakValueDictionary()
@@ -45,9 +48,11 @@ class PostgresSink(TransactionalSink):
         BadStagedRowError,
     )
 
+    transaction_type: ClassVar[type[PostgresTransaction]] = PostgresTransaction
+
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
-        self.transaction = PostgresTransaction(options)
+        self.transaction = self.transaction_type(options)
         try:
             self.transaction.open()
         except DatabaseUnavailableError as error:
@@ -109,6 +114,38 @@ class PostgresSink(TransactionalSink):
                     raise OptionError(f"{option} names {name!r}, which the rows do not have; they have {names}")
 
 
+class DecidedSink(PostgresSink):
+    """Writes to a table and to topics, with one decision."""
+
+    transaction: DecidedTransaction
+    transaction_type = DecidedTransaction
+    _job: WriteJob | None = None
+
+    def __init__(self, options: PostgresOptions) -> None:
+        try:
+            super().__init__(options)
+        except (ConnectionFailedError, TimedOutError) as error:
+            raise no_brokers(options.kafka, error) from error
+
+    def _write(self, df: Any, batch: MicroBatch, handle: Any) -> Any:
+        """Rows and records come from the same computed rows: a function such as uuid() gives other values when it runs
+        again."""
+        topics = self.options.topics
+        with settled(df, always=True) as kept:
+            records = self._write_records(topics.records(kept), batch, handle)
+            rows = super()._write(topics.rows(kept), batch, handle.tables)
+        copied = [report for report in records if report.failure == COPIED]
+        records[:] = [report for report in records if report.failure != COPIED]
+        return DecidedReports(rows, records, copied)
+
+    def _write_records(self, df: Any, batch: MicroBatch, handle: DecidedHandle) -> list[Report]:
+        transaction = self.transaction.topics
+        if self._job is None:
+            self._job = WriteJob(transaction.owner.cluster)
+        keep = None if handle.copy is None else handle.copy.keep
+        return self._job(df, transaction.options, transaction.targets, batch, handle.topics, keep)
+
+
 def postgres_sink(
     dsn: str,
     *,
@@ -127,6 +164,7 @@ def postgres_sink(
     adopt_checkpoint: bool = False,
     accept_lost_state: bool = False,
     on_batch: Callable[[Any], None] | None = None,
+    topics: SinkTopics | None = None,
 ) -> PostgresSink:
     """A function for `foreachBatch` that writes every micro-batch in one database transaction.
 
@@ -150,9 +188,12 @@ def postgres_sink(
     adopt_checkpoint   True: an existing checkpoint goes on although the ledger is empty
     accept_lost_state  as for `semel.sink`
     on_batch           called with a report after each batch: rows, dead letters, attempts, times
+    topics             a `semel.SinkTopics`: every micro-batch writes to these topics, too, with one decision about rows
+                       and records, which the database makes
     """
     refuse_connect()
-    return PostgresSink(
+    kind = PostgresSink if topics is None else DecidedSink
+    return kind(
         PostgresOptions(
             database=Database(dsn, schema=schema, lock_timeout_ms=lock_timeout_ms),
             application_id=application_id,
@@ -168,5 +209,6 @@ def postgres_sink(
             adopt_checkpoint=adopt_checkpoint,
             accept_lost_state=accept_lost_state,
             on_batch=on_batch,
+            topics=topics,
         )
     )

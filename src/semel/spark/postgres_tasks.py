@@ -9,25 +9,30 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from semel import faults
+from semel.sinks.postgres.binary_copy import wire_type
 from semel.sinks.postgres.database import Database
-from semel.sinks.postgres.errors import (
-    DatabaseFatalError,
-    DatabaseUnavailableError,
-    FencedInDatabaseError,
-    RowRefusedError,
-)
+from semel.sinks.postgres.errors import DatabaseUnavailableError
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.staging import REASON, StagingRound, fill
 from semel.sinks.postgres.target import RowColumn, WrittenColumn
 from semel.spark.encoding import BadRowError
 from semel.spark.stages import FROM_SPARK, PRODUCE, pulled, stage, task
 from semel.spark.workers import settle_worker
-from semel.spark.writing import Report, drained, failure_report, report_batches, task_identity
+from semel.spark.writing import (
+    DATABASE_FAILURES,
+    Blob,
+    Report,
+    blob_batch,
+    drained,
+    failure_report,
+    report_batches,
+    task_identity,
+)
 
-REPORTED = (BadRowError, RowRefusedError, DatabaseFatalError, FencedInDatabaseError)  # another try would not help
+REPORTED = (BadRowError, *DATABASE_FAILURES)
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 _sessions: dict[bytes, DatabaseSession] = {}  # of this worker, from one task to the next
@@ -131,6 +136,37 @@ def _reports(
     except REPORTED as error:
         reports = [failure_report(error)]
     yield from report_batches(reports)
+
+
+# --- a copy of what goes to topics ---
+class CopyStage(NamedTuple):
+    """Where an attempt at a task keeps a copy of the record batches that it writes to topics."""
+
+    database: Database
+    stage: StagingRound
+
+    def keep(self, blobs: Iterator[Blob], mark: int) -> int:
+        """Pulls the blobs, which writes them, and stages each; returns how many there were."""
+        first = next(blobs, None)
+        if first is None:
+            return 0
+        all_blobs = enumerate(chain([first], blobs))
+        rows = (blob_batch(target, records, number, data) for number, (target, records, _, data) in all_blobs)
+        with worker_session(self.database) as session:
+            return session.run(
+                f"keeping a copy of records at {self.database.where}",
+                lambda connection: fill(connection, self.stage, mark, _copy_columns(), rows),
+            ).rows
+
+
+def _copy_columns() -> list[WrittenColumn]:
+    """The number of the partition among the targets, the count of records, which of the attempt's batches it is, and
+    the batch itself."""
+    import pyarrow as pa
+
+    kinds = {"target": pa.int32(), "records": pa.int32(), "number": pa.int32(), "data": pa.binary()}
+    wires = {name: wire_type(kind) for name, kind in kinds.items()}
+    return [WrittenColumn(name, wire) for name, wire in wires.items() if wire is not None]
 
 
 # --- texts that PostgreSQL cannot hold ---

@@ -33,7 +33,7 @@ from semel.sinks.postgres.moving import DEAD_ROWS, UPSERT, Move
 from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.staging import STAGING, Staged, StagingRound, drop, sweep
-from semel.sinks.postgres.tables import filled, install
+from semel.sinks.postgres.tables import Component, filled, install
 from semel.sinks.postgres.target import TargetTable, WrittenColumn, delete_key, describe, upsert_key
 from semel.spark.base_sink import SinkError
 from semel.spark.decisions import FencedSinkError, LedgerRule, RefusedError
@@ -68,6 +68,7 @@ class PostgresTransaction(LedgerRule, Closing):
     """The database transactions of one application id in one process, one after the other."""
 
     words: ClassVar[LedgerWords] = TABLE_WORDS
+    components: ClassVar[tuple[Component, ...]] = (OWNERS, STAGING, LEDGER, DEAD_ROWS)
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
@@ -92,7 +93,7 @@ class PostgresTransaction(LedgerRule, Closing):
                     f"{self.options.database.where} is a standby and takes no writes; give the address of the primary, "
                     "or several hosts with target_session_attrs=read-write"
                 )
-            for component in (OWNERS, STAGING, LEDGER, DEAD_ROWS):
+            for component in self.components:
                 install(connection, schema, component)
             self.last = last_row(connection, schema, self.options.application_id)
             self._describe(connection)
@@ -211,17 +212,25 @@ class PostgresTransaction(LedgerRule, Closing):
         """Rows, ledger row and staging tables in one transaction. A batch without rows that moved nothing is left out,
         unless it is the first of its query: the next batch must find that in the ledger."""
         entry = self._entry(batch, reports, run_id, checksum, attempts)
-        is_known = self.last is not None and self.last.query_id == batch.query_id
-        if entry.rows or batch.starts != batch.ends or not batch.ends or not is_known:
-            entry = self.session.run(
-                f"writing batch {batch.batch_id} to {self.options.database.where}",
-                lambda connection: self._decide_in_database(connection, entry, reports),
-                was_committed=lambda connection: self._is_there(connection, entry),
-            )
-            self.last = entry
+        if entry.rows or self._is_news(batch):
+            entry = self._decided(entry, reports)
         faults.hit("postgres_sink.after_commit")
         self._sweep_quietly()
         return entry
+
+    def _is_news(self, batch: MicroBatch) -> bool:
+        """Whether a batch belongs into the ledger even if it has no rows."""
+        is_known = self.last is not None and self.last.query_id == batch.query_id
+        return batch.starts != batch.ends or not batch.ends or not is_known
+
+    def _decided(self, entry: LedgerEntry, reports: list[Report]) -> LedgerEntry:
+        """The entry, when it is in the ledger and its rows are in the table."""
+        self.last = self.session.run(
+            f"writing batch {entry.batch_id} to {self.options.database.where}",
+            lambda connection: self._decide_in_database(connection, entry, reports),
+            was_committed=lambda connection: self._is_there(connection, entry),
+        )
+        return self.last
 
     def _decide_in_database(
         self, connection: Connection[Any], entry: LedgerEntry, reports: list[Report]

@@ -43,13 +43,14 @@ def spark_notices(session: Any) -> bool:
 
 
 @contextmanager
-def settled(df: Any) -> Iterator[Any]:
+def settled(df: Any, *, always: bool = False) -> Iterator[Any]:
     """The rows of a DataFrame for one job whose tasks know by their attempt number that they are not the first.
 
     Spark runs a stage again when shuffle files before it are lost, and counts its tasks' attempts from 0 again. So rows
     that crossed a shuffle are computed and kept on the executors; what reads them from there has nothing to fetch.
+    `always`: other rows, too, for several jobs that must see the same ones.
     """
-    if tasks_without_shuffle(df) is not None:
+    if not always and tasks_without_shuffle(df) is not None:
         yield df
         return
     kept = df.localCheckpoint(eager=True)

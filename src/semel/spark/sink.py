@@ -37,10 +37,7 @@ class Sink(TransactionalSink):
         try:
             self.transaction.open()
         except (ConnectionFailedError, TimedOutError) as error:
-            raise SinkError(
-                f"the sink got no response from its brokers (bootstrap servers {options.bootstrap_servers!r}): "
-                f"{error}. Start them, or correct the addresses, and start the query again"
-            ) from error
+            raise no_brokers(options, error) from error
         self.transaction.own_if_free()
 
     def _write(self, df: Any, batch: MicroBatch, handle: TransactionHandle) -> list[Report]:
@@ -48,6 +45,13 @@ class Sink(TransactionalSink):
 
     def _hashed_columns(self, df: Any) -> list[str]:
         return hashed_columns(df, self.options)
+
+
+def no_brokers(options: SinkOptions, error: Exception) -> SinkError:
+    return SinkError(
+        f"the sink got no response from its brokers (bootstrap servers {options.bootstrap_servers!r}): {error}. Start "
+        "them, or correct the addresses, and start the query again"
+    )
 
 
 def sink(

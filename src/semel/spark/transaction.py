@@ -24,7 +24,7 @@ from semel.client.closing import Closing
 from semel.client.errors import FencedError, KafkaError
 from semel.client.immediate import run
 from semel.client.producer.coordinator import EndUnknownError
-from semel.client.producer.handle import TransactionHandle, TransactionOwner
+from semel.client.producer.handle import TransactionHandle, TransactionOwner, WrittenPartition
 from semel.client.types import OffsetAndMetadata
 from semel.protocol.errors import ErrorCode
 from semel.spark.base_sink import SinkError
@@ -86,6 +86,11 @@ class BatchTransaction(LedgerRule, Closing):
         self.owner.resume(handle)
         self._handle, self.targets, self.last = handle, targets, last
 
+    @property
+    def handle(self) -> TransactionHandle:
+        assert self._handle is not None, "begin() or resume() comes first"
+        return self._handle
+
     # --- decide ---
     def decide(self, batch: MicroBatch, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """Whether the batch is to be written; False: it is written. Raises RefusedError if it must not be, after what
@@ -129,7 +134,7 @@ class BatchTransaction(LedgerRule, Closing):
             self._take_over()
         else:
             self.owner.resume(known)
-            self._renew()
+            self.renew()
         self.remember()
 
     def _take_over(self) -> None:
@@ -183,24 +188,21 @@ class BatchTransaction(LedgerRule, Closing):
     ) -> LedgerEntry:
         """The ledger entry, the source offsets and the end: one transaction with the rows. A batch without rows that
         moved nothing is aborted, unless it is the first of its query: the next batch must find that in the ledger."""
-        entry = self._entry(batch, reports, run_id, checksum, attempts)
+        entry = self.entry(batch, reports, run_id, checksum, attempts)
         is_known = self.last is not None and self.last.query_id == batch.query_id
         if entry.rows == 0 and batch.ends and batch.starts == batch.ends and is_known:
             self.abort()
         else:
-            assert self._handle is not None, "begin() or resume() comes first"
-            write_entry(self._handle, self.options.application_id, entry, self.owner)
+            write_entry(self.handle, self.options.application_id, entry, self.owner)
             faults.hit("sink.after_ledger")
-            send_source_offsets(self.owner, self.options, batch)
+            send_source_offsets(self.owner, self.options, batch.ends)
             faults.hit("sink.after_offsets")
             self._end(entry)
         self.remember()
         faults.hit("sink.after_commit")
         return entry
 
-    def _entry(
-        self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str, attempts: int
-    ) -> LedgerEntry:
+    def entry(self, batch: MicroBatch, reports: list[Report], run_id: str, checksum: str, attempts: int) -> LedgerEntry:
         written = [Written(*self.targets.place(r.target), r.rows, r.first, r.last) for r in reports]
         return LedgerEntry(
             sequence=0 if self.last is None else self.last.sequence + 1,
@@ -225,7 +227,7 @@ class BatchTransaction(LedgerRule, Closing):
         try:
             self.owner.end(commit=True)
         except EndUnknownError:
-            self._renew()
+            self.renew()
             self.read_ledger(accept_empty=True)
             if self.last is None or self.last.sequence != entry.sequence:
                 raise
@@ -235,14 +237,14 @@ class BatchTransaction(LedgerRule, Closing):
     def settle(self, batch: MicroBatch, error: Exception, is_stateful: Callable[[], bool], cause: str = "") -> bool:
         """After a failure: aborts what is open under a new epoch. True if the batch is written after all; else it may
         run again, unless it took too long."""
-        self._renew()
+        self.renew()
         self.read_ledger()
         if self.is_written(batch, is_stateful, cause):
             return True
-        self._raise_if_too_long(error)
+        self.raise_if_too_long(error)
         return False
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         """The next epoch, if the id is still ours. One that expired belongs to nobody and is taken anew.
 
         Only InitProducerId's error counts. Other requests return INVALID_PRODUCER_ID_MAPPING also where another owner
@@ -254,14 +256,14 @@ class BatchTransaction(LedgerRule, Closing):
             if error.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
                 self._take_over()
                 return
-            self._raise_if_too_long(error)
+            self.raise_if_too_long(error)
             raise FencedSinkError(
                 f"application id {self.options.application_id!r} was taken over by another driver: {error}. If that "
                 "is the one that should run, this one is right to stop; else start this Spark application again. Two "
                 "queries need two application ids"
             ) from error
 
-    def _raise_if_too_long(self, error: Exception) -> None:
+    def raise_if_too_long(self, error: Exception) -> None:
         """A batch that failed after more than the timeout: running it again would only take as long again."""
         took_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
         limit_ms = self.options.transaction_timeout_ms
@@ -292,15 +294,22 @@ class BatchTransaction(LedgerRule, Closing):
             self._state.remember(*self.owner.identity, self.owner.generation)
 
 
-def write_entry(handle: TransactionHandle, application_id: str, entry: LedgerEntry, owner: TransactionOwner) -> None:
+def write_entry(
+    handle: TransactionHandle, application_id: str, entry: LedgerEntry, owner: TransactionOwner
+) -> WrittenPartition:
     """Puts the entry into the transaction, over the owner's connections."""
+    with handle.writer(owner.cluster) as writer:
+        writer.write(topic_of(application_id), 0, entry_table(entry))
+        [written] = writer.finish()
+        return written
+
+
+def entry_table(entry: LedgerEntry) -> Any:
+    """The record of an entry."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {"key": [entry.key], "value": [entry.encode()]}
-    row = pa.table({name: pa.array(values, pa.binary()) for name, values in columns.items()})
-    with handle.writer(owner.cluster) as writer:
-        writer.write(topic_of(application_id), 0, row)
-        writer.finish()
+    return pa.table({name: pa.array(values, pa.binary()) for name, values in columns.items()})
 
 
 def source_offsets(
@@ -315,9 +324,9 @@ def source_offsets(
     }
 
 
-def send_source_offsets(owner: TransactionOwner, options: SinkOptions, batch: MicroBatch) -> None:
+def send_source_offsets(owner: TransactionOwner, options: SinkOptions, ends: list[str | None]) -> None:
     """Source offsets for the group, in the transaction: those of topics that this cluster has."""
-    offsets = source_offsets(batch.ends, lambda topic: options.stores_offsets and is_here(owner.cluster, topic))
+    offsets = source_offsets(ends, lambda topic: options.stores_offsets and is_here(owner.cluster, topic))
     if not offsets:
         return
     try:

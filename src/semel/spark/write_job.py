@@ -20,6 +20,7 @@ from semel.spark.sink_options import AT_MOST_ONCE, AUTO, SPREAD, Precautions, Si
 from semel.spark.writing import (
     REPORT_COLUMNS,
     RETRIED,
+    Keep,
     OwnerStalledError,
     Report,
     WrongTaskError,
@@ -54,23 +55,29 @@ class WriteJob:
         self._in_place = InPlace(cluster)
 
     def __call__(
-        self, df: Any, options: SinkOptions, targets: Targets, batch: MicroBatch, handle: TransactionHandle
+        self,
+        df: Any,
+        options: SinkOptions,
+        targets: Targets,
+        batch: MicroBatch,
+        handle: TransactionHandle,
+        keep: Keep | None = None,
     ) -> list[Report]:
         rows = prepared(df, options)
         routing = routing_of(options, targets, batch.batch_id, handle.settings)
         precautions = careful(options.precautions, df.sparkSession)
         if needs_no_shuffle(rows, options):
             fewest = min(topic.partitions for topic in targets.topics)
-            task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions)
+            task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions, keep=keep)
             job = rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS)
             return without_stragglers(job, df, lambda: collected(job, precautions))
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
-            task = direct_task(handle, routing, precautions, is_guess=True)
+            task = direct_task(handle, routing, precautions, is_guess=True, keep=keep)
             job = rows.coalesce(few).mapInArrow(task, REPORT_COLUMNS)
             return without_stragglers(job, df, lambda: self._stay(job, batch.batch_id))
         blobs = rows.mapInArrow(encode_task(routing), BLOB_COLUMNS)
-        return written(blobs, targets, handle, precautions)
+        return written(blobs, targets, handle, precautions, keep)
 
     def _stay(self, job: Any, batch_id: int) -> list[Report]:
         """Every task writes what it has. There is no stage before it that could run twice."""
@@ -94,13 +101,15 @@ def may_guess(df: Any, options: SinkOptions, precautions: Precautions) -> bool:
     return allowed and not speculates(df.sparkSession)
 
 
-def written(blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions) -> list[Report]:
+def written(
+    blobs: Any, targets: Targets, handle: TransactionHandle, precautions: Precautions, keep: Keep | None = None
+) -> list[Report]:
     """Brings encoded batches to the tasks that write them.
 
     Adaptive execution would run every stage as a job of its own and plan again in between. The number of write tasks is
     fixed, so there is nothing to adapt, and a small batch costs a sixth less without."""
     shuffled = blobs.repartitionById(write_tasks(blobs, targets), blobs["target"])
-    job = shuffled.mapInArrow(write_task(handle, targets, precautions), REPORT_COLUMNS)
+    job = shuffled.mapInArrow(write_task(handle, targets, precautions, keep), REPORT_COLUMNS)
     with changed(job.sparkSession, {ADAPTIVE: "false"}):
         return collected(job, precautions)
 

@@ -40,6 +40,7 @@ LETTERS_OF_TASKS = (
 
 Handle = TransactionHandle | PlainHandle
 Blob = tuple[int, int, int, memoryview]
+Keep = Callable[[Iterator[Blob], int], int]  # pulls blobs, keeps a copy of each under a mark, says how many there were
 
 
 class OwnerStalledError(RuntimeError):
@@ -77,13 +78,20 @@ FAILURES: dict[str, type[Exception]] = {
     "row refused": RowRefusedError,
     "database": DatabaseFatalError,
 }
+DATABASE_FAILURES = (FencedInDatabaseError, RowRefusedError, DatabaseFatalError)  # another try would not help
 
 
-RETRIED = "retried"  # in place of a failure: the report comes from an attempt that is not the first of its task
+# In place of a failure:
+RETRIED = "retried"  # the report comes from an attempt that is not the first of its task
+COPIED = "copied"  # `rows` is the number of record batches in the staging table of the attempt
 
 
 def retried_report() -> Report:
     return Report(-1, 0, 0, -1, -1, -1, 0, RETRIED)
+
+
+def copied_report(batches: int, mark: int) -> Report:
+    return Report(-1, batches, 0, -1, -1, -1, mark, COPIED)
 
 
 def failure_report(error: Exception) -> Report:
@@ -121,6 +129,13 @@ class BlobWriter:
             self._writer.write_encoded(topic, partition, data, count)
         else:
             self._open(topic, partition, data, is_dead)
+
+    def written(self, blobs: Iterator[Blob]) -> Iterator[Blob]:
+        """The blobs, each when it is written."""
+        for blob in blobs:
+            with stage(PRODUCE):
+                self.write(blob)
+            yield blob
 
     def _open(self, topic: str, partition: int, data: memoryview, is_dead: int) -> None:
         """The first row of a partition comes by itself (see `Encoder.blobs`), so little is encoded twice."""
@@ -191,12 +206,15 @@ def encode_task(routing: Routing) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return run
 
 
-def write_task(handle: TransactionHandle, targets: Targets, precautions: Precautions) -> Callable[..., Iterator[Any]]:
+def write_task(
+    handle: TransactionHandle, targets: Targets, precautions: Precautions, keep: Keep | None = None
+) -> Callable[..., Iterator[Any]]:
     """For mapInArrow: blobs in, one report row per partition out."""
+    reported = (BadRowError, *DATABASE_FAILURES)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
-        yield from task("write", _reports(handle, targets, precautions, _from_batches(batches), (BadRowError,)))
+        yield from task("write", _reports(handle, targets, precautions, _from_batches(batches), reported, keep))
         drained(batches)
 
     return run
@@ -209,13 +227,15 @@ def direct_task(
     *,
     only_once: bool = False,
     is_guess: bool = False,
+    keep: Keep | None = None,
 ) -> Callable[..., Iterator[Any]]:
     """For mapInArrow where no shuffle is needed: rows in, one report row per partition out.
 
     `only_once`: an attempt that is not the first writes nothing, because the first may have written (at_most_once).
     `is_guess`: the rows are only believed to be where they belong; if they are not, the task reports that.
     """
-    reported = (BadRowError, WrongTaskError, OwnerStalledError) if is_guess else (BadRowError,)
+    guessed = (WrongTaskError, OwnerStalledError) if is_guess else ()
+    reported = (BadRowError, *guessed, *DATABASE_FAILURES)
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         settle_worker()
@@ -223,7 +243,7 @@ def direct_task(
             return
         number, _ = task_identity()
         blobs = Encoder(routing, number).blobs(batches)
-        yield from task("write", _reports(handle, routing.targets, precautions, blobs, reported))
+        yield from task("write", _reports(handle, routing.targets, precautions, blobs, reported, keep))
         if attempt_number() > 0:
             yield from report_batches([retried_report()])
         drained(batches)
@@ -243,24 +263,36 @@ def _reports(
     precautions: Precautions,
     blobs: Iterator[Blob],
     reported: tuple[type[Exception], ...],
+    keep: Keep | None = None,
 ) -> Iterator[Any]:
     """Writes the blobs; yields the reports of all partitions, or of a failure that is reported."""
     try:
-        reports = write_blobs(handle, targets, precautions, blobs)
+        reports = write_blobs(handle, targets, precautions, blobs, keep)
     except reported as error:
         reports = [failure_report(error)]
     yield from report_batches(reports)
 
 
-def write_blobs(handle: Handle, targets: Targets, precautions: Precautions, blobs: Iterator[Blob]) -> list[Report]:
-    _, mark = task_identity()
+def write_blobs(
+    handle: Handle,
+    targets: Targets,
+    precautions: Precautions,
+    blobs: Iterator[Blob],
+    keep: Keep | None = None,
+    mark: int | None = None,
+) -> list[Report]:
+    """Writes blobs under a mark, by default that of the attempt at a task that this runs in."""
+    mark = task_identity()[1] if mark is None else mark
     with worker_cluster(handle.settings) as cluster, handle.writer(cluster) as writer:
         out = BlobWriter(writer, targets, mark, precautions)
-        for blob in blobs:
-            with stage(PRODUCE):
-                out.write(blob)
+        written = out.written(blobs)
+        copied = 0
+        if keep is None:
+            drained(written)
+        else:
+            copied = keep(written, mark)
         with stage(PRODUCE):
-            reports = list(out.report())
+            reports = [*out.report(), *([copied_report(copied, mark)] if copied else [])]
         faults.hit("task.after_rows")
     return reports
 
@@ -290,12 +322,12 @@ def to_batches(blobs: Iterator[Blob]) -> Iterator[Any]:
     """Blobs for the shuffle. A row that cannot be written is one, too: the task that reads it reports it."""
     try:
         for blob in blobs:
-            yield _blob_batch(*blob)
+            yield blob_batch(*blob)
     except BadRowError as error:
-        yield _blob_batch(0, FAILED_BLOB, 0, memoryview(str(error).encode()))
+        yield blob_batch(0, FAILED_BLOB, 0, memoryview(str(error).encode()))
 
 
-def _blob_batch(target: int, count: int, dead: int, data: memoryview) -> Any:
+def blob_batch(target: int, count: int, dead: int, data: memoryview) -> Any:
     import pyarrow as pa
 
     from semel.protocol.arrow_numbers import column

@@ -278,6 +278,15 @@ class TransactionOwner(Closing):
         self._epoch_used = self._may_be_open = False
         return self.identity
 
+    def own_keeping(self, timeout_s: float | None = None) -> Identity | None:
+        """The same with two-phase commit: what the last owner left open is kept, and only its `end` is allowed until it
+        has one. Returns its identity, by which the caller knows what was decided about it."""
+        deadline = self.cluster.deadline(timeout_s)
+        self.generation = self._coordinator.generation(deadline.remaining_s())
+        self.identity, kept = self._coordinator.init_keeping(deadline.remaining_s())
+        self._epoch_used = self._may_be_open = kept is not None
+        return kept
+
     def resume(self, handle: TransactionHandle) -> None:
         """Goes on with a transaction that this owner began in another process, to end it."""
         self.generation = handle.generation

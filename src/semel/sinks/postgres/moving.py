@@ -185,7 +185,7 @@ class Move:
         if not staged:
             return 0
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # the end of the transaction would be too late
-        self._count(connection, staged)
+        compare_counts(connection, self.schema, staged)
         letters = _Letters(self.schema, application, sequence, self.table.text)
         dead = self._move_bad(connection, staged, letters) if self._bad() else 0
         rows = self._good(staged)
@@ -203,20 +203,6 @@ class Move:
                 raise
             dead += self._try_each(connection, rows, letters)
         return dead
-
-    def _count(self, connection: Connection[Any], staged: Sequence[Staged]) -> None:
-        from psycopg.sql import SQL, Identifier
-
-        counts = SQL(" UNION ALL ").join(
-            SQL("SELECT {}, count(*) FROM {}").format(number, Identifier(self.schema, one.table))
-            for number, one in enumerate(staged)
-        )
-        for number, rows in connection.execute(counts):
-            if rows != staged[number].rows:
-                raise UnevenStagingError(
-                    f"staging table {staged[number].table} has {rows} rows, its task reported {staged[number].rows}; "
-                    "the database server restarted meanwhile. The batch runs again"
-                )
 
     def _move_bad(self, connection: Connection[Any], staged: Sequence[Staged], letters: _Letters) -> int:
         from psycopg.sql import SQL
@@ -261,6 +247,22 @@ class Move:
         before = letters.count(connection)
         connection.execute(SQL("DO {}").format(Literal(program.as_string(connection))))
         return letters.count(connection) - before
+
+
+def compare_counts(connection: Connection[Any], schema: str, staged: Sequence[Staged]) -> None:
+    """Raises if a staging table does not hold what its task reported."""
+    from psycopg.sql import SQL, Identifier
+
+    counts = SQL(" UNION ALL ").join(
+        SQL("SELECT {}, count(*) FROM {}").format(number, Identifier(schema, one.table))
+        for number, one in enumerate(staged)
+    )
+    for number, rows in connection.execute(counts):
+        if rows != staged[number].rows:
+            raise UnevenStagingError(
+                f"staging table {staged[number].table} has {rows} rows, its task reported {staged[number].rows}; the "
+                "database server restarted meanwhile. The batch runs again"
+            )
 
 
 class BadStagedRowError(ValueError):
