@@ -50,6 +50,7 @@ POINTS = [
     *(point for point in DECISION_POINTS if "copy" not in point),
 ]
 DECIDED = ("postgres_sink.after_commit", "decision.made", "decision.ended")  # the batch is not to be written again
+ALWAYS = "decision.made"  # the rest is in `make test-full`
 WITH_COPY = pytest.mark.parametrize("broker", [()], indirect=True, ids=["with a copy"])
 WITH_TWO_PHASE = pytest.mark.parametrize("broker", [(TWO_PHASE,)], indirect=True, ids=["two-phase"])
 
@@ -248,7 +249,7 @@ def test_rows_and_records_appear_together_and_no_copy_is_left(ledger: Ledger, br
     ledger.check()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [p if p == ALWAYS else pytest.param(p, marks=pytest.mark.full) for p in POINTS])
 def test_a_driver_that_dies_at_a_point_leaves_both_or_neither(
     ledger: Ledger, at: Callable[..., At], point: str
 ) -> None:
@@ -293,7 +294,9 @@ def test_a_prepared_transaction_has_no_timeout(ledger: Ledger, at: Callable[...,
 
 
 @WITH_COPY
-@pytest.mark.parametrize("point", ["decision.copy_written", "decision.copy_decided"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("decision.copy_written", marks=pytest.mark.full), "decision.copy_decided"]
+)
 def test_a_driver_that_dies_while_the_copy_is_written_does_not_write_it_twice(
     ledger: Ledger, at: Callable[..., At], point: str
 ) -> None:
@@ -307,6 +310,7 @@ def test_a_driver_that_dies_while_the_copy_is_written_does_not_write_it_twice(
     ledger.check()
 
 
+@pytest.mark.full
 @WITH_COPY
 def test_the_copy_may_be_aborted_too(ledger: Ledger, at: Callable[..., At]) -> None:
     at("decision.made")
@@ -351,6 +355,7 @@ def test_a_decided_transaction_that_was_ended_by_force_is_reported(ledger: Ledge
         ledger.write(ledger.sink(), 0)
 
 
+@pytest.mark.full
 def test_a_driver_that_was_replaced_cannot_decide(ledger: Ledger, at: Callable[..., At]) -> None:
     """It stands still before the database's transaction, and goes on when the next one has written the batch."""
     zombie = ledger.sink()
@@ -367,6 +372,7 @@ def test_a_driver_that_was_replaced_cannot_decide(ledger: Ledger, at: Callable[.
     ledger.check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_an_unknown_commit_of_the_database_is_settled(ledger: Ledger, postgres: PostgresServer, kind: Any) -> None:
     with PostgresProxy(postgres.host, postgres.port) as proxy:

@@ -131,7 +131,7 @@ class Settler:
             kept = producer.init_transactions(keep_prepared=True)
             self.two_phase = True
             if kept is not None:
-                # Whoever claimed the row since it was read here may have decided about what is open.
+                # Another instance that claimed the row since it was read here may have decided about what is open.
                 self._session.run(
                     f"settling {transactional_id!r}",
                     lambda connection: self._table.hold(connection, transactional_id, generation),

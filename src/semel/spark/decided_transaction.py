@@ -299,7 +299,7 @@ class DecidedTransaction(PostgresTransaction):
         kept = owner.own_keeping()
         self.two_phase = True
         if kept is not None:
-            # Whoever replaced this driver meanwhile may have decided about what is open.
+            # A driver that replaced this one meanwhile may have decided about what is open.
             self._patiently("looking for a new owner", self._hold)
             is_decided = decided is not None and kept == decided.identity
             if is_decided and decided is not None and self._added(decided, owner):
