@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from semel.patterns.saga_states import SagaStep as SagaStep
     from semel.patterns.sagas import Sagas as Sagas
     from semel.patterns.state import KeyedState as KeyedState
+    from semel.sinks.files.reading import committed_files as committed_files
+    from semel.sinks.files.reading import read_files as read_files
+    from semel.sinks.files.settings import Files as Files
     from semel.sinks.postgres.settings import Postgres as Postgres
     from semel.sinks.postgres.settings import Statement as Statement
     from semel.sinks.postgres.settings import TableRow as TableRow
@@ -51,6 +54,9 @@ _LAZY = {
     "Broker": "semel.local.brokers",
     "Consumer": "semel.client.consumer",
     "Entities": "semel.patterns.entities",
+    "Files": "semel.sinks.files.settings",
+    "committed_files": "semel.sinks.files.reading",
+    "read_files": "semel.sinks.files.reading",
     "Outbox": "semel.patterns.outbox",
     "SagaStep": "semel.patterns.saga_states",
     "Sagas": "semel.patterns.sagas",

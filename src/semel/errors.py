@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from semel.patterns.state_store import StateError as StateError
     from semel.protocol.errors import ErrorCode as ErrorCode
     from semel.protocol.errors import Recovery as Recovery
+    from semel.sinks.files.errors import FolderError as FolderError
+    from semel.sinks.files.errors import FolderTakenError as FolderTakenError
+    from semel.sinks.files.errors import OlderFolderError as OlderFolderError
     from semel.sinks.postgres.database import PsycopgMissingError as PsycopgMissingError
     from semel.sinks.postgres.endings import DecisionLostError as DecisionLostError
     from semel.sinks.postgres.errors import DatabaseCommitUncertainError as DatabaseCommitUncertainError
@@ -132,6 +135,7 @@ _HOMES = {
         "ErrorCode",
         "Recovery",
     ),
+    "semel.sinks.files.errors": ("FolderError", "FolderTakenError", "OlderFolderError"),
     "semel.sinks.postgres.database": ("PsycopgMissingError",),
     "semel.sinks.postgres.endings": ("DecisionLostError",),
     "semel.sinks.postgres.errors": (

@@ -26,6 +26,7 @@ INTERNAL = {
     "NoOtherReplicaError",  # a campaign waits until there is one
     "OutputTooLargeError",  # the cause of a RecordError
     "NoEventIdError",  # the same
+    "UnfitRowError",  # the same
 }
 
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "group": "list and describe consumer groups, their lag and offsets",
     "outbox": "relay the rows of a PostgreSQL table to topics, exactly once",
     "saga": "list sagas, and those whose compensation is stuck",
+    "files": "list and compact the files that a loop has written",
     "txn": "list, describe and abort transactions",
     "ui": "a page that shows topics, transactions, groups and what is wrong",
     "trace": "one transaction step by step",

@@ -39,12 +39,13 @@ from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_decisions import PostgresAndTopics
+from semel.patterns.process_files import FilesMode
 from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_options import (
     check_bad_records,
+    check_external,
     check_guarantee,
     check_limits,
-    check_postgres,
     check_state,
     consumer_options,
     underscored,
@@ -64,12 +65,17 @@ from semel.patterns.state import KeyedState
 from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.messages.groups import LEAVE_GROUP, LeaveGroupRequest, MemberIdentity
+from semel.sinks.files.settings import COMMIT_INTERVAL_MS as FILES_INTERVAL_MS
+from semel.sinks.files.settings import MAX_RECORDS as FILES_RECORDS
+from semel.sinks.files.settings import Files
 from semel.sinks.postgres.settings import Postgres
 
 __all__ = ["Output", "Processor", "RecordError", "Stats", "process"]
 
 log = logging.getLogger("semel.process")
 
+COMMIT_INTERVAL_MS = 100
+MAX_RECORDS = 20_000
 IDLE_POLL_MS = 200
 FIRST_CONTACT_S = 10.0  # a broker that restarts is back by then
 LEAVE_TIMEOUT_S = 5.0
@@ -201,7 +207,7 @@ LoopMetrics.TABLE = MetricsTable(
 
 def process(
     source: str | Iterable[str],
-    sink: str | Postgres | None,
+    sink: str | Postgres | Files | None,
     function: RowFunction | TableFunction | StateFunction,
     *,
     application_id: str,
@@ -217,7 +223,8 @@ class Processor(RebalanceListener):
 
     source              topic or topics to read
     sink                topic to write to; None if the function names the topics; a `semel.Postgres` for tables: then
-                        the function returns rows (dicts, `TableRow`, `Statement`)
+                        the function returns rows (dicts, `TableRow`, `Statement`); a `semel.Files` for Parquet or JSON
+                        lines: then it returns rows (dicts), or an Arrow table with tables=True
     function            a row in (`ConsumerRecord`), and out: None, bytes, `Output`, the record itself, or several;
                         with tables=True an Arrow table in, and out: None, a table, or {topic: table}
     application_id      the consumer group, shared by all instances
@@ -228,8 +235,8 @@ class Processor(RebalanceListener):
                         it gets its partitions back at once, not after session.timeout.ms; two running ones must not
                         share it
     tables              whether the function takes Arrow tables
-    commit_interval_ms  how long a transaction (a unit of work) may collect records
-    max_records         how many it may hold
+    commit_interval_ms  how long a transaction (a unit of work) may collect records; 100, with a `semel.Files` 10,000
+    max_records         how many it may hold; 20,000, with a `semel.Files` 100,000
     stop_at_end         return when all is processed that was readable at the start (up to the first open transaction);
                         instances that run beside it do so for their own partitions
     idle_stop_ms        return when all was read and nothing more came for so long; None: never. For "caught up", use
@@ -254,7 +261,7 @@ class Processor(RebalanceListener):
     def __init__(
         self,
         source: str | Iterable[str],
-        sink: str | Postgres | None,
+        sink: str | Postgres | Files | None,
         function: RowFunction | TableFunction | StateFunction,
         *,
         application_id: str,
@@ -262,8 +269,8 @@ class Processor(RebalanceListener):
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         instance: str | None = None,
         tables: bool = False,
-        commit_interval_ms: int = 100,
-        max_records: int = 20_000,
+        commit_interval_ms: int | None = None,
+        max_records: int | None = None,
         stop_at_end: bool = False,
         idle_stop_ms: int | None = None,
         transaction_timeout_ms: int = 10_000,
@@ -278,6 +285,13 @@ class Processor(RebalanceListener):
         _refuse_unknown(unknown)
         self._topics = [source] if isinstance(source, str) else list(source)
         check_guarantee(guarantee, application_id)
+        if isinstance(sink, Files):
+            commit_interval_ms = FILES_INTERVAL_MS if commit_interval_ms is None else commit_interval_ms
+            max_records = FILES_RECORDS if max_records is None else max_records
+            # There is no transaction that could time out.
+            transaction_timeout_ms = max(transaction_timeout_ms, commit_interval_ms + 1)
+        commit_interval_ms = COMMIT_INTERVAL_MS if commit_interval_ms is None else commit_interval_ms
+        max_records = MAX_RECORDS if max_records is None else max_records
         check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
         check_bad_records(self._topics, dead_letter_topic, on_error)
         self.stats = Stats()
@@ -290,9 +304,9 @@ class Processor(RebalanceListener):
         self._idle = None if idle_stop_ms is None else IdleClock(idle_stop_ms / 1000)
         self._on_settled = on_settled
         self._mode_type = MODES[guarantee]
-        self._postgres = sink if isinstance(sink, Postgres) else None
-        if self._postgres is not None:
-            check_postgres(guarantee, tables, dead_letter_topic, state)
+        self._external = sink if isinstance(sink, Postgres | Files) else None
+        if self._external is not None:
+            check_external(self._external, guarantee, tables, dead_letter_topic, state)
         self._state = KeyedState(state) if isinstance(state, str) else state
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
         self._consumer_options = {**shared, **consumer_options(application_id, instance, consumer)}
@@ -302,7 +316,7 @@ class Processor(RebalanceListener):
         if guarantee == "exactly_once":
             name = f"{application_id}-{instance or uuid.uuid4().hex}"
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
-        topic = None if isinstance(sink, Postgres) else sink
+        topic = None if isinstance(sink, Postgres | Files) else sink
         self._emitter = self._make_emitter(function, topic, dead_letter_topic, on_error)
         self._prepare_run()
 
@@ -435,12 +449,14 @@ class Processor(RebalanceListener):
         self._settled(mode)
 
     def _make_mode(self, consumer: Consumer) -> Mode:
-        if self._postgres is not None:
-            named = (self._application_id, self._instance)
-            if self._postgres.with_topics:
-                name = self._producer_options["transactional_id"]
-                return PostgresAndTopics(consumer, self._emitter, self._postgres, *named, name, self._settings_of)
-            return PostgresMode(consumer, self._emitter, self._postgres, *named)
+        external, named = self._external, (self._application_id, self._instance)
+        if isinstance(external, Files):
+            return FilesMode(consumer, self._emitter, external, *named)
+        if external is not None and external.with_topics:
+            name = self._producer_options["transactional_id"]
+            return PostgresAndTopics(consumer, self._emitter, external, *named, name, self._settings_of)
+        if external is not None:
+            return PostgresMode(consumer, self._emitter, external, *named)
 
         def make_producer() -> Producer:
             return Producer(self._producer_options)

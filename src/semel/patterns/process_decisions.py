@@ -22,14 +22,15 @@ from semel.client.errors import AbortableError, CommitUncertainError, ConfigErro
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.types import ConsumerRecord, TopicPartition
+from semel.patterns.process_external import log
 from semel.patterns.process_modes import ABORT_TIMEOUT_MS
 from semel.patterns.process_output import Emitter, Output
-from semel.patterns.process_postgres import Applied, PostgresMode, WriteCounts, log
+from semel.patterns.process_postgres import Applied, PostgresMode, WriteCounts
 from semel.patterns.unit_decisions import SettledId, Settler, packed
+from semel.sinks.claims import Claims
 from semel.sinks.postgres.database import psycopg_module
 from semel.sinks.postgres.decisions import DECISIONS, Decision, DecisionsTable
 from semel.sinks.postgres.errors import DatabaseCommitUncertainError, RowRefusedError, sorted_error
-from semel.sinks.postgres.offsets import Claims
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow, effects_of
 from semel.sinks.postgres.tables import Component
 

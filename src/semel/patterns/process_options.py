@@ -8,6 +8,8 @@ from typing import Any
 from semel.client.errors import ConfigError
 from semel.patterns.process_modes import MODES
 from semel.patterns.process_output import OnError
+from semel.sinks.files.settings import Files
+from semel.sinks.postgres.settings import Postgres
 
 
 def check_guarantee(guarantee: str, application_id: str) -> None:
@@ -34,15 +36,23 @@ def check_bad_records(topics: list[str], dead_letter_topic: str | None, on_error
         raise ConfigError(f"on_error is {on_error!r}; expected a function of (record, error)")
 
 
-def check_postgres(guarantee: str, tables: bool, dead_letter_topic: str | None, state: object) -> None:
+def check_external(
+    sink: Postgres | Files, guarantee: str, tables: bool, dead_letter_topic: str | None, state: object
+) -> None:
+    name = type(sink).__name__
     if guarantee != "exactly_once":
-        raise ConfigError(f"a Postgres sink is exactly_once; guarantee={guarantee!r} would be less for the same work")
-    if tables:
-        raise ConfigError("a Postgres sink takes rows; tables=True is for topics")
+        raise ConfigError(f"a {name} sink is exactly_once; guarantee={guarantee!r} would be less for the same work")
     if dead_letter_topic is not None:
-        raise ConfigError("a Postgres sink keeps dead letters in the same transaction: use Postgres(dead_letters=True)")
+        raise ConfigError(f"a {name} sink keeps dead letters in the same transaction: use {name}(dead_letters=True)")
     if state is not None:
         raise ConfigError("state goes with a topic as the sink; with a Postgres sink, keep it in the database")
+    if isinstance(sink, Postgres) and tables:
+        raise ConfigError("a Postgres sink takes rows; tables=True is for topics and files")
+    if isinstance(sink, Files) and sink.format == "parquet" and sink.schema is None and not tables:
+        raise ConfigError(
+            "Parquet columns have types: give Files a schema, such as schema={'id': 'int64', 'name': 'string'}; or let "
+            "the function return Arrow tables (tables=True), or write format='jsonl'"
+        )
 
 
 def check_state(guarantee: str, topics: list[str], options: dict[str, Any]) -> None:

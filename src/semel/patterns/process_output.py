@@ -133,13 +133,13 @@ class Emitter:
 
     def _add_bad_table(self, table: Any, error: Exception, made: Made) -> None:
         if self.on_error is None and self.dead_letter_topic is None:
-            raise _record_error(_range_text(table), error, _first_record(table)) from error
+            raise _record_error(_range_text(table), error, first_record(table)) from error
         if table.num_rows > 1:
             half = table.num_rows // 2
             self._add_table(table.slice(0, half), made)
             self._add_table(table.slice(half), made)
         else:
-            self._add_bad(table, _first_record(table), error, made)
+            self._add_bad(table, first_record(table), error, made)
 
     def _add_dead_letter(self, record: ConsumerRecord, error: Exception, made: Made) -> None:
         place = f"{record.topic}-{record.partition}"
@@ -235,7 +235,7 @@ def _record_error(where: str, error: Exception, record: ConsumerRecord) -> Recor
     )
 
 
-def _first_record(table: Any) -> ConsumerRecord:
+def first_record(table: Any) -> ConsumerRecord:
     row = table.slice(0, 1).to_pylist()[0] if table.num_rows else {}
     headers = tuple((entry["key"], entry["value"]) for entry in row.get("headers") or ())
     return ConsumerRecord(

@@ -4,31 +4,27 @@
     settle    one database transaction: lock and compare the generations of the partitions, write, advance the offsets
     undo      read what the table says, and seek there
 
-The table decides where to read on: at the start, after every rebalance and after every error. The group gets the
-offsets afterwards, for lag tools only.
+The table decides where to read on; see `process_external`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from semel.client.consumer import Consumer
 from semel.client.errors import KafkaError
 from semel.client.timing import Backoff, Deadline
-from semel.client.types import ConsumerRecord, OffsetAndMetadata, TopicPartition
-from semel.patterns.process_modes import Mode
-from semel.patterns.process_output import Emitter, Output, RecordError
+from semel.client.types import ConsumerRecord, TopicPartition
+from semel.patterns.process_external import ExternalMode, SinkWords, log
+from semel.patterns.process_output import Emitter, Output
+from semel.sinks.claims import Claim, Claims
 from semel.sinks.postgres.database import psycopg_module
 from semel.sinks.postgres.dead_letters import DEAD_LETTERS
 from semel.sinks.postgres.dead_letters import add as add_dead_letters
 from semel.sinks.postgres.errors import DatabaseUnavailableError, RowRefusedError, sorted_error
-from semel.sinks.postgres.offsets import OFFSETS, Claim, Claims, OffsetsTable, OlderDatabaseError
+from semel.sinks.postgres.offsets import OFFSETS, OffsetsTable, OlderDatabaseError
 from semel.sinks.postgres.receipts import RECEIPTS, event_id_of, give_back, receive, remove_old
 from semel.sinks.postgres.rows import RowWriter
 from semel.sinks.postgres.session import DatabaseSession
@@ -37,8 +33,6 @@ from semel.sinks.postgres.tables import Component, install
 
 if TYPE_CHECKING:
     from psycopg import Connection
-
-log = logging.getLogger("semel.process")
 
 FIRST_CONTACT_S = 10.0  # a server that restarts is back by then
 RECEIPTS_LOOK_S = 60.0  # so often old receipts are removed
@@ -60,27 +54,24 @@ class WriteCounts(NamedTuple):
     duplicates: int
 
 
-class PostgresMode(Mode):
-    has_state = True  # offsets, for each partition
-
+class PostgresMode(ExternalMode):
     def __init__(
         self, consumer: Consumer, emitter: Emitter, settings: Postgres, application_id: str, instance: str | None
     ) -> None:
-        self.consumer = consumer
-        self.emitter = emitter
-        self.begun: dict[TopicPartition, int] = {}
-        self.failed: BaseException | None = None
-        self.records_out = self.dead_letters = self.duplicates = self.commits = self.aborts = 0
+        super().__init__(consumer, emitter, application_id, instance, settings.when_behind)
         self._settings = settings
         self._schema = settings.database.schema
-        self._application_id = application_id
+        self.words = SinkWords(
+            "database",
+            f"{self._schema}.offsets",
+            f"delete the rows of application {application_id!r} from {self._schema}.offsets",
+            "Postgres(dead_letters=True)",
+            OlderDatabaseError,
+        )
         self._session = DatabaseSession(settings.database, f"process {application_id}")
-        self.holder = f"{instance or 'any'} on {socket.gethostname()}, process {os.getpid()}"
         self._table = OffsetsTable(self._schema, application_id, self.holder)
         self._writer = RowWriter(settings)
         self._event_id = None if settings.event_id is None else event_id_of(settings.event_id)
-        self._claims: Claims = {}
-        self._topic_ids: dict[str, UUID] = {}
         self._taken: list[Applied] = []
         self._receipts_due_s = 0.0
 
@@ -116,57 +107,13 @@ class PostgresMode(Mode):
         self._session.close()
 
     # -- partitions ----------------------------------------------------------------------------------------------------
-    def assigned(self, partitions: list[TopicPartition]) -> None:
-        self._claim(partitions)
-
-    def released(self, partitions: list[TopicPartition]) -> None:
-        for partition in partitions:
-            self._claims.pop(partition, None)
-
-    def _claim(self, partitions: Iterable[TopicPartition]) -> None:
-        """Makes this instance their owner and goes to what the table says."""
-        wanted = list(partitions)
-        if not wanted:
-            return
-        self._topic_ids |= self.consumer.topic_ids(partition.topic for partition in wanted)
-        claims = self._take_partitions(wanted)
-        committed = self.consumer.committed(wanted)
-        ends = self.consumer.end_offsets(wanted)
-        for partition in wanted:
-            behind = committed.get(partition)
-            start = self._start_of(
-                partition, claims[partition].next_offset, None if behind is None else behind.offset, ends[partition]
-            )
-            if start is None:
-                self.consumer.seek_to_beginning(partition)
-            elif start >= 0:
-                self.consumer.seek(partition, start)
-        self._claims |= claims
-
     def _take_partitions(self, partitions: list[TopicPartition]) -> Claims:
         return self._session.run(
             "taking over partitions", lambda connection: self._table.claim(connection, partitions, self._topic_ids)
         )
 
-    def _start_of(self, partition: TopicPartition, mine: int | None, group: int | None, end: int) -> int | None:
-        """Where to read on; None: at the beginning; -1: wherever a new group would. Raises if nobody can know."""
-        name = f"{partition.topic}-{partition.partition}"
-        if mine is not None and mine > end:
-            raise OlderDatabaseError(
-                f"{self._schema}.offsets has {name} at {mine}, but the topic ends at {end}: the topic was deleted and "
-                f"created anew, or restored. Correct the topic's name, or delete the rows of application "
-                f"{self._application_id!r} from {self._schema}.offsets to apply the new topic from its beginning"
-            )
-        if group is None or (mine is not None and group <= mine):
-            return -1 if mine is None else mine
-        if self._settings.when_behind == "refuse":
-            raise OlderDatabaseError(
-                f"{name}: the group {self._application_id!r} has committed offset {group}, {self._schema}.offsets has "
-                f"{'none' if mine is None else mine}: the database is older than the topics, as after a restore from "
-                "a backup, or it is another one. Restore a newer backup; or say when_behind='reprocess' to apply the "
-                "records from the table's offset on again, or when_behind='skip' to go on at the group's"
-            )
-        return group if self._settings.when_behind == "skip" else mine
+    def _read_claims(self, partitions: Iterable[TopicPartition]) -> Claims:
+        return self._session.run("reading offsets", lambda connection: self._table.read(connection, partitions))
 
     # -- work ----------------------------------------------------------------------------------------------------------
     def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
@@ -198,22 +145,13 @@ class PostgresMode(Mode):
                 error = failure
         reason = f"{type(error).__name__}: {error}"
         if not self._settings.dead_letters:
-            raise RecordError(
-                f"{record.topic}-{record.partition} at offset {record.offset}: {reason}. Nothing of its transaction "
-                "was written. Correct it, or say what happens to such records with on_error= or "
-                "Postgres(dead_letters=True)",
-                None,
-                record.topic,
-                record.partition,
-                record.offset,
-            ) from error
+            raise self._refused(record, reason) from error
         return Applied(record, [], reason)
 
     def settle(self) -> None:
         if not self.is_working:
             return
-        offsets = {partition: at.offset for partition, at in self._progress().items()}
-        self._topic_ids |= self.consumer.fetched_topic_ids(offsets)  # of a topic that was created anew meanwhile
+        offsets = self._ended()
         held = {partition: self._claims[partition] for partition in offsets}
         after = {partition: Claim(held[partition].generation, offset) for partition, offset in offsets.items()}
         try:
@@ -313,18 +251,6 @@ class PostgresMode(Mode):
                 fresh.append(each)
         return fresh
 
-    def _tell_group(self, offsets: dict[TopicPartition, int]) -> None:
-        def told(_: object, error: KafkaError | None) -> None:
-            if error is not None:
-                log.debug("the group does not have the offsets yet: %s", error)
-
-        try:
-            self.consumer.commit_async(
-                {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}, told
-            )
-        except KafkaError as error:
-            told(None, error)
-
     def _remove_old_receipts(self) -> None:
         now_s = time.monotonic()
         if self._event_id is None or now_s < self._receipts_due_s:
@@ -343,26 +269,3 @@ class PostgresMode(Mode):
     # -- after an error ------------------------------------------------------------------------------------------------
     def drop(self) -> None:
         self._taken = []
-
-    def _rewind(self) -> None:
-        """Back to what the table says, for everything that is assigned. What another instance took is claimed anew if
-        the group still says that it is ours."""
-        assigned = self.consumer.assignment()
-        self._claims = {partition: claim for partition, claim in self._claims.items() if partition in assigned}
-        found = self._session.run("reading offsets", lambda connection: self._table.read(connection, self._claims))
-        for partition, mine in list(self._claims.items()):
-            now = found.get(partition)
-            if now is None or now.generation != mine.generation:
-                self._check_membership(partition, mine)
-                del self._claims[partition]
-        for partition, began in self.begun.items():
-            if partition in self._claims:
-                claim = self._claims[partition] = found[partition]
-                self.consumer.seek(partition, began if claim.next_offset is None else claim.next_offset)
-        self._claim(partition for partition in assigned if partition not in self._claims)
-        self.begun = {}
-
-    def _check_membership(self, partition: TopicPartition, mine: Claim) -> None:
-        """Raises if the group went on without this instance: then the other one is right."""
-        if mine.next_offset is not None:
-            self.consumer.commit({partition: OffsetAndMetadata(mine.next_offset)})

@@ -107,6 +107,18 @@ STATE_POINTS = {
     "state.committed": "the transaction is committed, the local stores have nothing of it",
     "state.write": "a local store is about to write what was committed to its file",
 }
+FILES_POINTS = {
+    "files.claimed": "partitions are claimed in a folder, leftovers are not swept",
+    "files.written": "the files of a unit of work are durable under temporary names",
+    "files.renamed": "they have their names, no manifest names them",
+    "files.manifest_written": "the manifest is durable under a temporary name",
+    "files.linked": "the manifest has its number, its folder is not synced",
+    "files.committed": "the manifest is durable, the group does not have the offsets",
+    "files.checkpoint_written": "a checkpoint is durable, the manifests before it are still there",
+}
+COMPACTION_POINTS = {
+    "files.compacted": "a manifest has exchanged small files for a large one, the small ones are still there",
+}
 # A unit of work of the loop, or a micro-batch, that writes topics and tables.
 DECISION_POINTS = {
     "decision.prepared": "the records are in the log, the database has nothing",
@@ -124,6 +136,8 @@ POINTS = {
     **POSTGRES_SINK_POINTS,
     **POSTGRES_TASK_POINTS,
     **STATE_POINTS,
+    **FILES_POINTS,
+    **COMPACTION_POINTS,
     **DECISION_POINTS,
 }
 _ACTIONS = ("kill", "stop", "exit", "delay", "pass")

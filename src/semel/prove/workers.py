@@ -331,11 +331,64 @@ def run_relay(options: dict[str, Any]) -> int:
     return 0
 
 
+# --- files and compactor: a loop into a folder, whose small files are joined again and again ---
+FILE_COLUMNS = {"topic": "string", "partition": "int32", "offset": "int64", "key": "string", "value": "string"}
+SMALL_BYTES = 20_000
+
+
+def run_files(options: dict[str, Any]) -> int:
+    from semel.sinks.files.settings import Files
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for name in ("sink", "producer"):
+        options.pop(name)
+    delay_s = options.pop("delay_ms") / 1000
+    settled = [False]
+
+    def row(record: Any) -> dict[str, Any]:
+        time.sleep(delay_s)
+        return {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "key": record.key.decode(),
+            "value": record.value.decode(),
+        }
+
+    def tell(_: Any) -> None:
+        if not settled[0]:
+            settled[0] = True
+            print("working", flush=True)
+
+    sink = Files(options.pop("folder"), schema=FILE_COLUMNS)
+    Processor(options.pop("source"), sink, row, on_settled=tell, **options).run()
+    return 0
+
+
+def run_compactor(options: dict[str, Any]) -> int:
+    from semel.sinks.files.errors import FolderError, FolderTakenError
+    from semel.sinks.files.reading import compact
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("working", flush=True)
+    while True:
+        time.sleep(0.3)
+        try:
+            compact(options["folder"], target_bytes=SMALL_BYTES)
+        except FolderTakenError as error:
+            print(f"fenced: {error}", flush=True)
+        except FolderError as error:
+            if "no manifest" not in str(error):
+                raise
+
+
 WORKERS = {
     "entity-owner": pattern_workers.run_entity_owner,
     "entity-writers": pattern_workers.run_entity_writers,
     "saga-loop": pattern_workers.run_saga_loop,
     "saga-starts": pattern_workers.run_saga_starts,
+    "files": run_files,
+    "compactor": run_compactor,
     "tables": run_tables,
     "relay": run_relay,
     "producer": produce,

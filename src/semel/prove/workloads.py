@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semel.prove.checker.check import Expectation, OffsetsRule, Violation
+from semel.prove.checker.folders import check_folder, folder_content
 from semel.prove.checker.histories import check_appends, check_sagas, last_values, read_calls, statuses
 from semel.prove.checker.reading import Seen, read
 from semel.prove.database import StageDatabase
-from semel.prove.injection import SINK_POINTS, STATE_POINTS, TASK_POINTS
+from semel.prove.injection import COMPACTION_POINTS, FILES_POINTS, SINK_POINTS, STATE_POINTS, TASK_POINTS
 from semel.prove.inputs import KEYS, by_key, forbidden_up_to, key_of, source_expectation, values_up_to
 from semel.prove.schedule import (
     ABORT_POINTS,
     COMMIT_POINTS,
     GROUP_APIS,
+    LONG_FREEZE_MS,
     PLAIN_APIS,
     READ_APIS,
     TRANSACTION_APIS,
@@ -537,6 +539,53 @@ def _saga_entry(record: Seen) -> str:
         return f"{record.key!r} forgotten"
     state = json.loads(record.value)
     return "{saga} {status} {at} {tries} {waits_for} {due_ms}".format(**state)
+
+
+# --- Files: two instances of a loop write one folder, and a third process compacts it ---
+class FilesWorkload(LoopWorkload):
+    name = "files"
+    help = "semel.process into a folder (semel.Files): two instances, and compactions; the folder must equal the topic"
+    guarantees = ("exactly_once",)
+    worker = "files"
+
+    @classmethod
+    def deck(cls, guarantee: str, *, broker: bool) -> list[Fault]:
+        cards = [*network_cards(("OffsetFetch", "JoinGroup", "Fetch", "OffsetCommit"), "worker"), *cls.producer_cards()]
+        for worker in ("worker-a", "worker-b"):
+            cards += [*process_cards(worker, ()), Fault("takeover", worker, api="Fetch", side="request")]
+            cards += [*point_cards(worker, FILES_POINTS)] * 2
+            cards += [Fault("stop", worker, point, for_ms=LONG_FREEZE_MS) for point in FILES_POINTS]
+        cards += [*process_cards("compactor", ()), *point_cards("compactor", COMPACTION_POINTS)] * 2
+        return [*cards, *broker_cards(())] if broker else cards
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """There is no topic at the end: the folder is looked at as tables are."""
+        return (self.source,)
+
+    @property
+    def folder(self) -> Path:
+        return self.stage.folder / f"{self.prefix}.files"
+
+    def groups(self) -> list[tuple[str, str]]:
+        """The folder has the offsets: the group may be behind them after a crash."""
+        return []
+
+    def start(self) -> None:
+        super().start()
+        self.run("compactor", "compactor", {"folder": str(self.folder)})
+
+    def more_options(self, name: str) -> dict[str, Any]:
+        return {"folder": str(self.folder)}
+
+    def expectation(self, transactions: int) -> Expectation:
+        return source_expectation(self.source, transactions)
+
+    def table_violations(self, transactions: int) -> list[Violation]:
+        return check_folder(self.folder, dict.fromkeys(values_up_to(transactions), 1))
+
+    def complete(self, seen: Iterable[Seen], transactions: int) -> bool:
+        return sum(folder_content(self.folder).files.values()) >= len(values_up_to(transactions))
 
 
 # --- Structured Streaming queries with `semel.sink`, on local Spark ---

@@ -8,18 +8,18 @@ never both apply a record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from semel.client.errors import AbortableError, FatalError
 from semel.client.types import TopicPartition
+from semel.sinks.claims import NO_TOPIC_ID, Claim, Claims
 from semel.sinks.postgres.errors import DatabaseFatalError, PostgresError
 from semel.sinks.postgres.tables import Component, filled
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-NO_TOPIC_ID = UUID(int=0)  # of brokers before Kafka 2.8
 OFFSETS = Component(
     "offsets",
     (
@@ -44,16 +44,6 @@ class OlderDatabaseError(PostgresError, FatalError):
 
 class PartitionTakenError(PostgresError, AbortableError):
     """Another instance has this partition now; what this one did with it was rolled back."""
-
-
-class Claim(NamedTuple):
-    """What an instance knows about its partition. `next_offset` is None before the first commit."""
-
-    generation: int
-    next_offset: int | None
-
-
-Claims = dict[TopicPartition, Claim]
 
 
 class OffsetsTable:
