@@ -26,7 +26,7 @@ class Injector:
         return 0
 
     def files(self, data_dir: str | Path) -> Any:
-        """The `semel.storage.Files` for a data folder; None for ordinary ones."""
+        """The `semel.storage.DiskFiles` for a data folder; None for ordinary ones."""
         return None
 
 

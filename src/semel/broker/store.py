@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from semel.storage import Files, write_fully
+from semel.storage import DiskFiles, write_fully
 
 FILE_NAME = "broker.journal"
 NEXT_PRODUCER_ID = "next-producer-id"  # key: ids from here on were never used
@@ -30,9 +30,9 @@ class StoreCorruptError(Exception):
 class Store:
     """The map. Keys are short strings such as "topic/name"; values are what JSON can hold."""
 
-    def __init__(self, folder: Path, *, fsync: bool = True, files: Files | None = None) -> None:
+    def __init__(self, folder: Path, *, fsync: bool = True, files: DiskFiles | None = None) -> None:
         self._path = str(folder.absolute() / FILE_NAME)
-        self._files = files or Files()
+        self._files = files or DiskFiles()
         self._fsync = fsync
         self.is_new = not os.path.exists(self._path)
         self._values: dict[str, Any] = {} if self.is_new else _read(self._path)  # what the file says

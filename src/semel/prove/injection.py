@@ -238,9 +238,9 @@ class ProcessInjector(faults.Injector):
 
     def files(self, data_dir: str | Path) -> Any:
         from semel.prove.powercut import JournaledFiles
-        from semel.storage import Files
+        from semel.storage import DiskFiles
 
-        files = JournaledFiles(data_dir) if self._cuts_power else Files()
+        files = JournaledFiles(data_dir) if self._cuts_power else DiskFiles()
         if self._control is not None:
             _make_fillable(files, self._control)
         return files

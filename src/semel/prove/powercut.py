@@ -14,7 +14,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 
 _SUFFIX = ".powercut"
 _SEPARATOR = "\t"
@@ -305,7 +305,7 @@ def _survivors(unsynced: bytes, luck: random.Random | None) -> bytes:
 
 
 # --- the files that write the journal ---
-class JournaledFiles(Files):
+class JournaledFiles(DiskFiles):
     """The same files, with a journal beside the data folder of everything that a power cut would take back."""
 
     def __init__(self, data_dir: str | Path, *, real_sync: bool = True) -> None:

@@ -3,7 +3,7 @@
 from semel.storage.cleaner import Compactor
 from semel.storage.config import LogConfig
 from semel.storage.data_dir import DataDir
-from semel.storage.files import Files, write_fully
+from semel.storage.files import DiskFiles, write_fully
 from semel.storage.log import PartitionLog
 from semel.storage.results import (
     AppendResult,
@@ -22,7 +22,7 @@ __all__ = [
     "Compactor",
     "DataDir",
     "DataDirLockedError",
-    "Files",
+    "DiskFiles",
     "FsyncMode",
     "HeavyBatch",
     "Isolation",

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from uuid import UUID
 
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 START_OFFSETS = "log-start-offset-checkpoint"
@@ -35,7 +35,7 @@ def read_text(path: str) -> str:
         return ""
 
 
-def write_offsets(files: Files, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+def write_offsets(files: DiskFiles, path: str, offsets: Mapping[TopicPartition, int]) -> None:
     """`topic partition offset` per line, after the version and the count."""
     rows = "".join(f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items())
     files.write_whole(path, f"0\n{len(offsets)}\n{rows}".encode())
@@ -49,7 +49,7 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
     return offsets
 
 
-def write_epochs(files: Files, path: str, epochs: Epochs, *, sync: bool = True) -> None:
+def write_epochs(files: DiskFiles, path: str, epochs: Epochs, *, sync: bool = True) -> None:
     """`epoch start-offset` per line, after the version and the count."""
     rows = [f"{epoch} {start_offset}\n" for epoch, start_offset in epochs]
     files.write_whole(path, f"0\n{len(rows)}\n{''.join(rows)}".encode(), sync=sync)
@@ -100,7 +100,7 @@ def topic_id_text(topic_id: UUID) -> str:
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
-def write_topic_id(files: Files, path: str, topic_id: UUID) -> None:
+def write_topic_id(files: DiskFiles, path: str, topic_id: UUID) -> None:
     files.write_whole(path, f"version: 0\ntopic_id: {topic_id_text(topic_id)}".encode(), sync=False)
 
 
@@ -115,7 +115,7 @@ def read_topic_id(path: str) -> UUID | None:
     return None
 
 
-def write_properties(files: Files, path: str, properties: Mapping[str, str]) -> None:
+def write_properties(files: DiskFiles, path: str, properties: Mapping[str, str]) -> None:
     lines = "".join(f"{name}={value}\n" for name, value in sorted(properties.items()))
     files.write_whole(path, f"#\n{lines}".encode())
 
@@ -125,11 +125,11 @@ def read_properties(path: str) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-def write_clean_shutdown(files: Files, path: str) -> None:
+def write_clean_shutdown(files: DiskFiles, path: str) -> None:
     files.write_whole(path, json.dumps({"version": 0, "brokerEpoch": -1}, separators=(",", ":")).encode())
 
 
-def take_clean_shutdown(files: Files, path: str) -> bool:
+def take_clean_shutdown(files: DiskFiles, path: str) -> bool:
     """Whether the last run ended cleanly. The mark is removed, and the removal synced, before anything is written."""
     if not os.path.exists(path):
         return False

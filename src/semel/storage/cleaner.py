@@ -31,7 +31,7 @@ from semel.protocol.batch import (
 )
 from semel.protocol.errors import CorruptBatchError, DecodeError
 from semel.protocol.varints import read_varint
-from semel.storage.files import FileCache, Files
+from semel.storage.files import DiskFiles, FileCache
 from semel.storage.log import PartitionLog
 from semel.storage.segment import CLEANED, LOG, SEGMENT_FILES, AbortedTxn, Segment, file_name
 
@@ -56,7 +56,7 @@ class Source(NamedTuple):
 class CleaningPlan(NamedTuple):
     log: PartitionLog
     folder: str
-    files: Files
+    files: DiskFiles
     sources: list[Source]
     txn_indexes: list[tuple[int, int]]  # (base offset, entries) of every segment: an abort may be in a later one
     first_dirty_offset: int

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from semel.protocol.errors import ErrorCode
 from semel.storage import checkpoints
 from semel.storage.config import INT64_MAX, LogConfig
-from semel.storage.files import FileCache, Files, files_for
+from semel.storage.files import DiskFiles, FileCache, files_for
 from semel.storage.log import PartitionLog
 from semel.storage.open_log import LogShared
 from semel.storage.results import DataDirLockedError, StorageError
@@ -43,7 +43,7 @@ def wall_clock_ms() -> int:
 class DataDir:
     """A locked data folder and its partition logs, keyed by (topic, partition). Logs open their files on first use."""
 
-    def __init__(self, path: Path, lock: list[int], files: Files, shared: LogShared, sync: SyncGroup) -> None:
+    def __init__(self, path: Path, lock: list[int], files: DiskFiles, shared: LogShared, sync: SyncGroup) -> None:
         self.path = path
         self.files = files
         self.logs: dict[TopicPartition, PartitionLog] = {}
@@ -70,7 +70,7 @@ class DataDir:
         sync: SyncGroup,
         config_of: Callable[[str], LogConfig] | None = None,
         now_ms: Callable[[], int] | None = None,
-        files: Files | None = None,
+        files: DiskFiles | None = None,
         open_files_max: int | None = None,
     ) -> DataDir:
         """Locks the folder (DataDirLockedError if it is in use) and finds its partitions.

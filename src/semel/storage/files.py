@@ -17,7 +17,7 @@ from semel import faults
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 
 
-class Files:
+class DiskFiles:
     """Files on a real disk. Paths are absolute strings."""
 
     write_at: Callable[[int, bytes | bytearray | memoryview, int], int] = staticmethod(os.pwrite)
@@ -85,10 +85,10 @@ class Files:
         self.remove_dir(path)
 
 
-def files_for(data_dir: str | Path) -> Files:
+def files_for(data_dir: str | Path) -> DiskFiles:
     """Files on a real disk, unless a test or `semel prove` has injected others."""
-    files: Files | None = faults.files(data_dir) if faults.armed else None
-    return files or Files()
+    files: DiskFiles | None = faults.files(data_dir) if faults.armed else None
+    return files or DiskFiles()
 
 
 def _sync_file_system(fd: int) -> None:
@@ -105,7 +105,7 @@ def _sync_file_system(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def write_fully(files: Files, fd: int, content: bytes | bytearray | memoryview, position: int) -> None:
+def write_fully(files: DiskFiles, fd: int, content: bytes | bytearray | memoryview, position: int) -> None:
     """pwrite until everything is written: the system may take less than it was given."""
     written = files.write_at(fd, content, position)
     if written != len(content):
@@ -128,7 +128,7 @@ class Handle:
 class FileCache:
     """Keeps a bounded number of files open. When one more is needed, one that was not used lately is closed."""
 
-    def __init__(self, files: Files, limit: int = 1024, *, create: bool = True) -> None:
+    def __init__(self, files: DiskFiles, limit: int = 1024, *, create: bool = True) -> None:
         self.files = files
         self._create = create
         self._limit = limit

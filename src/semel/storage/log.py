@@ -17,7 +17,7 @@ from semel.protocol.batch import read_header
 from semel.protocol.errors import ErrorCode
 from semel.storage import checkpoints, recovery, validation
 from semel.storage.config import LogConfig
-from semel.storage.files import Files, Handle
+from semel.storage.files import DiskFiles, Handle
 from semel.storage.open_log import LogShared, OpenLog, storage_error
 from semel.storage.producer_state import MarkerBatch, ProducerStates, Verification
 from semel.storage.results import AppendResult, Isolation, ReadResult, StorageError, TimedBatch
@@ -159,7 +159,7 @@ class PartitionLog:
             self._opened.leader_epoch = leader_epoch
 
     @property
-    def files(self) -> Files:
+    def files(self) -> DiskFiles:
         return self._shared.cache.files
 
     # Life cycle

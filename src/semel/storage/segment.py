@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from semel.protocol.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, NO_TIMESTAMP, BatchHeader
-from semel.storage.files import FileCache, Files, Handle, write_fully
+from semel.storage.files import DiskFiles, FileCache, Handle, write_fully
 
 if TYPE_CHECKING:
     from semel.protocol.rows import Marker
@@ -274,7 +274,7 @@ class Segment:
         self.max_timestamp_offset = -1  # last offset of the batch that has it
 
     @property
-    def files(self) -> Files:
+    def files(self) -> DiskFiles:
         return self.cache.files
 
     @property
@@ -454,7 +454,7 @@ def _indexes_missing_or_torn(sizes: dict[str, int]) -> bool:
     return bool(sizes.get(LOG)) and any(suffix not in sizes or sizes[suffix] % size for suffix, size in wanted)
 
 
-def scan(files: Files, fd: int, start: int, end: int, *, verify: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+def scan(files: DiskFiles, fd: int, start: int, end: int, *, verify: bool = False) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of the whole batches in a part of a file, up to the first thing that is not one."""
     position, chunk_start, chunk = start, start, b""
     while end - position >= HEADER_SIZE:

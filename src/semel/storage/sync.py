@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from semel.protocol.errors import ErrorCode
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 from semel.storage.kernel_sync import KernelSync
 from semel.storage.log import PartitionLog, SyncJob
 from semel.storage.results import StorageError
@@ -248,4 +248,4 @@ class _Workers:
 
 def _is_plain(job: SyncJob) -> bool:
     """Nothing to sync but one file, and no journal of a simulated power cut that has to know of it."""
-    return len(job.handles) == 1 and not job.folders and type(job.log.files).sync_file is Files.sync_file
+    return len(job.handles) == 1 and not job.folders and type(job.log.files).sync_file is DiskFiles.sync_file

@@ -9,7 +9,7 @@ import pytest
 
 from semel.broker.store import FILE_NAME, Store, StoreCorruptError
 from semel.prove.powercut import JournaledFiles, cut_power
-from semel.storage import Files
+from semel.storage import DiskFiles
 
 
 def test_committed_changes_survive(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_damage_before_the_end_is_not_taken_for_a_torn_tail(tmp_path: Path) -> N
         Store(tmp_path)
 
 
-class FullDisk(Files):
+class FullDisk(DiskFiles):
     """A disk with space for five more bytes."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def test_every_start_is_counted(tmp_path: Path) -> None:
     assert [Store(tmp_path).starts for _ in range(3)] == [1, 2, 3]
 
 
-class FailingDisk(Files):
+class FailingDisk(DiskFiles):
     """Fails the next write or the next sync."""
 
     def __init__(self, step: str) -> None:

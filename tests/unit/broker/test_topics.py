@@ -18,14 +18,14 @@ from semel.broker.turns import at_once
 from semel.protocol.errors import ErrorCode
 from semel.protocol.rows import Record, encode_batch
 from semel.prove.powercut import JournaledFiles, cut_power
-from semel.storage import DataDir, Files, FsyncMode, LogConfig, SyncGroup
+from semel.storage import DataDir, DiskFiles, FsyncMode, LogConfig, SyncGroup
 from semel.storage.producer_state import encode_snapshot
 
 
 class World:
     """Store, data folder and registry, as a broker opens them."""
 
-    def __init__(self, folder: Path, *, fsync: FsyncMode = "os", files: Files | None = None) -> None:
+    def __init__(self, folder: Path, *, fsync: FsyncMode = "os", files: DiskFiles | None = None) -> None:
         self.data_dir = DataDir.open(folder, sync=SyncGroup(fsync), files=files)
         self.store = Store(folder, files=self.data_dir.files)
         self.topics = Topics(self.store, self.data_dir, Settings())
@@ -492,7 +492,7 @@ def test_a_folder_that_was_copied_in_goes_on_with_a_higher_epoch(tmp_path: Path)
     in_loop(go)
 
 
-class WatchedFiles(Files):
+class WatchedFiles(DiskFiles):
     """Notes what is synced."""
 
     def __init__(self) -> None:

@@ -17,13 +17,13 @@ from semel.broker.transactions.handlers import init_producer_id
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.transactions import InitProducerIdRequest
 from semel.protocol.rows import Record, encode_batch
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 from tests.support.waiting import PATIENCE_S
 
 ID = "orders"
 
 
-class FailingDisk(Files):
+class FailingDisk(DiskFiles):
     """Fails the next syncs of the partitions of a topic."""
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ LOOK = """
 import sys
 from semel import faults
 from semel.broker.clock import Clock, system_clock
-from semel.storage.files import Files, files_for
+from semel.storage.files import DiskFiles, files_for
 from semel.storage.sync import SyncGroup
 from semel.client.group import offsets
 from semel.client.producer import handle
@@ -81,7 +81,7 @@ faults.hit("Produce.before_response")
 faults.hit("sink.after_write")
 assert not faults.armed
 assert type(system_clock()) is Clock
-assert type(files_for(sys.argv[1])) is Files
+assert type(files_for(sys.argv[1])) is DiskFiles
 assert writing.Precautions().handshake and writing.Precautions().count_audit
 assert not any(name.startswith(("semel.prove", "tests", "benchmarks")) for name in sys.modules)
 print("nothing")

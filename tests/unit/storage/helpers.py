@@ -9,7 +9,7 @@ from uuid import UUID
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.rows import Record, encode_batch
 from semel.storage import AppendResult, DataDir, LogConfig, PartitionLog, SyncGroup, TimestampOffset
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 from semel.storage.producer_state import ProducerEntry
 from tests.support.batches import decode_batches
 
@@ -28,7 +28,7 @@ class Clock:
 class Folder:
     """A data folder that can be stopped cleanly or not, and opened again, with one partition `t-0`."""
 
-    def __init__(self, path: Path, *, fsync: str = "os", files: Callable[[], Files] | None = None) -> None:
+    def __init__(self, path: Path, *, fsync: str = "os", files: Callable[[], DiskFiles] | None = None) -> None:
         self.path = path
         self.clock = Clock()
         self.fsync = fsync

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.storage.files import FileCache, Files
+from semel.storage.files import DiskFiles, FileCache
 from semel.storage.producer_state import (
     BatchInfo,
     CorruptSnapshotError,
@@ -75,7 +75,7 @@ def test_a_snapshot_cut_or_changed_anywhere_is_noticed() -> None:
 def test_index_lookups_match_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], keys: list[int]
 ) -> None:
-    index = SparseIndex(FileCache(Files()), str(tmp_path_factory.mktemp("index") / "x.index"), OFFSET_ENTRY, 0)
+    index = SparseIndex(FileCache(DiskFiles()), str(tmp_path_factory.mktemp("index") / "x.index"), OFFSET_ENTRY, 0)
     entries, offset, position = [], 0, 0
     for number, (more_offset, more_position) in enumerate(steps):
         offset, position = offset + more_offset, position + more_position
@@ -91,7 +91,7 @@ def test_index_lookups_match_a_plain_list(
 
 
 def test_transaction_index_layout_is_kafkas(tmp_path: Path) -> None:
-    index = TransactionIndex(FileCache(Files()), str(tmp_path / "x.txnindex"), 0)
+    index = TransactionIndex(FileCache(DiskFiles()), str(tmp_path / "x.txnindex"), 0)
     assert not (tmp_path / "x.txnindex").exists()
     index.append(AbortedTxn(7, 100, 200, 150))
     assert (tmp_path / "x.txnindex").read_bytes() == struct.pack(">hqqqq", 0, 7, 100, 200, 150)
@@ -102,7 +102,7 @@ def test_transaction_index_layout_is_kafkas(tmp_path: Path) -> None:
 def test_aborts_that_overlap_are_found_wherever_they_stand(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    index = TransactionIndex(FileCache(Files()), str(tmp_path_factory.mktemp("txn") / "x.txnindex"), 0)
+    index = TransactionIndex(FileCache(DiskFiles()), str(tmp_path_factory.mktemp("txn") / "x.txnindex"), 0)
     entries = []
     offset = 0
     for number in range(data.draw(st.integers(0, 60))):
@@ -126,7 +126,7 @@ def test_lookups_stay_fast_over_a_million_aborts(tmp_path: Path) -> None:
         for start in range(0, count, 10_000):
             rows = range(start, start + 10_000)
             file.write(b"".join(pack(0, row % 1000, row * 3, row * 3 + 2, 5) for row in rows))
-    index = TransactionIndex(FileCache(Files()), str(path), path.stat().st_size)
+    index = TransactionIndex(FileCache(DiskFiles()), str(path), path.stat().st_size)
     index.overlapping(0, 10)  # the first one reads the file
     started = time.thread_time()
     for number in range(100):

@@ -17,7 +17,7 @@ from semel import faults
 from semel.prove.injection import Injection, ProcessInjector
 from semel.prove.powercut import JournaledFiles, cut_power, side_folder
 from semel.storage import LogConfig, PartitionLog, StorageError
-from semel.storage.files import Files, files_for
+from semel.storage.files import DiskFiles, files_for
 from tests.simulation.disk import SimulatedDisk
 from tests.unit.storage.helpers import START_MS, Folder, all_records, append, append_in_transaction, committed_values
 
@@ -275,9 +275,9 @@ def test_a_killed_process_and_a_power_cut_lose_nothing_acknowledged(tmp_path: Pa
 
 
 def test_the_journal_is_off_unless_it_is_injected(tmp_path: Path) -> None:
-    assert type(files_for(tmp_path)) is Files
-    assert Files.write_at is os.pwrite
-    assert Files.read_at is os.pread
+    assert type(files_for(tmp_path)) is DiskFiles
+    assert DiskFiles.write_at is os.pwrite
+    assert DiskFiles.read_at is os.pread
     assert not side_folder(tmp_path).exists()
     faults.install(ProcessInjector(Injection(power_cut=True)))
     try:

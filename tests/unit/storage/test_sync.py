@@ -11,7 +11,7 @@ import pytest
 
 from semel.protocol.errors import ErrorCode
 from semel.storage import AppendResult, PartitionLog, StorageError
-from semel.storage.files import Files
+from semel.storage.files import DiskFiles
 from tests.support.waiting import PATIENCE_S
 from tests.unit.storage.helpers import (
     START_MS,
@@ -24,7 +24,7 @@ from tests.unit.storage.helpers import (
 )
 
 
-class FaultyFiles(Files):
+class FaultyFiles(DiskFiles):
     """Files on a disk that can be slow, full or broken. Counts what fired."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class FaultyFiles(Files):
             if not len(content):
                 raise OSError(errno.ENOSPC, "No space left on device")
             self.free_bytes -= len(content)
-        return Files.write_at(fd, content, position)
+        return DiskFiles.write_at(fd, content, position)
 
 
 @pytest.fixture
