@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.harness import Collected, Report, compare, interleave, table
@@ -28,8 +27,8 @@ from benchmarks.spark_contestants import (
     Contestant,
     Job,
     KafkaStreams,
-    PeerMissing,
     QuixStreams,
+    peers_there,
     run_job,
     semel_fast,
     semel_frame,
@@ -37,7 +36,7 @@ from benchmarks.spark_contestants import (
 )
 from benchmarks.spark_extras import report_commits, report_growth, show_stages
 from benchmarks.spark_topics import Input, filled
-from semel.local.apache_kafka import ApacheKafka, KafkaMissing
+from semel.local.apache_kafka import ApacheKafka
 
 BENCH = "spark"
 UNIT = "records/s"
@@ -72,7 +71,8 @@ def run(report: Report, quick: bool = False) -> None:
 
 
 def run_plan(report: Report, plan: Plan) -> None:
-    with ApacheKafka() as kafka, _contestants(plan.names) as contestants:
+    with ApacheKafka() as kafka, contextlib.ExitStack() as stack:
+        contestants = peers_there(BENCH, {name: CONTESTANTS[name] for name in plan.names}, stack)
         for size in plan.sizes:
             count = int(RECORDS[size] * plan.share)
             whole = filled(kafka.bootstrap, size, SIZES[size], count)
@@ -83,21 +83,6 @@ def run_plan(report: Report, plan: Plan) -> None:
                 show_stages(kafka.bootstrap, whole, plan.batches[0])
         for name in (name for name in ("semel", "fast") if plan.long_batches and name in contestants):
             report_growth(report, kafka.bootstrap, contestants[name], whole, plan.long_batches)
-
-
-@contextlib.contextmanager
-def _contestants(names: Sequence[str]) -> Iterator[dict[str, Contestant]]:
-    """Those that are there; the others are named."""
-    with contextlib.ExitStack() as stack:
-        there = {}
-        for name in names:
-            try:
-                there[name] = CONTESTANTS[name]()
-            except (PeerMissing, KafkaMissing) as error:
-                print(f"semel bench spark: *** {name} is SKIPPED: {error} ***", file=sys.stderr, flush=True)
-                continue
-            stack.callback(there[name].close)
-        yield there
 
 
 def _measure(

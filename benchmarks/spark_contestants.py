@@ -15,12 +15,13 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import benchmarks.peers as peers
 from benchmarks.spark_topics import PARTITIONS, Input, fresh_topic, removed
-from semel.local.apache_kafka import java, kafka_libs
+from semel.local.apache_kafka import KafkaMissing, java, kafka_libs
 from semel.local.processes import Process
 
 CORES = 2
@@ -29,6 +30,12 @@ RUN_S = 300
 COMMIT_MS = 100
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PROGRAMS = Path(peers.__file__).parent
+STREAMS_WORKS = {
+    "filter and re-key": "rekey",
+    "windowed count": "count",
+    "static join": "join",
+    "several topics": "topics",
+}
 _numbers = itertools.count(1)
 
 
@@ -37,12 +44,15 @@ class PeerMissing(Exception):
 
 
 class Job(NamedTuple):
-    """One copy."""
+    """From one topic to another, or to several."""
 
     bootstrap: str
     source: Input
     batches: int = 1
     last_offsets: int | None = None  # read only so many, from the end
+    work: str = "copy"  # or another one of `peers/spark_jobs.py`
+    targets: tuple[str, ...] = ()  # where it writes to several
+    sink: dict[str, Any] | None = None  # options of semel's sink, to try others than the default
 
     @property
     def per_batch(self) -> int:
@@ -102,6 +112,21 @@ def cpu_seconds(pid: int) -> dict[str, float]:
     return found
 
 
+def peers_there(
+    bench: str, makers: Mapping[str, Callable[[], Contestant]], stack: contextlib.ExitStack
+) -> dict[str, Contestant]:
+    """Those that are on this machine; the others are named."""
+    there = {}
+    for name, make in makers.items():
+        try:
+            there[name] = make()
+        except (PeerMissing, KafkaMissing) as error:
+            print(f"semel bench {bench}: *** {name} is SKIPPED: {error} ***", file=sys.stderr, flush=True)
+            continue
+        stack.callback(there[name].close)
+    return there
+
+
 def run_job(contestant: Contestant, job: Job, check: bool) -> Result:
     """One copy into a fresh topic, which is deleted afterwards."""
     target = fresh_topic(job.bootstrap, "bench-out")
@@ -135,7 +160,11 @@ class SparkProgram:
             "starting": job.starting,
             "id": f"bench-{time.time_ns()}",
             "checkpoint": str(self._folder / f"checkpoint-{number}"),
+            "work": job.work,
+            "sink": job.sink or {},
         }
+        if job.targets:
+            words["targets"] = job.targets
         seen = self._process.line_count
         before = cpu_seconds(self._process.pid)
         self._process.write(json.dumps(words) + "\n")
@@ -144,7 +173,7 @@ class SparkProgram:
         if "error" in answer:
             raise RuntimeError(f"{self.name}: {answer['error']}")
         ran = sum(1 for batch in answer["batches"] if "addBatch" in batch)
-        if ran != job.batches:
+        if ran not in (job.batches, job.batches + 1):  # a query that keeps state may end with a batch without rows
             raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were requested")
         after = cpu_seconds(self._process.pid)
         answer["cpu_seconds"] = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
@@ -179,6 +208,7 @@ class KafkaStreams:
     """`peers/StreamsCopy.java`, exactly_once_v2, as many threads as cores."""
 
     name = "Kafka Streams (exactly_once_v2)"
+    program = "StreamsCopy.java"
 
     def __init__(self) -> None:
         jars = peers_folder() / "streams-jars"
@@ -191,23 +221,35 @@ class KafkaStreams:
             f"-Djava.io.tmpdir={self._folder}",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
         ]
-        command += ["-cp", f"{jars.absolute()}/*:{kafka_libs().absolute()}/*", str(PROGRAMS / "StreamsCopy.java")]
+        command += ["-cp", f"{jars.absolute()}/*:{kafka_libs().absolute()}/*", str(PROGRAMS / self.program)]
         self._process = Process([*command, str(CORES), "exactly_once_v2", str(COMMIT_MS)], stdin=True)
         self._process.wait_for_line("^ready", START_S)
 
     def copy(self, job: Job, target: str) -> Result:
         group = f"bench-{time.time_ns()}"
         seen = self._process.line_count
-        self._process.write(f"{job.bootstrap} {group} {job.source.topic} {target}\n")
+        self._process.write(" ".join((job.bootstrap, group, *self.words(job, target))) + "\n")
         self._process.wait_for_line("^first", START_S, after=seen)
         seconds = until_committed(job, group)
         self._process.write("stop\n")
         self._process.wait_for_line("^stopped", START_S, after=seen)
         return Result(seconds)
 
+    def words(self, job: Job, target: str) -> tuple[str, ...]:
+        return (job.source.topic, target)
+
     def close(self) -> None:
         self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class KafkaStreamsJobs(KafkaStreams):
+    """`peers/StreamsJobs.java`: what is no copy."""
+
+    program = "StreamsJobs.java"
+
+    def words(self, job: Job, target: str) -> tuple[str, ...]:
+        return (STREAMS_WORKS[job.work], job.source.topic, ",".join(job.targets) or target)
 
 
 class QuixStreams:

@@ -3,8 +3,11 @@ transactions."""
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 PARTITIONS = 4
@@ -36,13 +39,20 @@ class Input(NamedTuple):
             )
 
 
-def filled(bootstrap: str, size: str, value_bytes: int, record_count: int, partitions: int = PARTITIONS) -> Input:
-    """A topic with about so many committed records, whose values have `value_bytes` on average."""
+def filled(
+    bootstrap: str,
+    size: str,
+    value_bytes: int,
+    record_count: int,
+    partitions: int = PARTITIONS,
+    make: Callable[[int, int], Any] | None = None,
+) -> Input:
+    """A topic with about so many committed records, whose values have `value_bytes` on average (`rows` makes them)."""
     from semel.client.admin import LATEST, Admin
     from semel.client.producer import Producer
 
     name = fresh_topic(bootstrap, "bench-in", partitions)
-    table = rows(value_bytes, min(record_count, ROUND_BYTES // value_bytes))
+    table = (make or rows)(value_bytes, min(record_count, ROUND_BYTES // value_bytes))
     committed = number = 0
     with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
         producer.init_transactions()
@@ -97,6 +107,30 @@ def rows(value_bytes: int, count: int) -> Any:
     return pa.table(
         {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "headers": pa.array(headers, kind)}
     )
+
+
+def orders(value_bytes: int, count: int) -> Any:
+    """key and value: orders as JSON, within an hour of event time. One in a thousand cannot be read."""
+    import pyarrow as pa
+
+    rng = random.Random(value_bytes)
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    values = []
+    for number in range(count):
+        order = {
+            "order_id": number,
+            "user": f"user-{rng.randrange(10_000)}",
+            "product": rng.randrange(1_000),
+            "amount": round(rng.uniform(1, 100), 2),
+            "currency": rng.choice(("EUR", "USD", "GBP")),
+            "at": (began + timedelta(hours=number / count)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        missing = value_bytes - len(json.dumps(order))
+        if missing > 20:
+            order["note"] = "x" * rng.randint(missing // 2, missing * 3 // 2)
+        values.append(b"not JSON" if number % 1_000 == 999 else json.dumps(order).encode())
+    keys = [b"%d" % number for number in range(count)]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
 def lengths(table: Any) -> list[int]:

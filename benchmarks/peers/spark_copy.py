@@ -1,4 +1,5 @@
-"""A Spark program that copies topics, made to run in a process of its own: one warm session, one job after the other.
+"""A Spark program from topics to topics (see `spark_jobs.py`), made to run in a process of its own: one warm session,
+one job after the other.
 
     python spark_copy.py KIND '{"jars": [...], "cores": 2}'        KIND: spark, semel or fast
 
@@ -14,6 +15,8 @@ import sys
 import time
 from datetime import datetime
 from typing import Any
+
+from spark_jobs import JOBS, Output  # type: ignore[import-not-found]  # beside this file, which is run as a program
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -44,21 +47,32 @@ def session(kind: str, settings: dict[str, Any]) -> Any:
 
 
 def source_options(job: dict[str, Any]) -> dict[str, str]:
-    return {
+    options = {
         "kafka.bootstrap.servers": job["brokers"],
         "subscribe": job["source"],
         "startingOffsets": job["starting"],
         "maxOffsetsPerTrigger": str(job["per_batch"]),
         "kafka.isolation.level": "read_committed",
-        "includeHeaders": "true",
     }
+    return options | ({"includeHeaders": "true"} if _is_copy(job) else {})
+
+
+def _is_copy(job: dict[str, Any]) -> bool:
+    return bool(job.get("work", "copy") == "copy")
+
+
+def _output(rows: Any, job: dict[str, Any]) -> Output:
+    return JOBS[job.get("work", "copy")](rows, job)
 
 
 def spark_own(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     """Spark's own source and sink: at-least-once."""
     rows = spark.readStream.format("kafka").options(**source_options(job)).load()
-    writer = rows.select("key", "value", "headers").writeStream.format("kafka")
-    return writer.option("kafka.bootstrap.servers", job["brokers"]).option("topic", job["target"]), None
+    output = _output(rows, job)
+    writer = output.rows.writeStream.format("kafka").outputMode(output.mode)
+    if "targets" not in job:
+        writer = writer.option("topic", job["target"])
+    return writer.option("kafka.bootstrap.servers", job["brokers"]), None
 
 
 def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
@@ -66,10 +80,12 @@ def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     read: Spark does not hand that to a Python source."""
     import semel
 
-    sink = semel.sink(job["brokers"], application_id=job["id"], topic=job["target"])
-    source = {**source_options(job), "columns": "key,value,headers", **job.get("options", {})}
+    where = {"topics": job["targets"]} if "targets" in job else {"topic": job["target"]}
+    sink = semel.sink(job["brokers"], application_id=job["id"], **where, **job.get("sink", {}))
+    source = {**source_options(job), "columns": "key,value,headers" if _is_copy(job) else "key,value"}
     rows = spark.readStream.format("semel").options(**source).load()
-    return rows.select("key", "value", "headers").writeStream.foreachBatch(sink), sink
+    output = _output(rows, job)
+    return output.rows.writeStream.outputMode(output.mode).foreachBatch(sink), sink
 
 
 def semel_fast(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
