@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -403,3 +404,82 @@ def test_the_command_line(shop: Shop, capsys: pytest.CaptureFixture[str], monkey
     assert (status["waiting_rows"], status["sent_rows"]) == (0, 5)
     monkeypatch.delenv("SEMEL_DSN")
     assert main(["outbox", "status", "--dsn", ""]) == 2
+
+
+# --- a million ---
+COMMITS, SESSIONS, COUNTERS, LONG_ONES = 1_000_000, 8, 64, 40
+FLOOD = """
+CREATE TABLE counters (key int PRIMARY KEY, n int NOT NULL) WITH (fillfactor = 10);
+INSERT INTO counters SELECT key, 0 FROM generate_series(0, {counters}) AS key;
+CREATE PROCEDURE flood(times int) LANGUAGE plpgsql AS $$
+DECLARE chosen int; number int;
+BEGIN
+    FOR i IN 1..times LOOP
+        chosen := floor(random() * {counters});
+        UPDATE counters SET n = n + 1 WHERE key = chosen RETURNING n INTO number;
+        INSERT INTO semel.outbox (topic, key, value)
+            VALUES ('{topic}', convert_to(chosen::text, 'UTF8'), convert_to(number::text, 'UTF8'));
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+def hold_back(shop: Shop, stop: threading.Event) -> int:
+    """Transactions that take their ids, and their numbers under a lock, long before they commit; how many."""
+    done = 0
+    with shop.connect() as connection, shop.connect() as looking:
+        looking.autocommit = True
+        while not stop.is_set():
+            for topic in (0, 0, 1):
+                connection.execute("UPDATE counters SET n = n + 1 WHERE key = %s", [COUNTERS])
+                shop.insert(connection, f"{done}", "long", topic)
+            (before,) = looking.execute("SELECT last_value FROM semel.outbox_id_seq").fetchone() or (0,)
+            while not stop.wait(0.01):
+                (now,) = looking.execute("SELECT last_value FROM semel.outbox_id_seq").fetchone() or (0,)
+                if now > before + COMMITS // LONG_ONES // 2:
+                    break
+            connection.commit()
+            done += 1
+    return done
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_800)
+def test_of_a_million_interleaved_commits_none_is_skipped_and_none_out_of_order(
+    shared_semel_broker: SemelBroker, dsn: str
+) -> None:
+    """Sessions commit in turns that the machine chooses, each key under a lock that gives its rows their numbers; other
+    transactions stay open over thousands of commits. The relay runs all the time."""
+    shop = Shop(Cluster("semel", shared_semel_broker), dsn)
+    with shop.connect() as connection:
+        connection.execute("ALTER TABLE semel.outbox DISABLE TRIGGER outbox_notify")
+        connection.execute(FLOOD.format(counters=COUNTERS, topic=shop.topics[0]))
+
+    def session(_: int) -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = off")
+            connection.execute("CALL flood(%s)", [COMMITS // SESSIONS])
+
+    stop = threading.Event()
+    with Running(shop.outbox(poll_interval_ms=20)), ThreadPoolExecutor(SESSIONS + 1) as pool:
+        long_ones = pool.submit(hold_back, shop, stop)
+        try:
+            list(pool.map(session, range(SESSIONS)))
+        finally:
+            stop.set()
+        held = long_ones.result()
+        until(
+            lambda: shop.query("SELECT NOT EXISTS (SELECT FROM semel.outbox)") == [(True,)],
+            "the relay did not send everything",
+            timeout_s=1_200,
+        )
+    assert held >= LONG_ONES // 2, "too few transactions were long"
+    numbers: dict[bytes, list[int]] = {}
+    for seen in read_topic(shop.bootstrap, shop.topics[0]):
+        numbers.setdefault(seen.key or b"", []).append(int(seen.value or b""))
+    assert numbers.pop(b"long") == [number for number in range(held) for _ in range(2)]
+    assert sum(map(len, numbers.values())) == COMMITS
+    for key, found in numbers.items():
+        assert found == list(range(1, len(found) + 1)), f"key {key!r} has gaps, or another order"
+    assert shop.values(1) == [str(number) for number in range(held)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from semel.aio import AsyncProducer
+from semel.cli import main
 from semel.client.admin import Admin
 from semel.client.errors import ConfigError, FencedError, IllegalStateError, UnsupportedByBrokerError
 from semel.client.producer import PreparedTransaction, Producer
@@ -123,6 +124,27 @@ def test_a_zombie_cannot_end_what_the_next_owner_keeps(
         first.abort_transaction()
     assert second.complete_transaction(state)
     assert values(cluster.bootstrap, topic) == [b"a"]
+
+
+def test_the_command_aborts_a_prepared_transaction_by_force_only(
+    cluster: Cluster, topic: str, make: Callable[..., Producer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = make()
+    owner.init_transactions()
+    state = prepared(owner, topic, b"a")
+    name = owner.settings.transactional_id or ""
+    command = ["txn", "abort", name, "--brokers", cluster.bootstrap]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert str(state) in said
+    assert "--force" in said
+    assert "loses its records" in said
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        assert admin.describe_transaction(name).state == "Ongoing", "it was aborted without --force"
+        assert main([*command, "--force"]) == 0
+        assert admin.describe_transaction(name).state == "Empty"
+    with pytest.raises(FencedError):
+        owner.complete_transaction(state)
 
 
 @pytest.mark.parametrize("effect", [Effect.DROP_REQUEST, Effect.DROP_RESPONSE])

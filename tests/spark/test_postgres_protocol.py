@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -16,7 +19,7 @@ import pytest
 from semel.local.postgres import PostgresServer
 from semel.prove.postgres_proxy import PostgresProxy
 from semel.sinks.postgres.database import Database
-from semel.sinks.postgres.errors import DatabaseConflictError, RowRefusedError
+from semel.sinks.postgres.errors import DatabaseConflictError, DatabaseFatalError, RowRefusedError
 from semel.sinks.postgres.staging import fill
 from semel.sinks.postgres.target import RowColumn, TableMismatchError, fitting
 from semel.spark.base_sink import SinkError
@@ -27,6 +30,7 @@ from semel.spark.postgres_options import PostgresOptions
 from semel.spark.postgres_sink import PostgresSink, postgres_sink
 from semel.spark.postgres_transaction import BatchHandle
 from semel.spark.writing import Report
+from tests.support.missing import skip_loudly
 
 
 class Run:
@@ -342,6 +346,46 @@ def test_a_constraint_stops_the_query_and_nothing_of_the_batch_is_written(app: A
     assert app.values() == [1]
     assert app.staging() == []
     assert sink.metrics().retry_total == 0, "it would fail again"
+
+
+@pytest.fixture
+def small_disk(mortal_postgres: PostgresServer) -> Iterator[Path]:
+    """A file system of 4 MB, which belongs to the server's user."""
+    folder = Path(tempfile.mkdtemp(prefix="semel-small-"))
+    assert mortal_postgres.process is not None
+    whose = Path(f"/proc/{mortal_postgres.process.pid}").stat()
+    options = f"size=4m,uid={whose.st_uid},gid={whose.st_gid},mode=0700"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        folder.rmdir()
+        skip_loudly(f"a small file system cannot be mounted: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        mortal_postgres.kill()
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
+@pytest.mark.full
+def test_a_full_disk_stops_the_query_and_the_batch_is_written_when_there_is_space(
+    mortal_postgres: PostgresServer, small_disk: Path
+) -> None:
+    app = Application(mortal_postgres.create_database())
+    app.connection.execute(f"CREATE TABLESPACE small LOCATION '{small_disk}'")
+    app.connection.execute("ALTER TABLE out SET TABLESPACE small")
+    sink = app.sink()
+    sink._batch(Frame([1, 2]), app.batch(0, 0, 2))
+    many = list(range(3, 200_003))
+    with pytest.raises(DatabaseFatalError, match=r"No space left on device.*free space on the server's disk"):
+        sink._batch(Frame(many), app.batch(1, 2, 200_002))
+    assert app.values() == [1, 2]
+    assert app.staging() == []
+    assert sink.metrics().retry_total == 0, "nobody frees a disk by waiting"
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    app.sink("run 2")._batch(Frame(many), app.batch(1, 2, 200_002))
+    assert app.values() == [1, 2, *many]
+    app.close()
 
 
 def test_what_is_wrong_with_the_table_shows_before_the_query_starts(app: Application) -> None:

@@ -121,5 +121,6 @@ def _check_not_decided_elsewhere(admin: Admin, args: argparse.Namespace) -> None
         raise UsageError(
             f"{args.id} has a transaction of two-phase commit open ({found.producer_id}:{found.epoch}). It may be "
             "decided elsewhere, in the database of the application: start the application, which ends it as decided. "
-            "If it will never run again and nothing there names this transaction, abort it with --force"
+            "An abort loses its records, although the rows that were decided together with them stay. If the "
+            "application will never run again and nothing in its database names this transaction, abort it with --force"
         )

@@ -296,7 +296,7 @@ class Teller:
         price = "".join(f", {count} {kind}" for kind, count in result.allowed.items())
         verdict = "VIOLATED" if result.violations else "ok"
         self.say(
-            f"{self._told:>4}/{self._rounds} {result.workload:<16}{verdict:<9}{result.took_s:5.1f} s "
+            f"{self._told:>4}/{self._rounds} {result.workload:<22}{verdict:<9}{result.took_s:5.1f} s "
             f"{len(result.fired):>3} faults, {result.records} records{price}  ({shown})"
         )
         for violation in result.violations[:SHOWN_VIOLATIONS]:

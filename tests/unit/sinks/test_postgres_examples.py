@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from semel.local.brokers import SemelBroker
 from tests.support.reading import read_topic
@@ -37,6 +38,20 @@ def test_the_shop_announces_what_it_sold(shared_semel_broker: SemelBroker, dsn: 
         assert connection.execute("SELECT sum(n) FROM stock").fetchone() == (0,)
 
 
+def test_what_is_booked_is_announced(shared_semel_broker: SemelBroker, dsn: str) -> None:
+    told = run("topics_and_postgres.py", shared_semel_broker.bootstrap, dsn)
+    booked = [json.loads(seen.value or b"") for seen in read_topic(shared_semel_broker.bootstrap, "booked")]
+    assert len({each["id"] for each in booked}) == len(booked) == 500
+    assert f"500 deposits, {sum(each['cents'] for each in booked)} cents" in told
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_every_order_is_in_the_table(shared_semel_broker: SemelBroker, dsn: str, tmp_path: Path) -> None:
+    told = run("orders_to_postgres.py", shared_semel_broker.bootstrap, dsn, str(tmp_path))
+    assert f"1000 orders, {sum(range(100, 1_100))} cents" in told
+
+
 def test_examples_fit_on_a_screen() -> None:
-    for name in ("bank_to_postgres.py", "outbox.py"):
+    for name in ("bank_to_postgres.py", "orders_to_postgres.py", "outbox.py", "topics_and_postgres.py"):
         assert len((EXAMPLES / name).read_text().splitlines()) <= 60
