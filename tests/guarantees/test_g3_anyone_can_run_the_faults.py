@@ -18,17 +18,19 @@ from tests.support.broker import Cluster
 from tests.support.prove import Proof, prove
 
 SHORT = {"loop": 2}  # rounds; every fault of the sink alone is in test_e1 to test_e7
-MORE = {"chain": 2, "state": 3, "spark": 1, "spark-any-order": 1, "spark-stateful": 1}
+MORE = {"chain": 2, "state": 3, "entities": 3, "sagas": 3, "spark": 1, "spark-any-order": 1, "spark-stateful": 1}
 LONG = {
     "loop": 60,
     "chain": 12,
     "state": 30,
+    "entities": 30,
+    "sagas": 30,
     "spark": 16,
     "spark-any-order": 12,
     "spark-stateful": 12,
     "spark-executors": 6,
 }
-FAULTS = {"loop": 12, "chain": 12, "state": 12}  # in each round; 8 in those of Spark
+FAULTS = {"loop": 12, "chain": 12, "state": 12, "entities": 12, "sagas": 12}  # in each round; 8 in those of Spark
 
 
 def held(proof: Proof, faults: int) -> Proof:
@@ -81,7 +83,7 @@ def test_lesser_guarantees_pay_their_price_under_the_same_faults(tmp_path: Path,
 
 
 @pytest.mark.full
-@pytest.mark.timeout(5_400)
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("cluster", ["semel", pytest.param("apache_kafka", marks=pytest.mark.kafka)], indirect=True)
 def test_long_campaign_of_a_thousand_faults_violates_nothing_and_hits_every_boundary(
     cluster: Cluster, tmp_path: Path

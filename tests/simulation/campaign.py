@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from tests.simulation.client_workload import clients
 from tests.simulation.group_workload import consumers
+from tests.simulation.pattern_workload import entities, sagas
 from tests.simulation.processing_workload import processing
 from tests.simulation.shrink import Workload, run, shrink
 from tests.simulation.sink_workload import sink
@@ -39,6 +40,8 @@ WORKLOADS: dict[str, Workload] = {
     "consumers": consumers,
     "processing": processing,
     "state": counting,
+    "entities": entities,
+    "sagas": sagas,
     "sink": sink,
     "clients": clients,
 }

@@ -76,7 +76,7 @@ class Counting(Instances):
 
 
 @contextlib.contextmanager
-def _files_of_the_killed(max_unwritten: int) -> Iterator[None]:
+def files_of_the_killed(max_unwritten: int) -> Iterator[None]:
     """A process that was killed writes nothing any more; `finally` runs in these, as it does not in real ones."""
     write = StateStore.write
 
@@ -97,7 +97,7 @@ def counting(seed: int, data: Path, on_start: Callable[[World], None] = lambda w
     class Counters(Counting):
         directory = data.with_name(f"{data.name}.state")  # `data` belongs to the broker
 
-    with _files_of_the_killed(random.Random(seed).choice([0, 2, 50_000])):
+    with files_of_the_killed(random.Random(seed).choice([0, 2, 50_000])):
         return processing(seed, data, on_start, guarantee="exactly_once", of=Counters, check=_check, **options)
 
 

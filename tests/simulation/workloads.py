@@ -13,7 +13,7 @@ from semel.client.wire import Pending
 from semel.protocol.api import Api
 from semel.protocol.batch import Buffer, iter_headers
 from semel.protocol.messages.records import FETCH, FetchPartition, FetchRequest, FetchTopic, PartitionData
-from semel.protocol.rows import decode_batch
+from semel.protocol.rows import Record, decode_batch
 from tests.simulation.producer_process import ProducerProcess, WireClient
 from tests.simulation.transactional_process import TransactionalProcess
 from tests.simulation.world import PARTITIONS, TOPIC, World, simulated
@@ -211,7 +211,13 @@ def read_rows(
     world: World, partition: int, committed: bool = False, offset: int = 0, topic: str = TOPIC
 ) -> list[tuple[int, bytes | None]]:
     """All records of a partition, or those of committed transactions, as a consumer gets them: offset and value."""
-    client, rows = WireClient(world), list[tuple[int, bytes | None]]()
+    return [(record.offset, record.value) for record in read_records(world, partition, committed, offset, topic)]
+
+
+def read_records(
+    world: World, partition: int, committed: bool = False, offset: int = 0, topic: str = TOPIC
+) -> list[Record]:
+    client, rows = WireClient(world), list[Record]()
     while True:
         part = _fetch(world, client, (topic, partition), offset, committed)
         assert part.error_code == 0
@@ -252,9 +258,9 @@ def ask(world: World, client: WireClient, api: Api[Any, Any], request: Any, vers
         world.run_for(0.05)
 
 
-def _visible(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[tuple[int, bytes | None]]:
+def _visible(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[Record]:
     """Without control records, and without the transactions that the response names as aborted."""
-    rows: list[tuple[int, bytes | None]] = []
+    rows: list[Record] = []
     aborting: set[int] = set()  # producers whose batches are skipped, up to their marker
     for at, header in iter_headers(data):
         while aborted and aborted[0][0] <= header.base_offset:
@@ -263,5 +269,5 @@ def _visible(data: Buffer, offset: int, aborted: list[tuple[int, int]]) -> list[
             aborting.discard(header.producer_id)
         elif header.producer_id not in aborting:
             found = decode_batch(data, at).records
-            rows += [(record.offset, record.value) for record in found if record.offset >= offset]
+            rows += [record for record in found if record.offset >= offset]
     return rows

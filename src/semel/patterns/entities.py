@@ -140,7 +140,7 @@ class Entities(EntityWriter):
     bootstrap_servers   the brokers, as host:port
     source              who appends; in a header of each event
     timeout_ms          how long `append` waits for the reply
-    client              more options for the clients, by Kafka's names
+    client              more options, of those that all clients have (security.protocol ...), by Kafka's names
     """
 
     def create(self, partitions: int = 8, replication_factor: int = -1) -> None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -163,12 +163,25 @@ class Stores:
             self._changelog.catch_up(behind, is_stopping)
         finally:
             self._open |= behind
-        for place in places:
-            at = committed.get(place)
-            self._changelog.check_covered(behind[place.partition], place.topic, None if at is None else at.offset)
+        try:
+            for place in places:
+                at = committed.get(place)
+                self._changelog.check_covered(behind[place.partition], place.topic, None if at is None else at.offset)
+        except StateError:
+            self._check_still_owned(places, committed)
+            raise
         for number, store in behind.items():
             self._state.attach(number, store)
         self._current |= wanted
+
+    def _check_still_owned(
+        self, places: list[TopicPartition], committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """One that was frozen between its two looks compares offsets of before with a changelog of after."""
+        if self._consumer.committed(places) != committed:
+            raise AbortableError(
+                "other instances committed while the state was restored: the group went on without this one"
+            )
 
     def _check_assigned(self, places: list[TopicPartition]) -> None:
         missing = set(places) - self._consumer.assignment()

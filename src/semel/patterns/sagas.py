@@ -249,7 +249,7 @@ class Sagas:
     bootstrap_servers   the brokers, as host:port
     keep_ms             how long an ended saga is remembered; its id starts nothing again until then
     tick_ms             how often the orchestrator writes the time, hence how exact timers are
-    client              more options for the clients, by Kafka's names
+    client              more options, of those that all clients have (security.protocol ...), by Kafka's names
     """
 
     def __init__(

@@ -1,0 +1,123 @@
+"""Versioned entities and sagas in simulated worlds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.patterns.entities import Decide, EntityState
+from semel.patterns.entity_writer import EntityAppend, EntityWriter
+from semel.patterns.saga_states import SagaState, SagaTable
+from semel.patterns.sagas import Orchestrate, Participate
+from semel.patterns.state import State
+from tests.simulation.pattern_workload import entities, sagas
+from tests.simulation.world import World
+
+Workload = Callable[..., World]
+MUTANT_SEEDS = range(60)
+
+
+@pytest.mark.parametrize("workload", [entities, sagas])
+def test_what_callers_are_told_holds_whoever_is_killed_or_frozen(tmp_path: Path, workload: Workload) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f'make simulate ARGS="--workload {workload.__name__} --seed {seed}"')
+    assert workload(seed, tmp_path / "broker").faults > 3
+
+
+def apply_a_command_again(patch: pytest.MonkeyPatch) -> None:
+    """Without receipts a retry looks like a conflict with somebody else."""
+    known_reply = Decide._known_reply
+
+    def forgetful(self: Decide, command: EntityAppend, known: EntityState) -> Any:
+        return known_reply(self, command, EntityState(known.version, [], known.value))
+
+    patch.setattr(Decide, "_known_reply", forgetful)
+
+
+def ignore_the_expected_version(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Decide, "_known_reply", lambda self, command, known: None)
+
+
+def undo_without_looking_whether_it_was_done(patch: pytest.MonkeyPatch) -> None:
+    run = Participate._run
+
+    def undo(self: Participate, step: Any, order: Any, receipt: str, state: State) -> Any:
+        if order.action == "undo" and not (state.get(receipt) or {}).get("undone"):
+            state.put(receipt, {"done": None})
+        return run(self, step, order, receipt, state)
+
+    patch.setattr(Participate, "_run", undo)
+
+
+def keep_what_a_failed_step_did(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(State, "roll_back", lambda self: None)
+
+
+def forget_the_timer_of_a_retry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Orchestrate, "_tick", lambda self, record, state: [])
+
+
+def skip_the_compensation_of_a_step_without_a_reply(patch: pytest.MonkeyPatch) -> None:
+    undo_from = SagaTable._undo_from
+
+    def skip(self: SagaTable, state: SagaState, at: int, now_ms: int) -> bool:
+        return undo_from(self, state, at - (state.status == "running" and at == state.at), now_ms)
+
+    patch.setattr(SagaTable, "_undo_from", skip)
+
+
+def take_the_reply_of_another_sending(patch: pytest.MonkeyPatch) -> None:
+    """Of a command that was sent before."""
+    deliver = EntityWriter._deliver
+
+    def any_reply(self: EntityWriter, record: Any) -> None:
+        for pending in list(self._waiting.values()):
+            if pending.command.id.encode() != record.key:
+                record = record._replace(
+                    value=record.value.replace(record.value[12:44], pending.command.attempt.encode())
+                )
+        deliver(self, record)
+
+    patch.setattr(EntityWriter, "_deliver", any_reply)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("workload", "mutant"),
+    [
+        (entities, apply_a_command_again),
+        (entities, ignore_the_expected_version),
+        (entities, take_the_reply_of_another_sending),
+        (sagas, undo_without_looking_whether_it_was_done),
+        (sagas, keep_what_a_failed_step_did),
+        (sagas, forget_the_timer_of_a_retry),
+        (sagas, skip_the_compensation_of_a_step_without_a_reply),
+    ],
+)
+def test_deliberate_bugs_are_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workload: Workload,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    for seed in MUTANT_SEEDS:
+        try:
+            workload(seed, tmp_path / str(seed))
+        except AssertionError as error:
+            print(f"found with seed {seed}: {error}")
+            return
+    raise AssertionError(f"{mutant.__name__} was not found")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("workload", [entities, sagas])
+def test_many_worlds(tmp_path: Path, workload: Workload) -> None:
+    faults = sum(workload(seed, tmp_path / str(seed)).faults for seed in range(100, 150))
+    assert faults > 1_000
