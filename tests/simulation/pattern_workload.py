@@ -1,7 +1,7 @@
 """Versioned entities and sagas in a simulated world: their loops and their callers, with the checkers of `semel prove`.
 
-Loops and callers are killed and frozen, and the broker has its faults. A caller notes what it calls and what it is
-told in a list that outlives it, as an application does in its database, and goes on from there.
+Loops and callers are killed and frozen, and the broker has its faults. A caller notes its calls and what they
+return in a list that outlives it, as an application does in its database, and goes on from there.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class SimulatedWriter:
 
 
 def entities(seed: int, data: Path, on_start: Callable[[World], None] = lambda world: None) -> World:
-    """Two owners and writers that compete. AssertionError: what a caller was told does not hold."""
+    """Two owners and writers that compete. AssertionError: what a call returned does not hold."""
     topics = [NAME, *(f"{NAME}.{kind}" for kind in ("commands", "replies", "snapshots", "dead"))]
     directory = data.with_name(f"{data.name}.state")
     with _world_of(seed, data, topics, on_start) as world:

@@ -22,7 +22,7 @@ MUTANT_SEEDS = range(60)
 
 
 @pytest.mark.parametrize("workload", [entities, sagas])
-def test_what_callers_are_told_holds_whoever_is_killed_or_frozen(tmp_path: Path, workload: Workload) -> None:
+def test_what_calls_return_holds_whoever_is_killed_or_frozen(tmp_path: Path, workload: Workload) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f'make simulate ARGS="--workload {workload.__name__} --seed {seed}"')
     assert workload(seed, tmp_path / "broker").faults > 3

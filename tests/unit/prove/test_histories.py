@@ -43,9 +43,9 @@ def test_a_right_history_passes() -> None:
         (CALLS, [LOG[0], LOG[0]._replace(offset=1), LOG[1]._replace(offset=2)], "it has version 1, expected 2"),
         (CALLS, [LOG[1]._replace(offset=0), LOG[0]._replace(offset=1)], "it has version 2, expected 1"),
         (CALLS, [*LOG, event(0, 3, "z", partition=1)], r"is in partitions \[0, 1\]"),
-        (CALLS, [*LOG, event(2, 3, "c")], "told of a conflict with version 1, and it is version 3"),
+        (CALLS, [*LOG, event(2, 3, "c")], "returned a conflict with version 1, and it is version 3"),
         ([*CALLS, call("x", 0, 9.0, None, "", 0)], [*LOG, event(2, 3, "x")], "version 3, expected to follow 0"),
-        ([*CALLS, call("x", 5, 9.0, 9.5, "conflict", 1)], LOG, "version 1, begun after a caller was told version 2"),
+        ([*CALLS, call("x", 5, 9.0, 9.5, "conflict", 1)], LOG, "version 1, begun after a call returned version 2"),
         ([*CALLS, call("x", 5, 1.0, 1.2, "conflict", 2)], LOG, "before the append of that version began"),
     ],
 )
