@@ -115,11 +115,18 @@ class Callers:
 
 @both
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(["state.committed:kill:2"], id="after-its-commit"),
+        pytest.param(["state.sent:kill:3", "state.committed:kill:3"], id="both", marks=pytest.mark.full),
+    ],
+)
 def test_each_event_is_there_once_although_the_owner_is_killed(
-    cluster: Cluster, entities: Entities, tmp_path: Path
+    cluster: Cluster, entities: Entities, tmp_path: Path, faults: list[str]
 ) -> None:
     callers: Callers | None = None
-    for fault in ("state.sent:kill:3", "state.committed:kill:3", ""):
+    for fault in (*faults, ""):
         with start_owner(cluster.bootstrap, entities.name, tmp_path, fault) as owner:
             callers = callers or Callers(entities)
             if fault:

@@ -28,7 +28,7 @@ from tests.simulation.workloads import DRAIN_S, Disturbances, read_records
 from tests.simulation.world import World, simulated
 
 NAME, KINDS, PARTITIONS = "kind", 2, 2
-WRITERS, EACH, SAGAS = 4, 6, 8
+WRITERS, EACH, SAGAS = 4, 6, 6
 BOOTSTRAP = "broker:9092"
 TRANSACTION_TIMEOUT_MS = 6_000
 TIMEOUTS_MS = {"request.timeout.ms": 1_000, "default.api.timeout.ms": 5_000, "retry.backoff.ms": 20}
@@ -286,7 +286,7 @@ def sagas(seed: int, data: Path, on_start: Callable[[World], None] = lambda worl
             programs.start(f"o{number}", lambda number=number: lead(f"o{number}"))  # type: ignore[misc]
             programs.start(f"p{number}", lambda number=number: take_part(f"p{number}"))  # type: ignore[misc]
         programs.start("starter", start)
-        world.run(lambda: False, 30.0)
+        world.run(lambda: "starter" in programs.finished, 30.0)
         _calm(world, disturbances, programs)
         deadline_s = world.now_s + DRAIN_S
         while sum(status in ENDED for status in statuses(_seen(world, f"{NAME}.log")).values()) < SAGAS:

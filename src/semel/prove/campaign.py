@@ -309,7 +309,7 @@ class _Progress:
         if not self._at_the_end(groups):
             return False
         self.behind = f"the groups are at the end, but only {len(outputs)} records are in the output"
-        return complete or now_s - last_s >= QUIET_S
+        return complete or (self._workload.may_end_quietly and now_s - last_s >= QUIET_S)
 
     def _at_the_end(self, groups: list[tuple[str, str]]) -> bool:
         for group, topic in groups:

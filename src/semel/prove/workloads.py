@@ -82,6 +82,7 @@ class Workload(ABC):
     faults_per_round: ClassVar[int] = 8
     spread_ms: ClassVar[int] = 1_200  # faults of a round begin within so long
     guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "at_least_once", "at_most_once")  # that it can be run with
+    may_end_quietly: ClassVar[bool] = True  # with its groups at the end, it is over when nothing more comes
     stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
 
     def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
@@ -499,8 +500,9 @@ class SagasWorkload(PatternWorkload):
     def transactional_id(self) -> str:
         return f"{self.application}.orchestrator-worker-a"
 
+    may_end_quietly = False  # what is under way between its loops is in none of these groups
+
     def groups(self) -> list[tuple[str, str]]:
-        """Not the orchestrator's of its other source: while it works, that one grows."""
         return [(f"{self.application}.orchestrator", self.source)]
 
     def expectation(self, transactions: int) -> Expectation:
