@@ -56,7 +56,7 @@ def test_the_first_ten_minutes_work_as_written(tmp_path: Path) -> None:
         skip_loudly(str(missing))
     text = (DOCS / "index.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    (.*semel (?:topic|produce|consume|group|trace) .*)$", text, re.MULTILINE)
-    assert len(commands) == 6
+    assert len(commands) == 8
     (query,) = python_blocks("index.md")
     (tmp_path / "query.py").write_text(query)
     with SemelBroker(tmp_path / "broker") as broker:
@@ -76,13 +76,14 @@ def test_the_first_ten_minutes_work_as_written(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, done.stderr
 
-        for command in commands[:3]:
+        for command in commands[:4]:
             shell(command)
         for _ in range(2):  # the second one adds nothing
             run_query()
-            assert sorted(shell(commands[3]).split()) == ["alice=17", "bob=5"]
-        assert "totals-app" in shell(commands[4])
-        assert "5.3" in shell(commands[5])
+            assert sorted(shell(commands[4]).splitlines()) == ['DE {"id":1,"euros":12.5}', 'FR {"id":2,"euros":3.0}']
+            assert shell(commands[5]) == "not JSON\n"
+        assert "sales-app" in shell(commands[6])
+        assert "5.3" in shell(commands[7])
 
 
 @pytest.mark.full
