@@ -86,7 +86,7 @@ def start(name: str, job: dict[str, Any]) -> Process:
     jars = peers_folder() / "streams-jars"
     if not jars.is_dir():
         raise PeerMissing("Kafka Streams is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
-    program = Path(__file__).parent / "peers" / "StreamsCopy.java"
+    program = Path(__file__).parent / "peers" / "StreamsPeer.java"
     logs = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     words = [
         java(),

@@ -205,10 +205,10 @@ def spark_own() -> SparkProgram:
 
 
 class KafkaStreams:
-    """`peers/StreamsCopy.java`, exactly_once_v2, as many threads as cores."""
+    """`peers/StreamsPeer.java`, exactly_once_v2, as many threads as cores."""
 
     name = "Kafka Streams (exactly_once_v2)"
-    program = "StreamsCopy.java"
+    program = "StreamsPeer.java"
 
     def __init__(self) -> None:
         jars = peers_folder() / "streams-jars"
@@ -253,7 +253,7 @@ class KafkaStreamsJobs(KafkaStreams):
 
 
 class QuixStreams:
-    """`peers/quix_copy.py`: one process, which is what it offers."""
+    """`peers/quix_peer.py`: one process, which is what it offers."""
 
     name = "Quix Streams (exactly-once)"
 
@@ -267,7 +267,7 @@ class QuixStreams:
     def copy(self, job: Job, target: str) -> Result:
         group = f"bench-{time.time_ns()}"
         words = {"brokers": job.bootstrap, "id": group, "source": job.source.topic, "target": target, "commit_s": 1.0}
-        with Process([self._python, PROGRAMS / "quix_copy.py", json.dumps(words)], cwd=self._folder) as process:
+        with Process([self._python, PROGRAMS / "quix_peer.py", json.dumps(words)], cwd=self._folder) as process:
             process.wait_for_line("^first", START_S)
             return Result(until_committed(job, group))
 

@@ -142,7 +142,7 @@ def _streams(bootstrap: str, folder: Path, cache_bytes: int) -> Iterator[Callabl
         raise PeerMissing("Kafka Streams is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
     path = f"{jars.absolute()}/*:{kafka_libs().absolute()}/*"
     words = [java(), "-Xmx1g", f"-Djava.io.tmpdir={folder}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
-    words += ["-cp", path, str(PROGRAMS / "StreamsCount.java"), str(CORES), "exactly_once_v2", str(COMMIT_MS)]
+    words += ["-cp", path, str(PROGRAMS / "StreamsPeer.java"), str(CORES), "exactly_once_v2", str(COMMIT_MS)]
     with Process([*words, str(cache_bytes)], stdin=True) as process:
         process.wait_for_line("^ready", START_S)
 
@@ -163,7 +163,7 @@ def _quix(bootstrap: str, source: Source, python: Path, folder: Path) -> float:
     group = f"bench-{time.time_ns()}"
     job = {"brokers": bootstrap, "id": group, "source": source.topic, "target": fresh(bootstrap, "out")}
     job |= {"commit_s": 1.0, "folder": str(folder / group)}  # type: ignore[dict-item]
-    with Process([python, PROGRAMS / "quix_count.py", json.dumps(job)], cwd=folder) as process:
+    with Process([python, PROGRAMS / "quix_peer.py", json.dumps(job)], cwd=folder) as process:
         process.wait_for_line("^first", START_S)
         return until_committed(bootstrap, group, source.records)
 

@@ -26,6 +26,7 @@ from semel.broker.turns import Turns
 from semel.exposition import CONTENT_TYPE, escaped, family, histogram
 
 MOST_PARTITIONS = 500  # that have series of their own
+PARTITIONS_PER_SECOND = 2_500  # in use: for each so many, what is collected of them is a second older
 MOST_GROUP_PARTITIONS = 500
 MOST_GROUPS = 500
 LATE_AFTER_MS = 5 * 60_000  # more than transaction.max.timeout.ms, as in Kafka
@@ -108,6 +109,7 @@ class BrokerMetrics:
     def __init__(self, broker: BrokerNode, server: Server) -> None:
         self._broker, self._server = broker, server
         self._started_s = time.time()
+        self._kept_topics = ("", 0)  # text, and until when it is served again, in milliseconds
 
     async def text(self) -> str:
         turns = Turns()
@@ -161,8 +163,20 @@ class BrokerMetrics:
         )
 
     async def _topics(self, turns: Turns) -> str:
+        """Of ten thousand partitions in use it takes long: it is then some seconds old, or a scrape every second would
+        take the broker more than a hundredth of its time."""
+        text, until_ms = self._kept_topics
+        now_ms = self._broker.clock.now_ms()
+        if now_ms < until_ms:
+            return text
+        text, partitions = await self._read_topics(turns, now_ms)
+        self._kept_topics = (text, now_ms + partitions // PARTITIONS_PER_SECOND * 1000)
+        return text
+
+    async def _read_topics(self, turns: Turns, now_ms: int) -> tuple[str, int]:
+        """And of how many partitions."""
         topics = list(self._broker.topics)
-        found = _Partitions(self._broker.clock.now_ms(), self._late_after_ms())
+        found = _Partitions(now_ms, self._late_after_ms())
         for topic in topics:
             for part in topic.partitions:
                 found.add(topic, part)
@@ -179,7 +193,8 @@ class BrokerMetrics:
         await turns.next()
         most = heapq.nlargest(MOST_PARTITIONS, found.lags)
         lags = _written("semel_last_stable_offset_lag", ((labels, lag) for lag, labels in most))
-        return counts + lags + "".join(_written(name, samples) for name, samples in found.series.items())
+        series = "".join(_written(name, samples) for name, samples in found.series.items())
+        return counts + lags + series, found.opened
 
     def _late_after_ms(self) -> int:
         limit_ms: int = self._broker.settings["transaction.max.timeout.ms"]

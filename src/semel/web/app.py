@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from semel.aio.admin import AsyncAdmin
 from semel.client.errors import ConnectionFailedError, KafkaError, TimedOutError
 from semel.protocol.errors import ProtocolError
+from semel.web.cache import LARGE_SHARE
 from semel.web.views import HISTORY_EVERY_S, NotFound, Views, unreachable
 
 log = logging.getLogger("semel.web")
@@ -83,10 +84,12 @@ def make_app(options: UiOptions) -> Starlette:
 
 
 async def _keep_history(views: Views) -> None:
+    clock = asyncio.get_running_loop().time
     while True:
+        started_s = clock()
         with suppress(KafkaError):  # the page says that the broker is away
             await views.note_lags()
-        await asyncio.sleep(HISTORY_EVERY_S)
+        await asyncio.sleep(max(HISTORY_EVERY_S, (clock() - started_s) / LARGE_SHARE))
 
 
 # --- who may ask ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 MOST_KEYS = 500
+LARGE_SHARE = 0.01  # of the time, at most, is spent on reading something large
 
 
 class Cached:
@@ -16,23 +17,41 @@ class Cached:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._found: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
+        self._took_s: dict[Any, float] = {}
 
     async def get(
-        self, key: Any, max_age_s: float, read: Callable[[], Awaitable[Any]], *, old_is_better_than_late: bool = False
+        self,
+        key: Any,
+        max_age_s: float,
+        read: Callable[[], Awaitable[Any]],
+        *,
+        old_is_better_than_late: bool = False,
+        is_large: bool = False,
     ) -> Any:
-        """`old_is_better_than_late`: a result that is too old is returned once more, while it is read again."""
+        """`old_is_better_than_late`: a result that is too old is returned once more, while it is read again.
+        `is_large`: it may become older than `max_age_s` (unless that is 0), so that it keeps no cluster busy."""
         known = self._found.get(key)
+        if is_large and max_age_s:
+            max_age_s = max(max_age_s, self._took_s.get(key, 0.0) / LARGE_SHARE)
         if known is None or self._is_stale(known, max_age_s):
             old = None if known is None or _failed(known[1]) else known[1]
             if len(self._found) >= MOST_KEYS:
                 del self._found[next(iter(self._found))]
-            task = asyncio.ensure_future(_awaited(read))
+            task = asyncio.ensure_future(self._timed(key, read))
             self._found.pop(key, None)
             known = self._found[key] = (self._clock(), task)
             if old_is_better_than_late and old is not None:
                 task.add_done_callback(_failed)  # the next caller reads again
                 return old.result()
         return await asyncio.shield(known[1])
+
+    async def _timed(self, key: Any, read: Callable[[], Awaitable[Any]]) -> Any:
+        started_s = self._clock()
+        found = await read()
+        if len(self._took_s) >= MOST_KEYS:
+            self._took_s.clear()
+        self._took_s[key] = self._clock() - started_s
+        return found
 
     def _is_stale(self, known: tuple[float, asyncio.Task[Any]], max_age_s: float) -> bool:
         since_s, task = known
@@ -47,7 +66,3 @@ class Cached:
 
 def _failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-async def _awaited(read: Callable[[], Awaitable[Any]]) -> Any:
-    return await read()

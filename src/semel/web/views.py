@@ -90,7 +90,7 @@ class Views:
         async def read() -> dict[str, Any]:
             return await self.admin._all_metadata(None)
 
-        found: dict[str, Any] = await self._cached.get("metadata", METADATA_S, read)
+        found: dict[str, Any] = await self._cached.get("metadata", METADATA_S, read, is_large=True)
         if wanted and wanted not in found:
             found = await self._cached.get("metadata", 0.0, read)
         return found
@@ -307,7 +307,7 @@ class Views:
 
     # --- groups -------------------------------------------------------------------------------------------------------
     async def _groups(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._cached.get("groups", LIVE_S, self.admin.committed_of_all)
+        found: dict[str, Any] = await self._cached.get("groups", LIVE_S, self.admin.committed_of_all, is_large=True)
         return found
 
     async def groups(self, search: str = "") -> Json:
@@ -458,7 +458,9 @@ class Views:
             }
 
         max_age_s = 0.0 if fresh else DOCTOR_S
-        found: Json = await self._cached.get("doctor", max_age_s, read, old_is_better_than_late=not fresh)
+        found: Json = await self._cached.get(
+            "doctor", max_age_s, read, old_is_better_than_late=not fresh, is_large=True
+        )
         return found
 
 

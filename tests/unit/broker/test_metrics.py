@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import urllib.request
@@ -205,6 +206,25 @@ def partition(index: int, lag: int = 0) -> SimpleNamespace:
         segments=segments,
     )
     return SimpleNamespace(index=index, log=SimpleNamespace(is_open=True, opened=opened))
+
+
+@pytest.mark.parametrize(("partitions", "kept_ms"), [(2_499, 0), (10_000, 4_000)])
+def test_many_partitions_are_not_collected_at_every_scrape(partitions: int, kept_ms: int) -> None:
+    now_ms = [1_000]
+    topic = SimpleNamespace(name="many", partitions=[partition(index) for index in range(partitions)])
+    broker = SimpleNamespace(
+        topics=[topic],
+        clock=SimpleNamespace(now_ms=lambda: now_ms[0]),
+        settings={"transaction.max.timeout.ms": 900_000},
+    )
+    collected = metrics.BrokerMetrics(broker, None)  # type: ignore[arg-type]
+    assert "semel_topics 1\n" in asyncio.run(collected._topics(metrics.Turns()))
+    broker.topics = [topic, SimpleNamespace(name="new", partitions=[])]
+    if kept_ms:
+        now_ms[0] += kept_ms - 1
+        assert "semel_topics 1\n" in asyncio.run(collected._topics(metrics.Turns()))
+    now_ms[0] += 1
+    assert "semel_topics 2\n" in asyncio.run(collected._topics(metrics.Turns()))
 
 
 def test_ten_thousand_partitions_make_a_bounded_number_of_series_and_the_worst_is_shown() -> None:

@@ -33,6 +33,26 @@ def test_callers_share_one_reading_and_old_results_are_read_again() -> None:
     asyncio.run(run())
 
 
+def test_what_takes_long_to_read_is_read_less_often() -> None:
+    async def run() -> None:
+        now_s = [0.0]
+        cached, reads = Cached(lambda: now_s[0]), []
+
+        async def read() -> int:
+            now_s[0] += 0.2
+            reads.append(1)
+            return len(reads)
+
+        assert await cached.get("k", 1.0, read, is_large=True) == 1
+        now_s[0] = 15.0
+        assert await cached.get("k", 1.0, read, is_large=True) == 1, "a hundred times as old as it took"
+        assert await cached.get("k", 0.0, read, is_large=True) == 2, "unless it has to be new"
+        now_s[0] = 40.0
+        assert await cached.get("k", 1.0, read, is_large=True) == 3
+
+    asyncio.run(run())
+
+
 def test_a_failure_is_raised_and_not_kept() -> None:
     async def run() -> None:
         cached, failing = Cached(), [True]

@@ -211,7 +211,7 @@ const views = {
   doctor: async () => {
     const seen = await ask("doctor");
     known.findings = seen.findings.length;
-    return [heading("The doctor", `Looked at ${clock(seen.at_ms)}, in ${lasting(seen.took_ms)}. It looks again every 20 seconds.`), h("div", { class: "filters" }, h("button", { type: "button", onclick: async () => { await ask("doctor", { fresh: "1" }).catch(() => 0); refresh(); } }, "Look now")),
+    return [heading("The doctor", `Looked at ${clock(seen.at_ms)}, in ${lasting(seen.took_ms)}. It looks again after 20 seconds, later on a large cluster.`), h("div", { class: "filters" }, h("button", { type: "button", onclick: async () => { await ask("doctor", { fresh: "1" }).catch(() => 0); refresh(); } }, "Look now")),
       h("div", { class: "panel" }, seen.findings.length ? seen.findings.map((each) => h("article", { class: "finding", "aria-label": `${each.name}: ${each.where}` }, h("h3", {}, `${each.name}: ${each.where} `, chip(each.certainty)), h("p", {}, `${each.title}: ${each.seen}.`), h("p", { class: "quiet" }, each.meaning), h("div", { class: "cure" }, h("span", { class: "quiet small" }, each.is_command ? "cure" : "what to do"), each.is_command ? h("code", {}, each.cure) : each.cure, each.abort ? h("a", { href: to("transaction", { id: each.abort }) }, "step by step") : null, each.abort && mayChange ? h("button", { type: "button", class: "danger", onclick: () => confirmAbort(each.abort, false) }, "Abort …") : null))) : h("div", { class: "empty" }, "Nothing was found.")),
       seen.not_looked_at.length ? h("p", { class: "quiet small" }, `Not looked at: ${seen.not_looked_at.join("; ")}`) : null];
   },

@@ -16,9 +16,24 @@ from semel.protocol.rows import (
     encode_batch,
     encode_marker,
     encode_single,
+    records_from,
 )
 from semel.protocol.varints import read_varint, write_varint
 from tests.support.batches import decode_batches
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+def test_records_from_an_offset_on_are_those_of_the_whole_batch(compression: int) -> None:
+    records = [Record(100 + 2 * number, 5, b"k", b"%d" % number, (("h", b"v"),)) for number in range(50)]
+    data = encode_batch(records, compression=compression)
+    whole = decode_batch(data).records
+    for offset in (0, 100, 101, 150, 198, 199):
+        assert list(records_from(data, 0, offset)) == [record for record in whole if record.offset >= offset]
+    some = records_from(data, 0, 120)
+    assert next(some).offset == 120
+    data[-1] ^= 1
+    with pytest.raises(CorruptBatchError):
+        next(records_from(data, 0, 0))
 
 
 def test_bytes_of_a_batch_are_those_of_the_specification() -> None:

@@ -1,5 +1,6 @@
-// Kafka Streams as a peer: counts the records of each key (RocksDB, changelog), job after job in one warm JVM.
-// java -cp ... StreamsCount.java THREADS GUARANTEE COMMIT_MS CACHE_BYTES
+// Kafka Streams as a peer: copies one topic to another, job after job in one warm JVM. With CACHE_BYTES it counts the
+// records of each key instead (RocksDB, changelog).
+// java -cp ... StreamsPeer.java THREADS GUARANTEE COMMIT_MS [CACHE_BYTES]
 // A job is a line on stdin: BOOTSTRAP APPLICATION IN OUT. It answers "first" when the first record is there and runs until
 // the next line comes ("stop"), which it answers with "stopped".
 import java.io.BufferedReader;
@@ -11,9 +12,10 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.kstream.KStream;
 import org.apache.kafka.streams.kstream.Produced;
 
-public class StreamsCount {
+public class StreamsPeer {
     public static void main(String[] args) throws Exception {
         BufferedReader jobs = new BufferedReader(new InputStreamReader(System.in));
         System.out.println("ready");
@@ -38,15 +40,16 @@ public class StreamsCount {
         settings.put("state.dir", state.toString());
         settings.put("default.key.serde", Serdes.ByteArray().getClass());
         settings.put("default.value.serde", Serdes.ByteArray().getClass());
-        settings.put("statestore.cache.max.bytes", args[3]);
         AtomicBoolean begun = new AtomicBoolean();
         StreamsBuilder builder = new StreamsBuilder();
-        builder.<byte[], byte[]>stream(job[2])
-            .peek((key, value) -> { if (!begun.get() && begun.compareAndSet(false, true)) System.out.println("first"); })
-            .groupByKey()
-            .count()
-            .toStream()
-            .to(job[3], Produced.with(Serdes.ByteArray(), Serdes.Long()));
+        KStream<byte[], byte[]> records = builder.<byte[], byte[]>stream(job[2])
+            .peek((key, value) -> { if (!begun.get() && begun.compareAndSet(false, true)) System.out.println("first"); });
+        if (args.length > 3) {
+            settings.put("statestore.cache.max.bytes", args[3]);
+            records.groupByKey().count().toStream().to(job[3], Produced.with(Serdes.ByteArray(), Serdes.Long()));
+        } else {
+            records.to(job[3]);
+        }
         KafkaStreams streams = new KafkaStreams(builder.build(), settings);
         streams.start();
         return streams;
