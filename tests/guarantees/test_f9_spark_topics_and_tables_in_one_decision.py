@@ -400,6 +400,14 @@ def test_a_database_older_than_the_topics_is_refused_with_both_ends(ledger: Ledg
     with pytest.raises(semel.LostLedgerError, match=r"ends at entry 0, the one in topic .* at 2.*adopt_checkpoint"):
         ledger.write(ledger.sink(), 1)
     assert ledger.records() == Counter(range(30))
+    ledger.execute(f"DELETE FROM {ledger.table} WHERE number >= 10")  # as in the backup
+    again = ledger.sink(adopt_checkpoint=True)
+    ledger.write(again, 1)
+    ledger.write(again, 2)
+    again.close()
+    ledger.write(ledger.sink(), 3)  # both ledgers end with the same entry again
+    assert ledger.rows() == Counter(range(40))
+    assert ledger.records() == Counter([*range(40), *range(10, 30)])  # which is what was asked for
 
 
 @WITH_COPY

@@ -57,7 +57,8 @@ class TableWorkload(Workload):
         """The database's faults, and the broker's if it is ours."""
         cards = list(database_cards()) * 4
         if broker:
-            responses = tuple(f"{api}.{when}_response" for api in RESPONSE_POINTS for when in ("before", "after"))
+            apis = [api for api in RESPONSE_POINTS if api != "TxnOffsetCommit"]  # the database has the offsets
+            responses = tuple(f"{api}.{when}_response" for api in apis for when in ("before", "after"))
             cards += broker_cards((*COMMIT_POINTS, *ABORT_POINTS, *responses))
         return cards
 

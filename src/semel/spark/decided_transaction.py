@@ -253,6 +253,7 @@ class DecidedTransaction(PostgresTransaction):
                 log.warning("the copy of a decided batch is not committed yet: %s", error)
                 is_committed = self._own_topics(decided)
         if decided is None:
+            self._may_be_decided = False
             return
         if not is_committed:
             raise SinkError(
