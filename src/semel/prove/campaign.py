@@ -305,7 +305,8 @@ class _Progress:
         if not groups:
             self.behind = f"{len(outputs)} records in the output"
             # Before its first record it may still be starting.
-            return complete or (bool(outputs) and now_s - max(last_s, self._began_s) >= self._quiet_s)
+            is_quiet = bool(outputs) and now_s - max(last_s, self._began_s) >= self._quiet_s
+            return complete or (is_quiet and self._workload.ends_when_quiet)
         if not self._at_the_end(groups):
             return False
         self.behind = f"the groups are at the end, but only {len(outputs)} records are in the output"

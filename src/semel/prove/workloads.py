@@ -84,6 +84,7 @@ class Workload(ABC):
     guarantees: ClassVar[tuple[str, ...]] = ("exactly_once", "at_least_once", "at_most_once")  # that it can be run with
     may_end_quietly: ClassVar[bool] = True  # with its groups at the end, it is over when nothing more comes
     stuck_after_s: ClassVar[float] = 120.0  # after that a pipeline that has not caught up is stuck
+    ends_when_quiet: ClassVar[bool] = True  # without groups: whether one that writes nothing for long has ended
 
     def __init__(self, stage: Stage, prefix: str, guarantee: str, options: Mapping[str, str]) -> None:
         self.stage = stage
