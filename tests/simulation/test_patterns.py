@@ -11,8 +11,6 @@ import pytest
 
 from semel.patterns.entities import Decide, EntityState
 from semel.patterns.entity_writer import EntityAppend, EntityWriter
-from semel.patterns.saga_states import SagaState, SagaTable
-from semel.patterns.sagas import Orchestrate, Participate
 from semel.patterns.state import State
 from tests.simulation.pattern_workload import entities, sagas
 from tests.simulation.world import World
@@ -42,32 +40,8 @@ def ignore_the_expected_version(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decide, "_known_reply", lambda self, command, known: None)
 
 
-def undo_without_looking_whether_it_was_done(patch: pytest.MonkeyPatch) -> None:
-    run = Participate._run
-
-    def undo(self: Participate, step: Any, order: Any, receipt: str, state: State) -> Any:
-        if order.action == "undo" and not (state.get(receipt) or {}).get("undone"):
-            state.put(receipt, {"done": None})
-        return run(self, step, order, receipt, state)
-
-    patch.setattr(Participate, "_run", undo)
-
-
 def keep_what_a_failed_step_did(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "roll_back", lambda self: None)
-
-
-def forget_the_timer_of_a_retry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Orchestrate, "_tick", lambda self, record, state: [])
-
-
-def skip_the_compensation_of_a_step_without_a_reply(patch: pytest.MonkeyPatch) -> None:
-    undo_from = SagaTable._undo_from
-
-    def skip(self: SagaTable, state: SagaState, at: int, now_ms: int) -> bool:
-        return undo_from(self, state, at - (state.status == "running" and at == state.at), now_ms)
-
-    patch.setattr(SagaTable, "_undo_from", skip)
 
 
 def take_the_reply_of_another_sending(patch: pytest.MonkeyPatch) -> None:
@@ -93,10 +67,7 @@ def take_the_reply_of_another_sending(patch: pytest.MonkeyPatch) -> None:
         (entities, apply_a_command_again),
         (entities, ignore_the_expected_version),
         (entities, take_the_reply_of_another_sending),
-        (sagas, undo_without_looking_whether_it_was_done),
         (sagas, keep_what_a_failed_step_did),
-        (sagas, forget_the_timer_of_a_retry),
-        (sagas, skip_the_compensation_of_a_step_without_a_reply),
     ],
 )
 def test_deliberate_bugs_are_found(
