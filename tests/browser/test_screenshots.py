@@ -1,5 +1,5 @@
 """Pictures of the page, for its documentation: `build/screenshots` has one of every view of a cluster with an open
-transaction; docs/images has copies of two."""
+transaction. Those in docs/images show a larger one."""
 
 from __future__ import annotations
 
