@@ -166,7 +166,7 @@ class PostgresAndTopics(PostgresMode):
 
     def _settle_both(self) -> None:
         assert self._owned is not None
-        offsets = {partition: at.offset for partition, at in self._progress().items()}
+        offsets = self._ended()
         sent = len(self._outputs)
         try:
             self._decide(offsets)
