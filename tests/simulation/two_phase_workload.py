@@ -87,10 +87,10 @@ class TwoPhaseProcess(TransactionalProcess):
             return
         ongoing = Identity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
         left, database = self._database.prepared, self._database
+        if self._generation != database.generation:  # this request or its response was late; a newer owner decides now
+            raise FencedError("the database has a newer owner")
         if left is not None and left not in database.ends_sent:
             assert ongoing == left, f"{left} was prepared, and nobody ended it; the coordinator has {ongoing}"
-        if self._generation != database.generation:  # its request was late: a newer owner may decide any moment
-            raise FencedError("the database has a newer owner")
         if ongoing.producer_id < 0:
             super()._initialized(response)
             return
