@@ -171,9 +171,9 @@ def test_a_straggler_of_an_earlier_transaction_is_refused(
         owner.end(False, 30)
         new = owner.begin(places(topic))
         assert new.epoch > old.epoch
-        with new.writer() as owner:
-            owner.write(topic, 0, rows("new", 5))
-            owner.finish(30)
+        with new.writer() as current:
+            current.write(topic, 0, rows("new", 5))
+            current.finish(30)
         with pytest.raises(KafkaError) as refused:
             _write_and_wait(writer, topic)
         assert refused.value.code in (

@@ -28,6 +28,7 @@ from semel.sinks.postgres.errors import (
 from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
 from semel.sinks.postgres.tables import Component, install, table_name
+from tests.support.waiting import PATIENCE_S
 
 SECRET = "s3cr3t-%25-word"
 
@@ -156,6 +157,36 @@ def test_a_lock_of_somebody_else_is_a_conflict_after_the_timeout(dsn: str) -> No
         other.execute("LOCK TABLE t")
         with pytest.raises(DatabaseConflictError, match="pg_locks"):
             session.run("writing", lambda c: c.execute("INSERT INTO t VALUES (1)"))
+
+
+def test_a_process_that_is_frozen_inside_a_transaction_does_not_keep_its_successor_out(dsn: str) -> None:
+    database, holds, may_go_on = Database(dsn, lock_timeout_ms=12_000), threading.Event(), threading.Event()
+    raised: list[PostgresError] = []
+    with psycopg.connect(dsn) as connection:
+        install(connection, database.schema, OWNERS)
+
+    def freeze(connection: Any) -> None:
+        claim(connection, database.schema, "o", "the frozen one")
+        holds.set()
+        may_go_on.wait(PATIENCE_S)
+        connection.execute("SELECT 1")
+
+    def frozen() -> None:
+        with DatabaseSession(database, "frozen") as session:
+            try:
+                session.run("taking over", freeze)
+            except PostgresError as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=frozen)
+    thread.start()
+    assert holds.wait(PATIENCE_S)
+    with DatabaseSession(database, "next") as session:
+        assert session.run("taking over", lambda c: claim(c, database.schema, "o", "the next one")) == 1
+    may_go_on.set()
+    thread.join(PATIENCE_S)
+    assert isinstance(raised[0], DatabaseConflictError)
+    assert "run again" in str(raised[0])
 
 
 # --- semel's tables ---

@@ -19,6 +19,7 @@ LONGEST_SCHEMA = 63  # PostgreSQL cuts longer names off
 # A peer that vanished is noticed within about half a minute, also by the server: it must not hold locks for hours.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 SERVER_KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
+LEAST_IDLE_MS = 5_000  # inside a transaction
 
 
 class PsycopgMissingError(ConfigError):
@@ -42,7 +43,9 @@ class Database:
     dsn                 postgresql://user:password@host:port/database, or libpq's key=value form
     schema              the schema of semel's own tables
     connect_timeout_ms  for one attempt to connect
-    lock_timeout_ms     how long a statement may wait for a lock that another session holds
+    lock_timeout_ms     how long a statement may wait for a lock that another session holds. The server ends a session
+                        of semel's that does nothing inside a transaction for two thirds of that (5 s at least): a
+                        process that is frozen there would keep its successor out
     """
 
     def __init__(
@@ -97,7 +100,12 @@ class Database:
         return connection
 
     def _prepare(self, connection: Connection[Any]) -> None:
-        settings = {"lock_timeout": f"{self.lock_timeout_ms}ms", **SERVER_KEEPALIVE}
+        idle_ms = max(LEAST_IDLE_MS, self.lock_timeout_ms * 2 // 3)
+        settings = {
+            "lock_timeout": f"{self.lock_timeout_ms}ms",
+            "idle_in_transaction_session_timeout": f"{idle_ms}ms",
+            **SERVER_KEEPALIVE,
+        }
         # Everything that semel writes is read by semel; the user's own SQL names its schemas or relies on search_path.
         values = ", ".join("set_config(%s, %s, false)" for _ in settings)
         connection.execute(f"SELECT {values}", [word for pair in settings.items() for word in (pair[0], str(pair[1]))])
