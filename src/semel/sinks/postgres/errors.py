@@ -84,8 +84,8 @@ _REMEDIES: dict[str, str] = {
     "08": "it is tried again; check that the server runs and the address is right",
     "22": "correct the row or the column's type",
     "23": "correct the row or the constraint, or have such records set aside as dead letters",
-    "25P03": "this process did nothing for too long inside a transaction (frozen, or an on_error that takes long); it is "
-    "run again, or raise lock_timeout_ms",
+    "25P03": "this process did nothing for too long inside a transaction (frozen, or in a slow on_error); it is run "
+    "again, or raise lock_timeout_ms",
     "28": "check user, password and the server's pg_hba.conf",
     "3D000": "create the database, or correct its name in the DSN",
     "40": "the transaction is run again",
