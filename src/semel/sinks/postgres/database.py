@@ -45,7 +45,7 @@ class Database:
     connect_timeout_ms  for one attempt to connect
     lock_timeout_ms     how long a statement may wait for a lock that another session holds. The server ends a session
                         of semel's that does nothing inside a transaction for two thirds of that (5 s at least): a
-                        process that is frozen there would keep its successor out
+                        process that is frozen there would keep the next owner out
     """
 
     def __init__(
