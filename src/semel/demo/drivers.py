@@ -50,6 +50,14 @@ SETTINGS = {
 TRIGGER = "500 milliseconds"
 
 
+def _first_cause(error: BaseException) -> str:
+    """Spark's message quotes the plan, and does not say what the failure began with."""
+    cause: BaseException | None = error
+    while (below := getattr(cause, "_cause", None)) is not None:
+        cause = below
+    return "" if cause is error else f"{cause}; "
+
+
 class SparkProgram:
     """Three queries, each started again when it fails, as a supervisor would do."""
 
@@ -80,7 +88,7 @@ class SparkProgram:
                 return
             except Exception as error:
                 self._failures += 1
-                tell("query_failed", guarantee=guarantee, error=str(error)[:ERROR_CHARS])
+                tell("query_failed", guarantee=guarantee, error=f"{_first_cause(error)}{error}"[:ERROR_CHARS])
                 if self._failures > RESTARTS_MAX:
                     os._exit(1)
                 time.sleep(0.3)
