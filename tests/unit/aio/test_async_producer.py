@@ -399,7 +399,7 @@ def test_a_forked_child_is_refused_and_does_nothing_to_its_parent(broker: str, t
 # --- event loops ---
 def test_another_event_loop_is_refused(broker: str, topic: str) -> None:
     async def main() -> None:
-        async with AsyncProducer(bootstrap_servers=broker) as producer:
+        async with AsyncProducer(bootstrap_servers=broker, linger_ms=60_000) as producer:  # nothing is delivered yet
             await producer.send(topic, b"x")
             for call in (producer.send(topic, b"y"), producer.flush(), producer.close()):
                 with pytest.raises(IllegalStateError, match="another event loop, which runs elsewhere"):
