@@ -73,9 +73,12 @@ class AuditEntry(msgspec.Struct, frozen=True):
         return bool(self.starts or self.ends)
 
 
+_decode_entry = msgspec.json.Decoder(AuditEntry).decode
+
+
 def decode(value: bytes, offset: int) -> AuditEntry:
     try:
-        entry = msgspec.json.decode(value, type=AuditEntry)
+        entry = _decode_entry(value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableEntryError(f"offset {offset} of the ledger is no entry: {error}") from error
     if entry.format != KNOWN_FORMAT:

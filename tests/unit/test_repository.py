@@ -224,3 +224,15 @@ def test_the_wheel_installs_light_and_runs_in_a_clean_environment(tmp_path: Path
     assert "pyarrow" in installed
     assert "pyspark" not in installed
     run(tmp_path / "clean/bin/semel", "demo")  # no Spark there: the processing loop
+
+
+def test_types_are_prepared_for_decoding_when_a_module_is_imported() -> None:
+    """msgspec looks at a Struct when it decodes it for the first time, and crashes the process when two threads do so at
+    once. A module is imported by one thread."""
+    late = re.compile(r"msgspec\.(?:json|msgpack)\.decode\(.*type=|^ .*msgspec\.(?:json|msgpack)\.Decoder\(", re.M)
+    found = [
+        f"{path.relative_to(ROOT)}: {each}"
+        for path in (ROOT / "src").rglob("*.py")
+        for each in late.findall(path.read_text())
+    ]
+    assert found == []

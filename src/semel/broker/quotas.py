@@ -28,6 +28,9 @@ class Limit(NamedTuple):
     shared_by: tuple[str, ...]
 
 
+_decode_entity = msgspec.json.Decoder(Entity).decode
+
+
 class Quotas:
     """All quotas, and when each client has used up what it was sent."""
 
@@ -35,7 +38,7 @@ class Quotas:
         self._store = store
         self._now_s = now_s
         self._entries: dict[Entity, dict[str, float]] = {
-            msgspec.json.decode(text, type=Entity): values for text, values in store.items(_KEY)
+            _decode_entity(text): values for text, values in store.items(_KEY)
         }
         self._paid_until_s: dict[tuple[str, ...], float] = {}
         self.is_active = bool(self._entries)

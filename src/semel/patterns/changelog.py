@@ -38,6 +38,9 @@ class Covered(msgspec.Struct, frozen=True):
     offset: int
 
 
+_decode_covered = msgspec.json.Decoder(Covered).decode
+
+
 def covered_key(topic: str) -> bytes:
     return RESERVED + topic.encode()
 
@@ -187,7 +190,7 @@ class Changelog:
         if raw is None:
             self._check_new(store, topic, committed)
             return
-        covered = msgspec.json.decode(raw, type=Covered)
+        covered = _decode_covered(raw)
         expected = Covered(self.application_id, self._state.name, self._state.version, covered.offset)
         if covered != expected:
             raise StateError(

@@ -48,6 +48,9 @@ class EntityReply(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+_decode_reply = msgspec.json.Decoder(EntityReply).decode
+
+
 class ConflictError(KafkaError):
     """The entity does not have the expected version; nothing was appended. `version` is the current one."""
 
@@ -265,7 +268,7 @@ class EntityWriter:
 
     def _deliver(self, record: ConsumerRecord) -> None:
         try:
-            reply = msgspec.json.decode(record.value or b"", type=EntityReply)
+            reply = _decode_reply(record.value or b"")
         except msgspec.MsgspecError:
             return  # not written by an owner
         pending = self._waiting.pop(reply.attempt, None)

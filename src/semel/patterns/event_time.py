@@ -184,6 +184,9 @@ class _Buffered(msgspec.Struct, array_like=True):
     headers: list[tuple[str, bytes | None]]
 
 
+_decode_buffered = msgspec.msgpack.Decoder(list[_Buffered]).decode
+
+
 class _JoinWithin(EventTime):
     def __init__(
         self, left: str, within_ms: int, grace_ms: int, join: Callable[[ConsumerRecord, ConsumerRecord], Any], late: str
@@ -193,7 +196,7 @@ class _JoinWithin(EventTime):
         self._kept_ms = within_ms + grace_ms
         self._slot_ms = max(1, self._kept_ms // STEPS)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[_Buffered]).decode
+        self._decode = _decode_buffered
         self._other = {b"l": "", b"r": left}  # the topic of the other side; that of the right one when it is seen
 
     def __call__(self, record: ConsumerRecord, state: State) -> list[Output]:

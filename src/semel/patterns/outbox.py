@@ -87,6 +87,9 @@ class ProgressRecord(msgspec.Struct):
         return [number for first, last in self.ranges for number in range(first, last + 1)]
 
 
+_decode_progress = msgspec.json.Decoder(ProgressRecord).decode
+
+
 class OutboxProgressError(FatalError):
     """The database and the topic of chunks do not fit together: one of them was restored, or belongs to another."""
 
@@ -434,7 +437,7 @@ class Outbox:
                 start = max(begin, end - back)
                 found = _last_from(consumer, place, start, end)
                 if found is not None:
-                    return msgspec.json.decode(found, type=ProgressRecord)
+                    return _decode_progress(found)
                 if start == begin:
                     return None
                 back *= 8

@@ -55,6 +55,8 @@ KEEP_MS = 7 * 24 * 3_600_000
 POLL_MS = 200.0
 _TIME = struct.Struct(">Q")
 _decode_saga = msgspec.json.Decoder(SagaState).decode
+_decode_reply = msgspec.json.Decoder(SagaReply).decode
+_decode_order = msgspec.json.Decoder(SagaOrder).decode
 _encode = msgspec.json.encode
 
 
@@ -99,7 +101,7 @@ class Orchestrate:
         return self._journal(record, state, saga, 0, orders)
 
     def _reply(self, record: ConsumerRecord, saga: SagaState | None, state: State) -> list[Output]:
-        reply = msgspec.json.decode(record.value or b"", type=SagaReply)
+        reply = _decode_reply(record.value or b"")
         if saga is None or saga.status in ENDED or saga.waits_for != "reply":
             return []
         if (reply.step, reply.action, reply.attempt) != (saga.step, saga.action, saga.tries):
@@ -200,7 +202,7 @@ class Participate:
         self._replies, self._steps, self._count = f"{name}.replies", steps, reply_partitions
 
     def __call__(self, record: ConsumerRecord, state: State) -> list[Output]:
-        order = msgspec.json.decode(record.value or b"", type=SagaOrder)
+        order = _decode_order(record.value or b"")
         if order.action not in ("do", "undo", "forget") or not 0 <= order.reply_to < self._count:
             raise ValueError("no command: the action must be do, undo or forget, with a partition for the reply")
         step = self._steps.get(order.step)

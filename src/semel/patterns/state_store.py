@@ -62,6 +62,9 @@ class StoreIdentity(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+_decode_identity = msgspec.json.Decoder(StoreIdentity).decode
+
+
 class StateStore:
     """One partition. `offset` is the changelog offset up to which (exclusive) the committed values go."""
 
@@ -94,7 +97,7 @@ class StateStore:
 
     def _check_identity(self, stored: Any) -> None:
         try:
-            found = msgspec.json.decode(stored, type=StoreIdentity)
+            found = _decode_identity(stored)
         except (msgspec.MsgspecError, TypeError):
             found = None
         if found == self.identity:

@@ -185,6 +185,7 @@ class Settler:
 
 # -- a copy of the output ----------------------------------------------------------------------------------------------
 CopiedRecord = tuple[str, int | None, bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]
+_decode_copy = msgspec.msgpack.Decoder(list[CopiedRecord]).decode
 
 
 def packed(outputs: list[Output], now_ms: int) -> bytes:
@@ -204,5 +205,4 @@ def _bytes(data: bytes | str | None) -> bytes | None:
 
 
 def unpacked(copy: bytes) -> list[CopiedRecord]:
-    records: list[CopiedRecord] = msgspec.msgpack.decode(copy, type=list[CopiedRecord])
-    return records
+    return _decode_copy(copy)

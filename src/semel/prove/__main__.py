@@ -10,9 +10,11 @@ import msgspec
 
 from semel.prove.injection import Injection
 
+_decode_injection = msgspec.json.Decoder(Injection).decode
+
 
 def main(text: str, *program: str) -> None:
-    msgspec.json.decode(text, type=Injection).install()
+    _decode_injection(text).install()
     first, *rest = program
     if first == "-c":  # Spark reads the version so
         sys.argv = [first, *rest[1:]]

@@ -117,9 +117,12 @@ class Schedule(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
+_decode_schedule = msgspec.json.Decoder(Schedule).decode
+
+
 def load_schedule(path: Path) -> Schedule:
     try:
-        schedule = msgspec.json.decode(path.read_bytes(), type=Schedule)
+        schedule = _decode_schedule(path.read_bytes())
     except OSError as error:
         raise ScheduleError(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:

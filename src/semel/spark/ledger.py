@@ -95,6 +95,9 @@ class LedgerEntry(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
+_decode_entry = msgspec.json.Decoder(LedgerEntry).decode
+
+
 class LedgerError(RuntimeError):
     """An entry that this version cannot read."""
 
@@ -104,7 +107,7 @@ class LostLedgerError(LedgerError):
 
 
 def decode(value: bytes) -> LedgerEntry:
-    entry = msgspec.json.decode(value, type=LedgerEntry)
+    entry = _decode_entry(value)
     if entry.format != FORMAT:
         raise LedgerError(
             f"the ledger has an entry of format {entry.format}, this version of semel reads {FORMAT}; use the "

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -80,6 +80,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileEntry]
     removed: list[str]
     writers: list[str]
+
+
+_DECODERS: dict[type, Any] = {kind: msgspec.json.Decoder(kind) for kind in (Manifest, Checkpoint)}
 
 
 @dataclass
@@ -221,7 +224,7 @@ class ManifestLog:
 
     def _load(self, path: Path, kind: type[T]) -> T:
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=kind)
+            found: T = _DECODERS[kind].decode(path.read_bytes())
         except msgspec.MsgspecError as error:
             raise FolderError(
                 f"{path} cannot be read: {error}. Restore this file from a backup; nothing was changed"
