@@ -227,8 +227,8 @@ def test_the_wheel_installs_light_and_runs_in_a_clean_environment(tmp_path: Path
 
 
 def test_types_are_prepared_for_decoding_when_a_module_is_imported() -> None:
-    """msgspec looks at a Struct when it is decoded for the first time, and the process crashes when two threads do so at
-    once. A module is imported by one thread."""
+    """msgspec looks at a Struct when it decodes the first one, and crashes the process when two threads do so
+    at once. A module is imported by one thread."""
     late = re.compile(r"msgspec\.(?:json|msgpack)\.decode\(.*type=|^ .*msgspec\.(?:json|msgpack)\.Decoder\(", re.M)
     found = [
         f"{path.relative_to(ROOT)}: {each}"
