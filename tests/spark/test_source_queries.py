@@ -10,6 +10,7 @@ import pytest
 
 import semel
 from semel.spark.offsets import edge_of, from_json
+from semel.spark.session import SOURCE_ENVIRONMENT
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
@@ -119,3 +120,26 @@ def test_errors_of_the_source_reach_the_user_with_their_text(session: Any, clust
         session.read.format("semel").options(**options(query, subscribe="no-such-topic")).load().count()
     with pytest.raises(Exception, match=r"kafka\.bootstrap\.servers"):
         session.read.format("semel").option("subscribe", query.source).load().count()
+
+
+def source_environment(session: Any) -> Any:
+    source = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource("semel")
+    return source.dataSourceCls().envVars()
+
+
+@SEMEL
+def test_queries_add_no_name_to_the_environment_that_they_share(session: Any, cluster: Cluster, tmp_path: Path) -> None:
+    """Spark's threads would do so without a lock, and two at once break every query of the JVM."""
+    environment = source_environment(session)
+    for name in SOURCE_ENVIRONMENT:
+        environment.remove(name)
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    semel.sink(query.bootstrap, application_id=query.application_id, topic=query.output)
+    names = set(environment.keySet())
+    assert names >= set(SOURCE_ENVIRONMENT)
+    started = stream(session, query, startingOffsets="earliest").writeStream.format("noop")
+    running = started.option("checkpointLocation", str(tmp_path / "shared")).start()
+    running.processAllAvailable()
+    running.stop()
+    assert set(environment.keySet()) == names
+    assert environment.get("SPARK_LOCAL_DIRS") != SOURCE_ENVIRONMENT["SPARK_LOCAL_DIRS"]  # it is this map

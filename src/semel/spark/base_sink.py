@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from semel.spark.checkpoint import QueryRun
 from semel.spark.failures import Reason, put_first, reason_in
 from semel.spark.ledger import MicroBatch, Verdict
+from semel.spark.session import reserve_environment_of_active
 from semel.spark.sink_columns import one_frame
 from semel.spark.sink_metrics import SinkCounters, SinkMetrics
 
@@ -94,6 +95,7 @@ class BaseSink(ABC):
         self._lock = threading.Lock()
         self._run: QueryRun | None = None
         self._called_for = -1  # the batch of the last call
+        reserve_environment_of_active()  # the query that calls this sink does not run yet
 
     def __call__(self, df: Any, batch_id: int) -> None:
         """Writes a batch: a DataFrame, or a list of them that become visible together."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("semel.spark")
 
 LAUNCHER = Path(__file__).with_name("python.sh")
 # Who has set one of these may have another Spark, or a cluster.
@@ -55,7 +60,41 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
         builder = builder.master(master)
     for name, value in {**SETTINGS, **(LOCAL_SETTINGS if stays_here(wanted) else {}), **named}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    reserve_environment(session)
+    return session
+
+
+# What Spark sets for the Python process of a stream's source. The values stand until it does so.
+SOURCE_ENVIRONMENT = {
+    "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+_reserving = threading.Lock()
+
+
+def reserve_environment(session: Any) -> None:
+    """Enters the names above into the environment that Spark keeps for the source `semel`.
+
+    All queries of a JVM share that map, and Spark's threads add to it without a lock when queries start. Two at once
+    leave it with a wrong size, and then no query that reads the source can be serialized until the program ends. With
+    the names in it they only replace values, which harms nothing.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    if not hasattr(session, "_jsparkSession"):
+        return  # Spark Connect: the map is on the server
+    try:
+        with _reserving:
+            found = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource("semel")
+            environment = found.dataSourceCls().envVars()
+            for name, value in SOURCE_ENVIRONMENT.items():
+                environment.putIfAbsent(name, value)
+    except (Py4JError, PySparkException) as error:
+        log.debug("the environment of Spark's sources is left as it is: %s", error)  # Spark's Python has no semel
 
 
 def _effective_master(named: str | None) -> str:
@@ -105,6 +144,16 @@ def stays_here(master: str | None) -> bool:
     if any(name in os.environ for name in ELSEWHERE):
         return False
     return master is None or master == "local" or master.startswith("local[")
+
+
+def reserve_environment_of_active() -> None:
+    """The same in the session that this thread works with, however it was made, if there is one."""
+    if "pyspark.sql" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            reserve_environment(session)
 
 
 @contextmanager
