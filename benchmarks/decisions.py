@@ -1,6 +1,6 @@
 """What it costs to write topics and PostgreSQL in one decision, beside each half alone, in the same loop.
 
-    python -m benchmarks.decisions [RECORDS]
+    semel bench decisions
 
     rows       `semel.process` into a table: rows and offsets in one database transaction
     records    `semel.process` into a topic: records and offsets in one transaction of Kafka
@@ -13,7 +13,6 @@ the disk (fsync=commit; the database as it is installed). Time runs from the fir
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any
 import psycopg
 
 import semel
-from benchmarks.harness import Collected, Report, compare, interleave, table
+from benchmarks.harness import Report, compare, interleave
 from semel.local.brokers import Broker
 from semel.local.postgres import PostgresServer
 
@@ -34,11 +33,11 @@ ROWS, RECORDS_ONLY, BOTH = "rows alone", "records alone", "both"
 _numbers = itertools.count(1)
 
 
-def run(report: Report, quick: bool = False, records: int = RECORDS) -> None:
+def run(report: Report, quick: bool = False) -> None:
     for two_phase in (True, False):
         settings = {"transaction.two.phase.commit.enable": two_phase, "group.initial.rebalance.delay.ms": 0}
         with Broker(settings=settings) as broker, PostgresServer(durable=True) as server:
-            source = _filled(broker.bootstrap, 10_000 if quick else records)
+            source = _filled(broker.bootstrap, 10_000 if quick else RECORDS)
             values = interleave(_contestants(broker.bootstrap, server, source), runs=2 if quick else 5)
         case = "two-phase commit" if two_phase else "with a copy"
         compare(report, bench=BENCH, case=case, unit="records/s", values=values, subject=BOTH)
@@ -99,9 +98,3 @@ def _rate(name: str, bootstrap: str, dsn: str, source: tuple[str, int]) -> float
     if stats.records_in != records:
         raise AssertionError(f"{name} read {stats.records_in} of {records} records")
     return records / seconds
-
-
-if __name__ == "__main__":
-    collected = Collected(as_json=False)
-    run(collected, records=int(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
-    print(table(collected.rows))

@@ -14,7 +14,20 @@ from typing import Literal, NamedTuple, Protocol
 
 from semel.progress import ProgressBar
 
-NAMES = ("codec", "broker", "transactions", "client", "spark", "jobs", "postgres", "recovery", "watching")
+NAMES = (
+    "codec",
+    "broker",
+    "transactions",
+    "client",
+    "spark",
+    "jobs",
+    "postgres",
+    "decisions",
+    "outbox",
+    "state",
+    "recovery",
+    "watching",
+)
 
 Better = Literal["higher", "lower"]
 

@@ -8,6 +8,8 @@ the making of the query to its end.
     JDBC, append                Spark's writer, one transaction per task: a batch that runs again is there twice
     JDBC to staging, then move  the same into a table of its own, and one INSERT ... SELECT; still at-least-once
 
+Then what it costs to write the rows to the table and as records to a topic with one decision, beside each alone.
+
 `scripts/bench-peers` fetches the driver's jar.
 """
 
@@ -92,25 +94,49 @@ def _measure(
     )
     spark.sparkContext.setLogLevel("ERROR")
     dsn = server.create_database()
-    contestants: dict[str, Callable[[str], Any]] = {
+    writers: dict[str, Callable[[str], Any]] = {
         "semel": lambda table: semel.postgres_sink(dsn, application_id=table, table=table),
         "JDBC, append": lambda table: _jdbc(server, dsn, table),
         "JDBC to staging, then move": lambda table: _jdbc_staged(server, dsn, table),
     }
+    halves: dict[str, Callable[[str], Any]] = {
+        "semel": lambda table: _both(bootstrap, dsn, table),
+        "the table alone": writers["semel"],
+        "the topic alone": lambda table: _topic(bootstrap, table),
+    }
 
-    def once(made: Callable[[str], Any]) -> float:
+    def once(name: str, made: Callable[[str], Any]) -> float:
         table = f"t{next(_numbers)}"
         _execute(dsn, f"CREATE TABLE {table} ({COLUMNS})")
+        with semel.Admin(bootstrap_servers=bootstrap) as admin:
+            admin.create_topic(table, PARTITIONS)
         copy = rate(lambda: _copy(spark, bootstrap, made(table), folder / table, rows), rows)
         [(found,)] = _execute(dsn, f"SELECT count(*) FROM {table}")
-        assert found == rows, f"{table} has {found} rows of {rows}"
+        assert found == (0 if name == "the topic alone" else rows), f"{table} has {found} rows of {rows}"
         _execute(dsn, f"DROP TABLE {table}")
         _execute(dsn, "CHECKPOINT")  # what one leaves to be written is not charged to the next
+        with semel.Admin(bootstrap_servers=bootstrap) as admin:
+            admin.delete_topics(table)
         return copy
 
-    values = interleave({name: partial(once, made) for name, made in contestants.items()}, runs)
-    compare(report, bench=BENCH, case=f"{rows:,} rows, {BATCHES} batches", unit="rows/s", values=values)
+    for case, contestants in (("", writers), (", table and topic", halves)):
+        values = interleave({name: partial(once, name, made) for name, made in contestants.items()}, runs)
+        compare(report, bench=BENCH, case=f"{rows:,} rows, {BATCHES} batches{case}", unit="rows/s", values=values)
     spark.stop()
+
+
+def _records(df: Any) -> Any:
+    return df.selectExpr("account AS key", "to_json(struct(*)) AS value")
+
+
+def _both(bootstrap: str, dsn: str, name: str) -> Any:
+    topics = semel.SinkTopics(bootstrap, topic=name, records=_records)
+    return semel.postgres_sink(dsn, application_id=name, table=name, topics=topics)
+
+
+def _topic(bootstrap: str, name: str) -> Callable[[Any, int], None]:
+    sink = semel.sink(bootstrap, application_id=name, topic=name)
+    return lambda df, batch_id: sink(_records(df), batch_id)
 
 
 def _copy(spark: Any, bootstrap: str, write: Any, checkpoint: Path, rows: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import harness
 from semel.cli import main
+from semel.local.checkout import ROOT
 
 KEYS = ["bench", "case", "unit", "semel", "peer", "peer_value", "ratio", "runs", "spread"]
 
@@ -99,6 +100,11 @@ def test_plain_output_is_an_aligned_table(capsys: pytest.CaptureFixture[str]) ->
     assert "2,000,000" in row
     assert "20.00x" in row
     assert head.index("semel") + len("semel") == row.index("2,000,000") + len("2,000,000")
+
+
+def test_every_benchmark_can_be_named() -> None:
+    files = (ROOT / "benchmarks").glob("*.py")
+    assert {path.stem for path in files if "\ndef run(report: Report" in path.read_text()} == set(harness.NAMES)
 
 
 @pytest.mark.usefixtures("benchmark_module")

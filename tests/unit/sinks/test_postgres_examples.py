@@ -52,6 +52,16 @@ def test_every_order_is_in_the_table(shared_semel_broker: SemelBroker, dsn: str,
     assert f"1000 orders, {sum(range(100, 1_100))} cents" in told
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_every_order_has_its_receipt(shared_semel_broker: SemelBroker, dsn: str, tmp_path: Path) -> None:
+    told = run("orders_and_receipts.py", shared_semel_broker.bootstrap, dsn, str(tmp_path))
+    assert f"1000 orders, {sum(range(100, 1_100))} cents" in told
+    receipts = [json.loads(seen.value or b"") for seen in read_topic(shared_semel_broker.bootstrap, "shop.receipts")]
+    assert sorted(each["id"] for each in receipts) == list(range(1_000))
+
+
 def test_examples_fit_on_a_screen() -> None:
-    for name in ("bank_to_postgres.py", "orders_to_postgres.py", "outbox.py", "topics_and_postgres.py"):
+    names = ("bank_to_postgres", "orders_to_postgres", "orders_and_receipts", "outbox", "topics_and_postgres")
+    for name in (f"{each}.py" for each in names):
         assert len((EXAMPLES / name).read_text().splitlines()) <= 60

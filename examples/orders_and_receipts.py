@@ -1,0 +1,57 @@
+"""Orders to a table and receipts to a topic, on Spark: each micro-batch is one decision about both.
+
+    python examples/orders_and_receipts.py localhost:9092 postgresql://shop:secret@localhost/shop /tmp/receipts
+
+Kill it at any moment and start it again: no order without its receipt, no receipt twice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+import psycopg
+from pyspark.sql import functions as F
+
+import semel
+
+CUSTOMERS, ORDERS = 20, 1_000
+ORDER = "id BIGINT, customer INT, cents BIGINT"
+
+
+def fill(brokers: str) -> None:
+    with semel.Admin(bootstrap_servers=brokers) as admin:
+        for topic in ("shop.orders", "shop.receipts"):
+            admin.create_topic(topic, 4, if_not_exists=True)
+    with semel.Producer(bootstrap_servers=brokers) as producer:
+        for number in range(ORDERS):
+            order = {"id": number, "customer": random.randrange(CUSTOMERS), "cents": 100 + number}
+            producer.send("shop.orders", json.dumps(order), str(order["customer"]))
+
+
+def main(brokers: str, dsn: str, checkpoint: str) -> None:
+    fill(brokers)
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS paid (id bigint PRIMARY KEY, customer int, cents bigint)")
+    spark = semel.spark_session("orders and receipts")
+    receipts = ["CAST(customer AS STRING) AS key", "to_json(struct(id, cents)) AS value"]
+    topics = semel.SinkTopics(brokers, topic="shop.receipts", records=lambda df: df.selectExpr(*receipts))
+    sink = semel.postgres_sink(dsn, application_id="receipts", table="paid", topics=topics)
+    orders = (
+        spark.readStream.format("semel")
+        .options(**{"kafka.bootstrap.servers": brokers, "subscribe": "shop.orders", "startingOffsets": "earliest"})
+        .option("maxOffsetsPerTrigger", "300")
+        .load()
+        .select(F.from_json(F.col("value").cast("string"), ORDER).alias("order"))
+        .select("order.*")
+    )
+    query = orders.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    with psycopg.connect(dsn) as connection:
+        count, cents = connection.execute("SELECT count(*), sum(cents) FROM paid").fetchone() or (0, 0)
+    print(f"{count} orders, {cents} cents, in {len(sink.reports)} batches")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
