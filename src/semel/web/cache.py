@@ -9,6 +9,7 @@ from typing import Any
 
 MOST_KEYS = 500
 LARGE_SHARE = 0.01  # of the time, at most, is spent on reading something large
+MOST_LARGE_AGE_S = 30.0  # however slow one reading was: a busy moment must not hide a new topic for minutes
 
 
 class Cached:
@@ -32,7 +33,7 @@ class Cached:
         `is_large`: it may become older than `max_age_s` (unless that is 0), so that it keeps no cluster busy."""
         known = self._found.get(key)
         if is_large and max_age_s:
-            max_age_s = max(max_age_s, self._took_s.get(key, 0.0) / LARGE_SHARE)
+            max_age_s = max(max_age_s, min(self._took_s.get(key, 0.0) / LARGE_SHARE, MOST_LARGE_AGE_S))
         if known is None or self._is_stale(known, max_age_s):
             old = None if known is None or _failed(known[1]) else known[1]
             if len(self._found) >= MOST_KEYS:

@@ -84,15 +84,16 @@ class Views:
     async def _has_events(self) -> bool:
         return await self.admin.transaction_events(limit=1) is not None
 
-    async def _metadata(self, wanted: str = "") -> dict[str, Any]:
-        """All topics, some seconds old. A topic that is `wanted` and not among them may be new: then as of now."""
+    async def _metadata(self, *wanted: str, wanted_s: float = 0.0) -> dict[str, Any]:
+        """All topics, some seconds old. A topic that is `wanted` and not among them may be new: then as of now,
+        or at most `wanted_s` old."""
 
         async def read() -> dict[str, Any]:
             return await self.admin._all_metadata(None)
 
         found: dict[str, Any] = await self._cached.get("metadata", METADATA_S, read, is_large=True)
-        if wanted and wanted not in found:
-            found = await self._cached.get("metadata", 0.0, read)
+        if any(name not in found for name in wanted):
+            found = await self._cached.get("metadata", wanted_s, read)
         return found
 
     async def _under_way(self) -> list[TransactionInfo]:
@@ -104,8 +105,9 @@ class Views:
 
     # --- topics -------------------------------------------------------------------------------------------------------
     async def topics(self, search: str = "", page: int = 0, internal: bool = False, held: bool = False) -> Json:
-        known, under_way = await asyncio.gather(self._metadata(), self._under_way())
+        under_way = await self._under_way()
         held_topics = {place.topic for txn in under_way for place in txn.partitions}
+        known = await self._metadata(*held_topics, wanted_s=SLOW_S)  # one may be deleted
         names = sorted(
             name
             for name, topic in known.items()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from semel.client.types import TopicPartition
 from semel.web.cache import MOST_KEYS, Cached
+from semel.web.views import LIVE_S, SLOW_S, Views
 
 
 def test_callers_share_one_reading_and_old_results_are_read_again() -> None:
@@ -51,6 +55,63 @@ def test_what_takes_long_to_read_is_read_less_often() -> None:
         assert await cached.get("k", 1.0, read, is_large=True) == 3
 
     asyncio.run(run())
+
+
+def test_one_slow_reading_does_not_make_what_is_shown_minutes_old() -> None:
+    async def run() -> None:
+        now_s = [0.0]
+        cached, reads = Cached(lambda: now_s[0]), []
+
+        async def read() -> int:
+            now_s[0] += 5.0  # a busy machine
+            reads.append(1)
+            return len(reads)
+
+        assert await cached.get("k", 1.0, read, is_large=True) == 1
+        now_s[0] = 30.0
+        assert await cached.get("k", 1.0, read, is_large=True) == 1
+        now_s[0] = 31.0
+        assert await cached.get("k", 1.0, read, is_large=True) == 2
+
+    asyncio.run(run())
+
+
+def test_a_topic_that_a_transaction_holds_is_shown_although_topics_were_read_slowly_before() -> None:
+    async def run() -> None:
+        now_s = [0.0]
+        admin = StandIn(now_s)
+        views = Views(admin, "broker:9092")  # type: ignore[arg-type]
+        views._cached = Cached(lambda: now_s[0])
+        assert (await views.topics(held=True))["topics"] == []
+        admin.topics["new"] = SimpleNamespace(is_internal=False, partitions={})
+        admin.open = [SimpleNamespace(partitions=[TopicPartition("new", 0)])]
+        now_s[0] += SLOW_S + LIVE_S + 0.1
+        assert [topic["name"] for topic in (await views.topics(held=True))["topics"]] == ["new"]
+        assert admin.readings == 2
+        admin.open.append(SimpleNamespace(partitions=[TopicPartition("deleted", 0)]))
+        now_s[0] += LIVE_S + 0.1
+        await views.topics(held=True)
+        await views.topics(held=True)
+        assert admin.readings == 2, "a topic that is gone is not looked for with every view"
+
+    asyncio.run(run())
+
+
+class StandIn:
+    """Of an admin client: a cluster of which reading the metadata takes three seconds."""
+
+    def __init__(self, now_s: list[float]) -> None:
+        self._now_s, self.readings = now_s, 0
+        self.topics: dict[str, Any] = {"old": SimpleNamespace(is_internal=False, partitions={})}
+        self.open: list[Any] = []
+
+    async def _all_metadata(self, deadline: None) -> dict[str, Any]:
+        self._now_s[0] += 3.0
+        self.readings += 1
+        return dict(self.topics)
+
+    async def describe_transactions(self, states: Any) -> list[Any]:
+        return self.open
 
 
 def test_a_failure_is_raised_and_not_kept() -> None:
