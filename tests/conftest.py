@@ -151,6 +151,24 @@ def local_spark(shared_local_spark: SparkSite) -> Iterator[SparkSite]:
     shared_local_spark.settle()
 
 
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark session for tests that need one in their own process: started once per process, with short jobs."""
+    import semel
+
+    made = semel.spark_session(
+        "tests",
+        master="local[2]",
+        spark__ui__enabled="false",
+        spark__sql__shuffle__partitions="2",
+        spark__local__dir=str(tmp_path_factory.mktemp("spark-local")),
+        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("spark-warehouse")),
+    )
+    made.sparkContext.setLogLevel("OFF")
+    yield made
+    made.stop()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """pytest's timeout is a signal, which a thread that waits inside a C library never sees: such a test would hang

@@ -19,14 +19,19 @@ FIRST = ("spark", "simulation", "demo", "guarantees", "prove", "audit", "kafka",
 SPARK = {
     "drivers": re.compile(  # with programs of their own, on a cluster or not
         r"tests/spark/test_(declarative|modes|stage_reruns|two_attempts|worker_memory)"
-        r"|tests/guarantees/test_(d6|e\d)_"
+        r"|tests/guarantees/test_(d6|e[1-578])_"
     ),
-    "session": re.compile(r"tests/spark/(?!test_source_offsets|test_stream_writer_protocol)"),  # they need no Spark
+    "session": re.compile(
+        r"tests/spark/(?!test_source_offsets|test_stream_writer_protocol)"  # they need no Spark
+        r"|tests/guarantees/test_e[69]_"
+    ),
 }
 ALONE = re.compile(
     r"tests/guarantees/test_(b4|g3|acknowledged)_|tests/kafka/test_(consumer_groups|process|transactions)\.py"
 )
-COMPUTING = re.compile(r"(drivers|session)$|tests/(simulation|unit/(protocol|storage))/")  # groups
+COMPUTING = re.compile(
+    r"(drivers|session)$|tests/(simulation|unit/(protocol|storage))/|tests/guarantees/test_g5_"
+)  # groups
 COMPUTING_AT_ONCE = 3
 
 

@@ -1,7 +1,12 @@
-"""Runs of all workloads with fresh seeds: a minute each time, an hour with `make test-full`."""
+"""G5: the real client and broker run in a deterministic simulator; a failing seed replays exactly.
+
+Faults: kills, freezes, power cuts, failing fsyncs, full disks, clocks that jump, lost and doubled messages, in every
+workload with fresh seeds (a minute each time, an hour with `make test-full`); and a bug that is put into the client.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +15,36 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTE_S, HOUR_S = 60, 3_600
+
+
+WITH_A_BUG = """
+import hashlib, logging, sys
+from pathlib import Path
+from semel.client.producer.core import ProducerCore
+from tests.simulation.workloads import producer_and_broker
+logging.disable()
+ProducerCore.lost = lambda core, sendings, *_: core.written(sendings) or []  # a lost response counts as written
+for seed in range(int(sys.argv[1]), 60):
+    worlds = []
+    try:
+        producer_and_broker(seed, Path(sys.argv[2]) / str(seed), worlds.append)
+    except AssertionError as error:
+        trace = worlds[0].trace
+        print(seed, worlds[0].faults, len(trace), hashlib.sha256(repr(trace).encode()).hexdigest(), repr(str(error)))
+        break
+"""
+
+
+def test_a_seed_that_fails_fails_again_in_the_same_way(tmp_path: Path) -> None:
+    def failure(first_seed: str, hash_seed: str) -> str:
+        words = [sys.executable, "-c", WITH_A_BUG, first_seed, str(tmp_path / hash_seed)]
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    found = failure("0", "1")
+    seed, faults, *_ = found.split()
+    assert int(faults) > 0, "the bug shows under a fault only"
+    assert failure(seed, "2") == found, "another process with other hashes: the same faults, trace and violation"
 
 
 def run_fresh_seeds(*arguments: str) -> str:

@@ -1,5 +1,5 @@
-"""Planted ailments are found by name, in little time, with a command that cures them; on healthy clusters the doctor
-says nothing. On semel's broker and on Apache Kafka.
+"""G6: planted ailments are found by name, in little time, with a command that cures them; on healthy clusters the
+doctor says nothing. On semel's broker and on Apache Kafka.
 
 What cannot be planted here: `at-risk` needs several brokers (tests/unit/doctor), `unfinished-decision` a broker that
 cannot write markers. Only on semel's broker: `fenced-again` (Apache Kafka keeps no list) and `prepared-transaction`

@@ -1,71 +1,22 @@
-"""D8, F6: deduplication, windows and joins of the processing loop are exact through lost commits and restarts.
+"""D8: windows and joins of the processing loop are exact through lost commits and restarts.
 
 Faults: requests and responses of EndTxn are lost and their connections cut; the loop starts again on an empty disk.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import semel
 from semel.client.producer import Producer
-from semel.protocol.messages.transactions import END_TXN
-from semel.prove.proxy import Effect, Proxy, Rule
 from tests.support.broker import KAFKA_IN_FULL, Cluster
-from tests.support.reading import Seen, create_topic, read_topic
+from tests.support.lossy_loop import BASE_MS, run_with_faults
 
-BASE_MS = 1_700_000_000_000
 COUNT = 120
 pytestmark = pytest.mark.parametrize("cluster", ["semel", KAFKA_IN_FULL], indirect=True)
-
-
-def run_with_faults(
-    cluster: Cluster,
-    function: Callable[..., Any],
-    feed: Callable[[Producer, list[str]], None],
-    sources: int = 1,
-    stem: str = "",
-) -> list[Seen]:
-    """Feeds twice and runs the loop after each, through a network that loses commits. Returns the output."""
-    stem = stem or cluster.unique("d8")
-    topics = [create_topic(cluster.bootstrap, f"{stem}.{number}", partitions=2) for number in range(sources)]
-    sink = create_topic(cluster.bootstrap, f"{stem}.out", partitions=2)
-    with Proxy(cluster.bootstrap) as proxy:
-        lost = [proxy.add(Rule(END_TXN, effect, nth=3)) for effect in (Effect.DROP_REQUEST, Effect.DROP_RESPONSE)]
-        for _ in range(2):
-            with Producer(bootstrap_servers=cluster.bootstrap) as producer:
-                feed(producer, topics)
-            semel.process(
-                topics,
-                sink,
-                function,
-                application_id=stem,
-                state="memory",
-                bootstrap_servers=proxy.bootstrap,
-                max_records=25,
-                stop_at_end=True,
-            )
-        for rule in lost:
-            rule.assert_fired()
-    return read_topic(cluster.bootstrap, sink)
-
-
-def test_an_event_that_was_produced_several_times_is_passed_on_once(cluster: Cluster) -> None:
-    def feed(producer: Producer, topics: list[str]) -> None:
-        """Each event twice, and all of them again with the second call: an application that retries."""
-        for _ in range(2):
-            for number in range(COUNT):
-                event = json.dumps({"id": number}).encode()
-                producer.send(topics[0], event, key=b"k%d" % (number % 5), timestamp=BASE_MS + number)
-
-    once = semel.deduplicate(by=lambda record: str(json.loads(record.value)["id"]), within_ms=60_000)
-    found = Counter(json.loads(row.value or b"")["id"] for row in run_with_faults(cluster, once, feed))
-    assert found == Counter(range(COUNT))
 
 
 def test_windows_are_written_once_and_whole(cluster: Cluster) -> None:

@@ -1,4 +1,7 @@
-"""What the ledger makes of calls and checkpoints that are not as they should be, with Spark's own plans and logs."""
+"""E9: what a sink makes of calls and checkpoints that are not as they should be is never a silent loss or duplicate.
+
+Faults: an older checkpoint restored, one lost, one whose query gives other rows, a sink that is called twice.
+"""
 
 from __future__ import annotations
 
