@@ -104,6 +104,12 @@ class InternalTopic:
         appended = partition_log.append_records(batch, now_ms=now_ms, guard=guard)
         return appended.base_offset, partition_log.high_watermark > appended.last_offset
 
+    def transaction_start(self, partition: int, producer: tuple[int, int]) -> int:
+        """Where the producer's open transaction began; without one, where its next write would begin it."""
+        partition_log = self._log(partition)
+        start = partition_log.transaction_start(*producer)
+        return partition_log.end_offset if start is None else start
+
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         """Calls back, now or later, when everything before an offset is durable or failed. Call it after `append`."""
         self._sync.notify(self._log(partition), end_offset, on_outcome)

@@ -479,6 +479,10 @@ class PartitionLog:
     def has_open_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
         return self.states.has_open_transaction(producer_id, producer_epoch)
 
+    def transaction_start(self, producer_id: int, producer_epoch: int) -> int | None:
+        """The first offset of the producer's open transaction."""
+        return self.states.transaction_start(producer_id, producer_epoch)
+
     def all_producer_ids(self) -> set[int]:
         """Every producer id in the state, the snapshots and the batches. Reads the whole log."""
         return recovery.find_producer_ids(self.states, self.folder, self.segments)

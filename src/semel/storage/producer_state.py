@@ -292,6 +292,10 @@ class ProducerStates:
         entry = self.producers.get(producer_id)
         return entry is not None and entry.txn_first_offset != NO_OFFSET and epoch in (None, entry.epoch)
 
+    def transaction_start(self, producer_id: int, epoch: int) -> int | None:
+        """The first offset of the producer's open transaction."""
+        return self.producers[producer_id].txn_first_offset if self.has_open_transaction(producer_id, epoch) else None
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forgets producers that were idle for long, never one with an open transaction."""
         idle = [

@@ -9,6 +9,7 @@ import pytest
 from semel.broker.groups import Committer, OffsetToCommit
 from semel.broker.groups.classic_group import GroupError
 from semel.broker.groups.classic_group import GroupState as S
+from semel.broker.turns import MANY
 from semel.protocol.errors import ErrorCode as E
 from tests.unit.broker_groups.world import REBALANCE_MS, SESSION_MS, World, in_world
 
@@ -239,6 +240,29 @@ async def test_member_may_commit_in_a_transaction_during_a_rebalance(world: Worl
     assert world.state is S.COMPLETING
     assert await world.txn_commit(5, generation=again.result().generation_id, member_id=leader.member_id) is E.NONE
     assert await world.txn_commit(5, **who) is E.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+@in_world()
+async def test_offsets_do_not_outlive_a_transaction_that_ended_between_two_of_their_batches(
+    world: World, begins_again: bool
+) -> None:
+    """A request of very many offsets whose client gave up and aborted: no second transaction that nobody ends, and none
+    of its offsets in the next one."""
+    world.log.held = []
+    many = [OffsetToCommit("t", partition, 5) for partition in range(2 * MANY)]
+    committing = asyncio.create_task(world.groups.commits.commit("g", Committer(), many, producer=(77, 0)))
+    await world.settle()
+    world.end_transaction(commit=False)
+    held, world.log.held = world.log.held, None
+    following = [asyncio.create_task(world.txn_commit(1))] if begins_again else []
+    await world.settle()
+    held[0].set_result(None)
+    assert await committing == (MANY, E.INVALID_TXN_STATE)
+    assert await asyncio.gather(*following) == [E.NONE] * begins_again
+    assert not world.groups.commits.is_pending("g", "t", MANY)
+    world.end_transaction(commit=True)
+    assert world.committed(partition=MANY) is None
 
 
 @in_world()

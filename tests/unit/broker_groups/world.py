@@ -119,6 +119,14 @@ class MemoryTopic:
             )
         return base_offset, False
 
+    def transaction_start(self, partition: int, producer: tuple[int, int]) -> int:
+        """Of the open transaction, or of the one that the next write would begin."""
+        start = None
+        for header, _ in self.read(partition):
+            if header.producer_id == producer[0]:
+                start = None if header.is_control else header.base_offset if start is None else start
+        return self._end(partition) if start is None else start
+
     def when_durable(self, partition: int, end_offset: int, on_outcome: Outcome) -> None:
         error = None if self.lose is None else StorageError(self.lose, "the test loses this write")
         if self.held is None:

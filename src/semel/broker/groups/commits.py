@@ -13,6 +13,7 @@ from semel.broker.groups.state import Core, TopicOffsets
 from semel.broker.turns import MANY, Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.schema import NO_UUID
+from semel.storage import StorageError
 
 if TYPE_CHECKING:
     from semel.broker.topics import Topic
@@ -84,17 +85,30 @@ class Commits:
         epoch) inside its transaction, where they wait for its marker.
 
         Very many are written in several batches, so that others are served in between; whether the caller may commit is
-        checked for each.
+        checked for each. INVALID_TXN_STATE: the transaction ended in between; what is left must not begin another one.
         """
         turns = Turns()
         stored = 0
+        began = None
         for some in _in_batches(commits):
+            start = self._transaction_start(group_id, producer)
+            if began not in (None, start):
+                return CommitOutcome(stored, ErrorCode.INVALID_TXN_STATE)
+            began = start
             code = await self._commit(group_id, who, some, version, retention_ms, producer)
             if code is not ErrorCode.NONE:
                 return CommitOutcome(stored, code)
             stored += len(some)
             await turns.next()
         return CommitOutcome(stored, ErrorCode.NONE)
+
+    def _transaction_start(self, group_id: str, producer: tuple[int, int] | None) -> int | None:
+        """Where the producer's transaction began, or will begin, in the group's log. None: no producer, or no log."""
+        try:
+            partition = self._core.partition_of(group_id)
+            return None if producer is None else self._core.runtime.topic.transaction_start(partition, producer)
+        except StorageError:  # the write will say so
+            return None
 
     async def _commit(
         self,
