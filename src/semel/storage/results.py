@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal, NamedTuple
 
 from semel.protocol.batch import BatchHeader
@@ -52,6 +53,7 @@ class TimestampOffset(NamedTuple):
 
 _FEW_RECORDS = 1_000
 _FEW_BYTES = 16 << 10
+_RECORD_FINDER = "semel.protocol.record_fields"
 
 
 class TimedBatch(NamedTuple):
@@ -65,8 +67,9 @@ class TimedBatch(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether it takes long to find the record."""
-        return self.header.record_count > _FEW_RECORDS or len(self.batch) > _FEW_BYTES
+        """Whether it takes long to find the record. That of the first one does: it loads NumPy."""
+        is_first = _RECORD_FINDER not in sys.modules
+        return is_first or self.header.record_count > _FEW_RECORDS or len(self.batch) > _FEW_BYTES
 
     def first_record(self) -> TimestampOffset | None:
         from semel.protocol.record_fields import first_at_or_after

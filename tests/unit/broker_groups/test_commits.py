@@ -464,6 +464,14 @@ async def test_retention_time_of_old_clients_is_kept_per_offset(world: World) ->
 
 
 @in_world()
+async def test_offset_can_be_kept_for_the_longest_time_that_a_client_can_say(world: World) -> None:
+    assert await world.commit(5, retention_ms=2**63 - 1) is E.NONE
+    world.clock.advance_ms(100 * WEEK_MS)
+    await world.groups.expire_now()
+    assert world.committed() == 5
+
+
+@in_world()
 async def test_group_in_the_middle_of_a_rebalance_keeps_its_offsets(world: World) -> None:
     leader, _ = await world.stable(2)
     await world.commit(5, Committer(leader.generation_id, leader.member_id))

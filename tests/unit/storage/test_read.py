@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +35,19 @@ def test_offsets_outside_the_log_are_out_of_range(folder: Folder) -> None:
         with pytest.raises(StorageError) as refused:
             log.read(offset, 100)
         assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_the_first_search_by_time_of_a_process_is_not_done_on_the_event_loop(folder: Folder) -> None:
+    """It loads NumPy, which takes longer than any request may hold up others."""
+    append(folder.log())
+    batch = folder.log().batch_for_time(0)
+    assert batch is not None
+    program = (
+        "import pickle, sys; batch = pickle.loads(sys.stdin.buffer.read());"
+        "print(batch.is_large, batch.first_record().offset, batch.is_large)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(batch), capture_output=True, check=True)
+    assert done.stdout.split() == [b"True", b"0", b"False"]
 
 
 def test_an_empty_log_reads_as_empty_and_makes_no_files(folder: Folder) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from semel.protocol.messages.transactions import TxnOffsetCommitRequestPartition
 
 NO_GENERATION = -1
+_LAST_MS = 2**63 - 1
 GROUP_ID_NOT_FOUND_FROM = 9  # OffsetCommit: older clients expect ILLEGAL_GENERATION for a group that is not there
 
 
@@ -130,7 +131,7 @@ class Commits:
                 knows_code = is_plain and version >= GROUP_ID_NOT_FOUND_FROM
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if knows_code else ErrorCode.ILLEGAL_GENERATION)
             now_ms = self._core.clock.now_ms()
-            expire_ms = NO_TIME if retention_ms == NO_TIME else now_ms + retention_ms
+            expire_ms = NO_TIME if retention_ms == NO_TIME else min(now_ms + retention_ms, _LAST_MS)
             return await self._write(group_id, _records(group_id, commits, now_ms, expire_ms), producer)
         except GroupError as error:
             return error.code
