@@ -91,7 +91,7 @@ class Application:
 
     def sink(self, run: str = "run", dsn: str = "", lock_timeout_ms: int = 2_000, **options: Any) -> Writing:
         database = Database(dsn or self.dsn, lock_timeout_ms=lock_timeout_ms)
-        made = Writing(PostgresOptions(database, "app", "out", **options))
+        made = Writing(PostgresOptions(database, options.pop("application_id", "app"), "out", **options))
         made._run = Run(run)  # type: ignore[assignment]
         self.sinks.append(made)
         return made
@@ -135,6 +135,16 @@ def test_rows_and_offsets_commit_together_and_a_repeated_batch_runs_into_nothing
     assert app.values() == [1, 2, 3, 4]
     assert json.loads(again.committed_offsets()) == {"in": {"0": 4}}
     assert app.staging() == []
+
+
+def test_a_second_sink_of_the_same_run_and_id_is_refused_and_written_under_an_id_of_its_own(app: Application) -> None:
+    app.sink()._batch(Frame([1]), app.batch(0, 0, 3))
+    with pytest.raises(SinkError, match="Give each sink in foreachBatch an application_id of its own"):
+        app.sink()._batch(Frame([2]), app.batch(0, 0, 3))
+    restarted, other = app.sink("run 2"), app.sink("run 2", application_id="other")
+    for sink, rows in ((restarted, [1]), (other, [2])):
+        sink._batch(Frame(rows), app.batch(0, 0, 3))
+    assert app.values() == [1, 2]
 
 
 def test_a_batch_that_does_not_continue_is_refused_with_both_ranges(app: Application) -> None:

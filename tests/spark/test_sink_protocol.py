@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -23,10 +23,12 @@ from semel.client.settings import ClientSettings
 from semel.local.brokers import SemelBroker
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, CreateTopicsResponse
-from semel.spark import ledger_topic, owners
+from semel.spark import ledger_topic, owners, plain_sink
+from semel.spark.base_sink import SinkError
 from semel.spark.checkpoint import short_lived
 from semel.spark.ledger import LostLedgerError, MicroBatch, topic_of
 from semel.spark.ledger_topic import create, last_entry
+from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
@@ -45,11 +47,11 @@ BOTH = pytest.mark.parametrize(
 class Run:
     """What a sink wants to know about the run that it belongs to."""
 
-    run_id = "run"
     short_lived = ""
 
-    def __init__(self, stateful: bool = False) -> None:
+    def __init__(self, stateful: bool = False, run_id: str | None = None) -> None:
         self._stateful = stateful
+        self.run_id = run_id or str(uuid.uuid4())
 
     def is_stateful(self) -> bool:
         return self._stateful
@@ -74,9 +76,9 @@ class Application:
         self.admin.create_topic(self.source, 1)
         self.admin.create_topic(self.output, 1)
 
-    def sink(self, stateful: bool = False, **options: Any) -> Sink:
+    def sink(self, stateful: bool = False, run_id: str | None = None, **options: Any) -> Sink:
         made = Sink(SinkOptions(self.bootstrap, self.id, topic=self.output, **options))
-        made._run = Run(stateful)  # type: ignore[assignment]
+        made._run = Run(stateful, run_id)  # type: ignore[assignment]
         made.job = write
         self.sinks.append(made)
         return made
@@ -268,6 +270,36 @@ def test_ledger_made_beforehand_needs_no_right_to_create_it(
         create(client, app.id)
     app.admin.create_topic(app.ledger, 1, configs={"cleanup.policy": "compact"})
     create(client, app.id)
+
+
+@SEMEL
+def test_second_sink_of_the_same_run_and_id_is_refused_and_its_rows_do_not_vanish(app: Application) -> None:
+    app.sink()._batch(Frame("a"), app.batch(0, 0, 1))
+    first, second = app.sink(run_id="run"), app.sink(run_id="run")
+    first._batch(Frame("b"), app.batch(1, 1, 2))
+    with pytest.raises(SinkError, match="another sink of this query"):
+        second._batch(Frame("c"), app.batch(1, 1, 2))
+    assert app.values() == ["a", "b"]
+
+
+@SEMEL
+def test_second_sink_of_the_same_run_and_id_is_refused_at_most_once_too(
+    app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_sink, "plain_job", lambda *_: [Report(0, 1, 0, 0, 0, 0, 0)])
+    monkeypatch.setattr(plain_sink, "settled", nullcontext)
+
+    def sink(run_id: str) -> PlainSink:
+        made = PlainSink(SinkOptions(app.bootstrap, app.id, topic=app.output, guarantee="at_most_once"))
+        made._run = Run(run_id=run_id)  # type: ignore[assignment]
+        return made
+
+    with closing(sink("run")) as first, closing(sink("run")) as second, closing(sink("another")) as restarted:
+        first._batch(Frame("a"), app.batch(0, 0, 1))
+        with pytest.raises(SinkError, match="another sink of this query"):
+            second._batch(Frame("b"), app.batch(0, 0, 1))
+        restarted._batch(Frame("a"), app.batch(0, 0, 1))
+        assert [report.verdict for report in restarted.reports] == ["already tried"]
 
 
 @SEMEL

@@ -43,6 +43,17 @@ ONE_CALL = (
 )
 
 
+def two_sinks(application_id: str, batch_id: int) -> str:
+    """Two sinks of one query with one id: the second finds each batch written, by the first."""
+    adopt = " and, for its first start, adopt_checkpoint=True" if batch_id else ""
+    return (
+        f"batch {batch_id} was written by another sink of this query that has the application id {application_id!r}, "
+        "too; the rows of this call were not written. Give each sink in foreachBatch an application_id of its own: "
+        f"this one a new id{adopt}. At the next start batch {batch_id} runs again, and only this sink writes it. "
+        "(Several topics need no second sink: `topics` and a column `topic`, see docs/spark.md)"
+    )
+
+
 def refuse_connect() -> None:
     from pyspark.sql.utils import is_remote
 

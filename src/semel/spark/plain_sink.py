@@ -18,7 +18,7 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle
 from semel.client.types import OffsetAndMetadata, TopicPartition
-from semel.spark.base_sink import BaseSink, log
+from semel.spark.base_sink import BaseSink, SinkError, log, two_sinks
 from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
@@ -84,7 +84,9 @@ class PlainSink(BaseSink):
             self._report(batch, "already tried", 0, 0, 1, started_s, started_s)
             return
         with settled(df) as frame:
-            self._commit({place: at._replace(metadata=batch.plan) for place, at in offsets.items()})
+            assert self._run is not None
+            metadata = f"{batch.plan} {self._run.run_id}"  # by these an attempt that was made is known
+            self._commit({place: at._replace(metadata=metadata) for place, at in offsets.items()})
             faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
         self._report(batch, "write", rows, dead, 1, started_s, time.monotonic())
@@ -112,4 +114,10 @@ class PlainSink(BaseSink):
             return False
         started = source_offsets(batch.starts, lambda _: True)
         moves = any(place not in started or started[place].offset != at.offset for place, at in offsets.items())
-        return moves or all(found[place].metadata == batch.plan for place in places)
+        tried = [(found[place].metadata or "").partition(" ") for place in places]
+        if not moves and any(plan != batch.plan for plan, _, _ in tried):
+            return False
+        assert self._run is not None
+        if all(run_id == self._run.run_id for _, _, run_id in tried):
+            raise SinkError(two_sinks(self.options.application_id, batch.batch_id))
+        return True

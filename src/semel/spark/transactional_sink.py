@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, ClassVar, Protocol
 
-from semel.spark.base_sink import BaseSink, SinkError, log
+from semel.spark.base_sink import BaseSink, SinkError, log, two_sinks
 from semel.spark.checksums import Observed
 from semel.spark.encoding import BadRowError
 from semel.spark.failures import FailedGuessError
@@ -63,7 +63,15 @@ class TransactionalSink(BaseSink):
         if is_due:
             self._write_until_done(df, batch)
         else:
+            self._refuse_other_sink(batch)
             self._replay(df, batch)
+
+    def _refuse_other_sink(self, batch: MicroBatch) -> None:
+        """A run comes to a batch once: one that this run has written before was written by another sink of it."""
+        assert self._run is not None
+        last = self.transaction.last
+        if last is not None and last.run_id == self._run.run_id:
+            raise SinkError(two_sinks(self.options.application_id, batch.batch_id))
 
     def _replay(self, df: Any, batch: MicroBatch) -> None:
         """Runs a batch that is written. A stateful plan must run, or Spark fails the query; and it must give the rows
