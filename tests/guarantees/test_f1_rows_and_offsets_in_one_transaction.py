@@ -220,6 +220,56 @@ def test_records_that_the_database_refuses_are_dead_letters_of_the_same_transact
     assert (["why"], [b"a test"]) in [letter[2:] for letter in letters]
 
 
+def test_a_record_of_any_json_cannot_stop_the_loop(bank: Bank) -> None:
+    """Types that the column does not have, half characters and NUL: in the value, and in an error that quotes it."""
+    bank.execute("CREATE TABLE notes (number int, note text)")
+    amounts = [True, [1], {"a": 1}, [{"a": 1}], "\ud800", "\0", 2**80, float("nan"), {"deep": "\ud800"}]
+    for amount in amounts:
+        bank.deposit(1, amount)
+
+    def note(record: Any) -> list[Any]:
+        amount = json.loads(record.value)["amount"]
+        row = {"number": amount, "note": "a note"} if record.offset % 2 else {"number": 1, "note": amount}
+        return [row, deposit(record)]
+
+    def quote(record: Any) -> list[Any]:
+        raise ValueError(f"cannot take {json.loads(record.value)['amount']}")
+
+    bank.deposit(3)
+    sink = semel.Postgres(bank.dsn, table="notes", dead_letters=True)
+    assert bank.process(note, sink=sink).dead_letters == len(amounts)
+    assert (bank.total(), bank.execute("SELECT count(*) FROM notes")) == (3, [(3,)])
+    stats = bank.process(quote, sink=sink, application_id=f"{bank.application_id}-quoting")
+    assert stats.dead_letters == len(amounts) + 3
+
+
+@pytest.mark.parametrize("sql", ["COMMIT", " rollback", "/* done */ ROLLBACK"])
+def test_a_statement_cannot_end_the_transaction_that_offsets_share(bank: Bank, sql: str) -> None:
+    """After a ROLLBACK the rows would be gone, and the offsets of their records would be committed."""
+    bank.deposit(10)
+    with pytest.raises(semel.DatabaseFatalError, match="leave COMMIT, ROLLBACK and BEGIN out"):
+        bank.process(lambda record: [deposit(record), semel.Statement(sql)])
+    assert (bank.total(), set(bank.offsets().values())) == (0, {None})
+
+
+def test_names_of_tables_and_columns_may_hold_any_character(bank: Bank) -> None:
+    bank.execute(
+        'CREATE SCHEMA "sales 100%s"; CREATE TABLE "sales 100%s"."ord""er%" ('
+        '"select" int PRIMARY KEY, "discount %" int, "%s" text, "größe; DROP TABLE accounts" text)'
+    )
+    bank.deposit(4)
+    sink = semel.Postgres(bank.dsn, table='"sales 100%s"."ord""er%"', mode="upsert")
+    for number in range(2):
+        row = {"discount %": number, "%s": "x", "größe; DROP TABLE accounts": "y"}
+        bank.process(
+            lambda record, row=row: {"select": record.partition * 10 + record.offset, **row},
+            sink=sink,
+            application_id=f"{bank.application_id}-{number}",
+        )
+    assert bank.execute('SELECT sum("discount %"), count(*), min("%s") FROM "sales 100%s"."ord""er%"') == [(4, 4, "x")]
+    assert bank.total() == 0
+
+
 def test_without_dead_letters_the_loop_stops_and_names_the_record(bank: Bank) -> None:
     bank.deposit(30)
     bank.deposit(1, -1000)

@@ -8,10 +8,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 import semel
 from semel.cli import main
@@ -359,6 +361,85 @@ def test_a_record_that_the_broker_finds_too_large_is_set_aside_alone(
     assert (stats.rows, stats.set_aside) == (8, 2)
     assert [seen.value[0] for seen in read_topic(shop.bootstrap, small)] == [0, 1, 2, 4, 5, 6, 8, 9]
     assert shop.query("SELECT count(*) FROM semel.outbox_set_aside WHERE get_byte(value, 0) IN (3, 7)") == [(2,)]
+
+
+def test_one_row_that_nobody_can_send_does_not_hold_up_the_others(shop: Shop) -> None:
+    compacted = create_topic(shop.bootstrap, f"{shop.topics[0]}-compacted", 1, cleanup_policy="compact")
+    strict = create_topic(shop.bootstrap, f"{shop.topics[0]}-strict", 1, message_timestamp_after_max_ms="3600000")
+    bad = {
+        "without a key": f"(topic, value) VALUES ('{compacted}', 'x')",
+        "too late": f"(topic, created_at) VALUES ('{strict}', now() + interval '1 day')",
+        "internal": "(topic) VALUES ('__consumer_offsets')",
+        "the relay's": f"(topic) VALUES ('{shop.application_id}.outbox')",
+        "no header": f"(topic, header_names, header_values) VALUES ('{strict}', '{{NULL}}', '{{NULL}}')",
+        "names": f"(topic, header_names, header_values) VALUES ('{strict}', '{{{{a,b}}}}', '{{a,b}}')",
+        "values": f"(topic, header_names, header_values) VALUES ('{strict}', '{{a,b}}', '{{{{a,b}}}}')",
+    }
+    with shop.connect() as connection:
+        for row in bad.values():
+            connection.execute(f"INSERT INTO semel.outbox {row}")
+        shop.insert(connection, "good")
+    stats = shop.relay()
+    assert (stats.rows, stats.set_aside) == (1, len(bad))
+    assert shop.values() == ["good"]
+    shop.relay()  # its own topic can be read
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "1960-01-01", "0044-03-15 BC"])
+def test_a_time_that_kafka_cannot_hold_is_replaced_by_the_current_one(shop: Shop, at: str) -> None:
+    with shop.connect() as connection:
+        connection.execute(
+            "INSERT INTO semel.outbox (topic, value, created_at) VALUES (%s, 'x', %s)", [shop.topics[0], at]
+        )
+    assert shop.relay().rows == 1
+    assert shop.values() == ["x"]
+
+
+def test_the_rows_of_a_topic_that_was_deleted_are_set_aside(shop: Shop) -> None:
+    outbox = shop.outbox(missing_topic_timeout_ms=300, producer={"delivery.timeout.ms": 1_000, "max.block.ms": 1_000})
+    with Running(outbox) as running:
+        with shop.connect() as connection:
+            shop.insert(connection, "before")
+        until(lambda: not shop.rows())
+        admin = AdminClient({"bootstrap.servers": shop.bootstrap})
+        admin.delete_topics([shop.topics[0]])[shop.topics[0]].result()
+        with shop.connect() as connection:
+            shop.insert(connection, "after")
+            shop.insert(connection, "of another topic", topic=1)
+        until(lambda: not shop.rows())
+        assert running.error is None
+    assert shop.values(1) == ["of another topic"]
+    assert shop.query("SELECT convert_from(value, 'UTF8') FROM semel.outbox_set_aside") == [("after",)]
+
+
+def test_rows_of_a_dump_do_not_wait_for_transactions_of_another_server(shop: Shop) -> None:
+    """pg_dump keeps the ids of the transactions, and a new server counts from the beginning."""
+    with shop.connect() as connection:
+        connection.execute(
+            "INSERT INTO semel.outbox (topic, key, value, transaction_id) VALUES (%s, 'k', 'dumped', '4000000000')",
+            [shop.topics[0]],
+        )
+        shop.insert(connection, "new")
+    with Running(shop.outbox()):
+        until(lambda: not shop.rows())
+    assert shop.values() == ["dumped", "new"]
+
+
+def test_what_was_sent_is_on_disk_although_the_application_does_not_wait_for_it(
+    shared_semel_broker: SemelBroker, postgres_installation: Path
+) -> None:
+    """Else the row is lost by a crash of the server, and its id is given to another one, which the relay then removes
+    as sent."""
+    with PostgresServer({"wal_writer_delay": "10s", "synchronous_commit": "off"}) as server:
+        shop = Shop(Cluster("semel", shared_semel_broker), server.dsn())
+        words = ["-m", "semel", "outbox", "run", "--dsn", shop.dsn, "--application-id", shop.application_id]
+        with Process(command(Injection("outbox.after_commit:kill"), *words, "--brokers", shop.bootstrap)) as relay:
+            until(lambda: shop.query("SELECT FROM pg_stat_activity WHERE application_name LIKE '%listener%'"))
+            with shop.connect() as connection:
+                shop.insert(connection, "sent")
+            assert relay.wait(PATIENCE_S) < 0, relay.output
+        server.restart("immediate")
+        assert (shop.values(), shop.rows()) == (["sent"], 1)
 
 
 def test_a_restored_database_is_refused_with_both_numbers(shop: Shop) -> None:

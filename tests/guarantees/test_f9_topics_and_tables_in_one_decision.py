@@ -289,6 +289,20 @@ def test_what_the_database_refuses_is_in_no_topic(ledger: Ledger) -> None:
     assert ledger.records() == Counter(set(range(RECORDS)) - {50})
 
 
+@WITH_COPY
+@pytest.mark.parametrize("output", [b"x" * 2_000_000, "\ud800"], ids=["too large", "half a character"])
+def test_an_output_that_no_producer_takes_makes_its_record_a_dead_letter(ledger: Ledger, output: Any) -> None:
+    ledger.produce(4)
+
+    def make(record: Any) -> list[Any]:
+        value = output if record.value == b"2" else record.value
+        return [{"number": int(record.value)}, semel.Output(value, topic=ledger.output)]
+
+    sink = semel.Postgres(ledger.dsn, table="entries", with_topics=True, dead_letters=True)
+    assert ledger.process(make, sink=sink).dead_letters == 1
+    assert (ledger.rows(), set(ledger.records())) == ({0, 1, 3}, {0, 1, 3})
+
+
 @WITH_TWO_PHASE
 def test_a_decided_transaction_that_was_ended_by_force_is_reported(ledger: Ledger) -> None:
     ledger.produce(20)

@@ -9,6 +9,11 @@ SIZE_HEADER = "semel.dead-letter.bytes"  # of the record, where it was too large
 REASON_CHARACTERS = 2_000  # an error may quote all of its input
 
 
+def reason_of(error: BaseException) -> str:
+    """An error as a reason that any sink can hold: without half characters, which JSON can bring into a text."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+
+
 def reason_headers(reason: str, topic: str | None) -> list[tuple[str, bytes]]:
     return [
         (REASON_HEADER, reason[:REASON_CHARACTERS].encode(errors="replace")),

@@ -71,8 +71,15 @@ PROGRESS_CONFIG = {
     "retention.bytes": "-1",
     "segment.bytes": str(4 << 20),
 }
-HOPELESS = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)  # for this row, whenever it is sent
+HOPELESS = (  # for this row, whenever it is sent
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.INVALID_RECORD,  # such as one without a key for a compacted topic
+    ErrorCode.INVALID_TIMESTAMP,  # further from the broker's time than the topic allows
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+)
 SHORT_WAIT_MS = (2, 100)  # while rows wait for a transaction that gives no sign when it ends
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 FIRST_LOOK_BACK = 16
 LOOKING_S = 30.0
 
@@ -152,6 +159,7 @@ class Outbox:
             **underscored(producer),
             "transactional_id": f"{application_id}-outbox",
             "transaction_timeout_ms": transaction_timeout_ms,
+            "allow_auto_create_topics": False,  # one that was deleted is as missing as one that never was
         }
         self._max_record_bytes = ProducerSettings.of(self._producer_options).max_request_size
         self._session = DatabaseSession(self._database, f"outbox {application_id}")
@@ -247,7 +255,12 @@ class Outbox:
                 self._stopping.wait(backoff.next_s())
 
     def _ready(self, connection: Connection[Any]) -> Release:
-        return ready(connection, self._schema, self._max_rows)
+        release = ready(connection, self._schema, self._max_rows)
+        if release.rows:
+            # The lock is a write, whose commit puts all before it on disk: a row of somebody who does not wait for that
+            # (synchronous_commit=off) must not be sent and then be lost, its id given to another one.
+            self._hold(connection)
+        return release
 
     # -- ownership -----------------------------------------------------------------------------------------------------
     def _own(self) -> None:
@@ -278,6 +291,7 @@ class Outbox:
     def _take_over(self) -> None:
         if self._producer is not None:
             self._producer.close(timeout_ms=0)
+        self._partitions.clear()  # a topic may have been deleted
         self._producer = Producer(self._producer_options)
         self._producer.init_transactions()
         if faults.armed:
@@ -384,14 +398,27 @@ class Outbox:
 
     def _is_sendable(self, row: OutboxRow) -> bool:
         """Whether the row can be sent at all; else `_bad` has the reason."""
+        if row.id not in self._bad:
+            self._check_names(row)
         if row.id not in self._bad and (row.topic not in self._partitions or row.partition is not None):
             self._check_place(row)
+        if row.id in self._bad:
+            return False
         if len(row.value or b"") + len(row.key or b"") > self._max_record_bytes // 2 or row.header_names:
             try:
                 check_rows([(row.value, row.key, None, None, None, row.headers)], self._max_record_bytes)
             except OutputTooLargeError as error:
                 self._bad[row.id] = str(error)
         return row.id not in self._bad
+
+    def _check_names(self, row: OutboxRow) -> None:
+        """What the table's own types let through."""
+        if row.topic == self._topic or row.topic in INTERNAL_TOPICS:
+            self._bad[row.id] = f"topic {row.topic!r} is not for applications"
+        elif not all(isinstance(name, str) for name in row.header_names or ()):
+            self._bad[row.id] = f"header_names is {row.header_names}; expected one dimension of names, without nulls"
+        elif not all(value is None or isinstance(value, bytes) for value in row.header_values or ()):
+            self._bad[row.id] = "header_values has several dimensions; expected one value for each name"
 
     def _check_place(self, row: OutboxRow) -> None:
         """A topic is not created by sending to it: it may be a misspelled one."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from semel import faults
 from semel.client.consumer import Consumer
+from semel.client.dead_letters import reason_of
 from semel.client.errors import KafkaError
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.patterns.process_external import ExternalMode, SinkWords
@@ -121,7 +122,7 @@ class FilesMode(ExternalMode):
         return []
 
     def _set_aside(self, record: ConsumerRecord, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         if not self._keeps_bad:
             raise self._refused(record, reason) from error
         self._letters += DEAD_LETTERS.of_rows([{**record._asdict(), "reason": reason}])

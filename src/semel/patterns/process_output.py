@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from semel.client.dead_letters import SOURCE_HEADER, reason_headers
+from semel.client.dead_letters import SOURCE_HEADER, reason_headers, reason_of
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
@@ -147,7 +147,7 @@ class Emitter:
             raise _record_error(f"{place} at offset {record.offset}", error, record) from error
         headers = [
             *(record.headers or ()),
-            *reason_headers(f"{type(error).__name__}: {error}", self.sink),
+            *reason_headers(reason_of(error), self.sink),
             (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
         ]
         letter = Output(record.value, record.key, self.dead_letter_topic, None, _timestamp(record), headers)

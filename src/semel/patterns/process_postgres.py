@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.client.consumer import Consumer
+from semel.client.dead_letters import reason_of
 from semel.client.errors import KafkaError
 from semel.client.timing import Backoff, Deadline
 from semel.client.types import ConsumerRecord, TopicPartition
@@ -143,7 +144,7 @@ class PostgresMode(ExternalMode):
                 raise
             except Exception as failure:
                 error = failure
-        reason = f"{type(error).__name__}: {error}"
+        reason = reason_of(error)
         if not self._settings.dead_letters:
             raise self._refused(record, reason) from error
         return Applied(record, [], reason)

@@ -43,6 +43,14 @@ def test_transactions_are_sent_in_the_order_of_their_last_rows() -> None:
     assert ids([row(1, 3, "a"), row(2, 4, "b"), row(3, 3, "b")], xmin=7) == [2, 1, 3]
 
 
+def test_rows_of_another_servers_transactions_wait_for_nobody() -> None:
+    """A dump keeps the ids of transactions; a visible row of this server has one below the snapshot's xmax."""
+    window = Window([row(1, 4_000), row(2, 4_001), row(3, 10), row(4, 4_002)], 5, False, 11)
+    assert [each.id for each in released(window).rows] == [1, 2]
+    window = window._replace(xmin=11)
+    assert [each.id for each in released(window).rows] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_histories_lose_nothing_reorder_nothing_and_split_nothing(seed: int) -> None:
     """Transactions begin, insert under a lock per key, and commit in random order; a relay looks at random times."""

@@ -44,6 +44,15 @@ def rows(dsn: str, query: str) -> list[Any]:
         return connection.execute(query).fetchall()
 
 
+@pytest.mark.parametrize(("given", "used"), [("off", "on"), ("local", "local")])
+def test_a_commit_is_on_disk_before_anybody_acts_upon_it(dsn: str, given: str, used: str) -> None:
+    """A decision that a crash of the server takes back is a transaction of Kafka that stays, and records read twice."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET synchronous_commit = {given}")
+    with DatabaseSession(Database(dsn), "test") as session:
+        assert session.connection().execute("SHOW synchronous_commit").fetchone() == (used,)
+
+
 # --- passwords ---
 
 

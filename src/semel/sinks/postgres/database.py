@@ -51,8 +51,8 @@ class Database:
     def __init__(
         self, dsn: str, *, schema: str = "semel", connect_timeout_ms: int = 10_000, lock_timeout_ms: int = 30_000
     ) -> None:
-        if not schema or len(schema.encode()) > LONGEST_SCHEMA or "\0" in schema:
-            raise ConfigError(f"schema {schema!r} cannot be used: expected 1 to {LONGEST_SCHEMA} bytes")
+        if not schema or len(schema.encode()) > LONGEST_SCHEMA or "\0" in schema or "%" in schema:
+            raise ConfigError(f"schema {schema!r} cannot be used: expected 1 to {LONGEST_SCHEMA} bytes without a %")
         if connect_timeout_ms < 1 or lock_timeout_ms < 1:
             raise ConfigError("connect_timeout_ms and lock_timeout_ms must be at least 1")
         self._parameters = _parse(dsn)
@@ -109,6 +109,10 @@ class Database:
         # Everything that semel writes is read by semel; the user's own SQL names its schemas or relies on search_path.
         values = ", ".join("set_config(%s, %s, false)" for _ in settings)
         connection.execute(f"SELECT {values}", [word for pair in settings.items() for word in (pair[0], str(pair[1]))])
+        # What is committed here is acted upon elsewhere: in topics, and by the group's offsets.
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
 
 
 def _parse(dsn: str) -> dict[str, Any]:

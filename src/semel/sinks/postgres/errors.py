@@ -75,6 +75,8 @@ _KINDS: dict[str, type[PostgresError]] = {
     "25P03": DatabaseConflictError,  # idle in transaction timeout
     "25P04": DatabaseConflictError,  # transaction timeout
     "22": RowRefusedError,  # data exceptions
+    "42804": RowRefusedError,  # what psycopg makes of a value (true, [1]) is of another type than its column
+    "42883": RowRefusedError,  # there is no such operator for the types of the values
     "23": RowRefusedError,  # constraints
     "44": RowRefusedError,  # WITH CHECK OPTION of a view
 }

@@ -5,6 +5,8 @@ Rows become visible when their transaction commits, not when they get their id. 
     still bring a row with a lower id; and
     its id is below that of every visible row whose transaction is not: else a row that was inserted later would pass
     one that was inserted earlier and waits.
+A transaction at or above the snapshot's xmax can have no visible rows of its own: they were copied from another server,
+by a dump or by logical replication, whose transactions have ended. They wait for nobody.
 All rows of a transaction are released together. Transactions are sent in the order of their last row: of two that
 insert rows of one key under the application's lock, the second gets its row after the first has committed.
 """
@@ -71,7 +73,7 @@ class OutboxRow(NamedTuple):
     value: bytes | None
     header_names: list[str] | None
     header_values: list[bytes | None] | None
-    timestamp_ms: int
+    timestamp_ms: int | None  # None: created_at is no time that Kafka can hold
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
@@ -79,11 +81,15 @@ class OutboxRow(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The first rows of the table, and the snapshot's xmin. `is_cut`: there may be more behind them."""
+    """The first rows of the table, and the snapshot's xmin and xmax. `is_cut`: there may be more behind them."""
 
     rows: list[OutboxRow]
     xmin: int
     is_cut: bool
+    xmax: int = 1 << 64
+
+    def is_unfinished(self, transaction_id: int) -> bool:
+        return self.xmin <= transaction_id < self.xmax
 
 
 class Release(NamedTuple):
@@ -94,13 +100,16 @@ class Release(NamedTuple):
 def read_window(connection: Connection[Any], schema: str, limit: int) -> Window:
     """One statement, so one snapshot."""
     statement = (
-        "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, id, transaction_id::text::bigint, topic, "
-        "partition, key, value, header_names, header_values, "
-        "(extract(epoch FROM created_at) * 1000)::bigint FROM {schema}.outbox ORDER BY id LIMIT %s"
+        "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, "
+        "pg_snapshot_xmax(pg_current_snapshot())::text::bigint, id, transaction_id::text::bigint, topic, "
+        "partition, key, value, header_names, header_values, CASE WHEN created_at >= to_timestamp(0) "
+        "AND isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000)::bigint END "
+        "FROM {schema}.outbox ORDER BY id LIMIT %s"
     )
     with connection.cursor(binary=True) as cursor:
         found = cursor.execute(filled(statement, schema), [limit]).fetchall()
-    return Window([OutboxRow(*row[1:]) for row in found], found[0][0] if found else 0, len(found) == limit)
+    xmin, xmax = found[0][:2] if found else (0, 0)
+    return Window([OutboxRow(*row[2:]) for row in found], xmin, len(found) == limit, xmax)
 
 
 def continued(connection: Connection[Any], schema: str, transactions: Sequence[int], after_id: int) -> set[int]:
@@ -118,13 +127,15 @@ def continued(connection: Connection[Any], schema: str, transactions: Sequence[i
 
 def released(window: Window, unfinished: Iterable[int] = ()) -> Release:
     """What may be sent. `unfinished`: transactions of the window with rows behind it."""
-    barrier = next((row.id for row in window.rows if row.transaction_id >= window.xmin), None)
+    barrier = next((row.id for row in window.rows if window.is_unfinished(row.transaction_id)), None)
     last_ids: dict[int, int] = {}
     for row in window.rows:
         last_ids[row.transaction_id] = row.id
     waiting = set(unfinished)
     waiting |= {
-        each for each, last_id in last_ids.items() if each >= window.xmin or (barrier is not None and last_id > barrier)
+        each
+        for each, last_id in last_ids.items()
+        if window.is_unfinished(each) or (barrier is not None and last_id > barrier)
     }
     rows = [row for row in window.rows if row.transaction_id not in waiting]
     rows.sort(key=lambda row: (last_ids[row.transaction_id], row.id))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.client.errors import ConfigError
-from semel.sinks.postgres.errors import RowRefusedError
+from semel.sinks.postgres.database import psycopg_module
+from semel.sinks.postgres.errors import DatabaseFatalError, RowRefusedError
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow, WriteMode, key_columns
 from semel.sinks.postgres.tables import identifier, table_name
 
@@ -22,6 +24,10 @@ CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
 WHERE i.indrelid = to_regclass(%s) AND i.indisprimary
 """
+_ENDS = re.compile(r"\s*(?:begin|start\s+transaction|commit|end|rollback|abort|prepare\s+transaction)\b", re.IGNORECASE)
+
+
+_NO_ENDS = "semel begins and ends the transaction: leave COMMIT, ROLLBACK and BEGIN out"
 
 
 class RowWriter:
@@ -41,14 +47,19 @@ class RowWriter:
             with connection.pipeline():
                 for sql, rows in runs:
                     self._execute(connection, sql, rows)
+        if runs and connection.info.transaction_status is psycopg_module().pq.TransactionStatus.IDLE:
+            raise DatabaseFatalError(f"a Statement has ended the transaction that rows and offsets share; {_NO_ENDS}")
         return sum(len(rows) for _, rows in runs)
 
     def _execute(self, connection: Connection[Any], sql: str, rows: list[Sequence[Any]]) -> None:
-        with connection.cursor() as cursor:
-            if len(rows) == 1:
-                cursor.execute(sql, rows[0])
-            else:
-                cursor.executemany(sql, rows)
+        try:
+            with connection.cursor() as cursor:
+                if len(rows) == 1:
+                    cursor.execute(sql, rows[0])
+                else:
+                    cursor.executemany(sql, rows)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:  # of a value's conversion
+            raise RowRefusedError(f"a value cannot be sent to the database: {type(error).__name__}: {error}") from error
 
     def _runs(
         self, connection: Connection[Any], effects: Iterable[TableRow | Statement]
@@ -68,6 +79,8 @@ class RowWriter:
 
     def _statement(self, connection: Connection[Any], effect: TableRow | Statement) -> tuple[str, Sequence[Any]]:
         if isinstance(effect, Statement):
+            if _ENDS.match(effect.sql):
+                raise DatabaseFatalError(f"the function returned the Statement {effect.sql!r}; {_NO_ENDS}")
             return effect.sql, effect.parameters
         table = effect.table or self._settings.table
         if table is None:
@@ -103,15 +116,16 @@ class RowWriter:
 
 
 def statement(table: str, mode: WriteMode, key: tuple[str, ...], columns: tuple[str, ...]) -> Composed:
+    """To be executed with parameters: a % in a name is doubled, since it would count as a placeholder."""
     from psycopg.sql import SQL, Identifier, Placeholder
 
-    table_name(table)
-    names = {column: Identifier(column) for column in (*columns, *key)}
+    place = Identifier(*(part.replace("%", "%%") for part in table_name(table)))
+    names = {column: Identifier(column.replace("%", "%%")) for column in (*columns, *key)}
     if mode == "delete":
         equal = SQL(" AND ").join(SQL("{} = {}").format(names[column], Placeholder()) for column in columns)
-        return SQL("DELETE FROM {} WHERE {}").format(identifier(table), equal)
+        return SQL("DELETE FROM {} WHERE {}").format(place, equal)
     insert = SQL("INSERT INTO {} ({}) VALUES ({})").format(
-        identifier(table),
+        place,
         SQL(", ").join(names[column] for column in columns),
         SQL(", ").join(Placeholder() for _ in columns),
     )
