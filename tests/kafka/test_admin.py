@@ -163,6 +163,8 @@ def test_open_transaction_is_seen_and_aborted_and_its_owner_fenced(cluster: Clus
         assert (described.state, described.partitions) == ("Ongoing", [place])
         (owner,) = admin.describe_producers(place)
         assert (owner.producer_id, owner.transaction_start) == (described.producer_id, 0)
+        with pytest.raises(KafkaError, match="is alive"):
+            admin.abort_hanging_transaction(place, 0)
         admin.abort_transaction(name)
         assert admin.describe_transaction(name).state in ("Empty", "CompleteAbort")
         with pytest.raises(FencedError):

@@ -206,6 +206,18 @@ def test_a_lost_changelog_is_not_taken_for_empty_state(counting: Counting, tmp_p
         counting.run(state=kept)
 
 
+def test_partitions_that_are_added_while_the_loop_runs_end_it(counting: Counting) -> None:
+    """It retried for good, with the advice to create the partition of the changelog: keys without their state."""
+
+    def grow(stats: Stats) -> None:
+        with Admin(bootstrap_servers=counting.cluster.bootstrap) as admin:
+            if len(admin.describe_topics(counting.sources)[0].partitions) == 2:
+                admin.create_partitions(counting.sources[0], 3)
+
+    with pytest.raises(StateError, match=r"has 2 partitions, the source got partition 2: keys have moved"):
+        counting.run(on_settled=grow, stop_at_end=False, consumer={"metadata.max.age.ms": 300})
+
+
 @pytest.mark.parametrize("what", ["partitions", "policy", "version", "foreign"])
 def test_a_changelog_that_does_not_fit_is_refused(counting: Counting, what: str) -> None:
     state = KeyedState("counts", format="int64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import textwrap
 from typing import TYPE_CHECKING
@@ -76,11 +77,18 @@ def _complete(finding: Diagnosis, args: argparse.Namespace) -> str:
     """The command, with how to reach the cluster."""
     if not finding.is_command:
         return finding.cure
-    words = [finding.cure]
-    if args.brokers != DEFAULT_BROKERS:
-        words.append(f"-b {shlex.quote(args.brokers)}")
-    words += [f"-X {shlex.quote(option)}" for option in args.options]
-    return " ".join(words)
+    from semel.doctor.findings import with_options
+
+    words = [] if args.brokers == DEFAULT_BROKERS else [f" -b {shlex.quote(args.brokers)}"]
+    words += [f" -X {_without_secret(option)}" for option in args.options]
+    return with_options(finding.cure, "".join(words))
+
+
+def _without_secret(option: str) -> str:
+    """What is printed ends up in logs and alerts; the shell asks for what is left out."""
+    name = option.partition("=")[0]
+    is_secret = re.search(r"password|jaas|secret|token", name, re.IGNORECASE)
+    return f"{shlex.quote(name)}=..." if is_secret else shlex.quote(option)
 
 
 def _print(finding: Diagnosis, cure: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from semel.client.admin.transactions import TransactionInfo
 from semel.client.types import TopicPartition
 from semel.doctor.findings import Certainty, Diagnosis
-from semel.doctor.snapshot import OFFSETS_TOPIC, CommitSeen, Snapshot
+from semel.doctor.snapshot import AUTHORIZER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, CommitSeen, Snapshot
 from semel.protocol.partitioning import coordinator_partition
 from semel.spark.ledger import SUFFIX, LedgerEntry
 from semel.spark.offsets import parse
@@ -21,6 +21,10 @@ from semel.spark.offsets import parse
 FINISHING = ("PrepareCommit", "PrepareAbort")
 SHOWN = 3  # partitions that a text names
 RECENT_MS = 10 * 60_000
+
+
+class Name(str):
+    """A name in a command line, which may begin with a dash, as options do."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -46,6 +50,8 @@ def find(snapshot: Snapshot, limits: Limits | None = None) -> list[Diagnosis]:
 
 # --- transactions -----------------------------------------------------------------------------------------------------
 def hanging_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
+    away = snapshot.coordinators_away
+    coordinators = f"{away} partitions of {TRANSACTIONS_TOPIC} have no leader" if away else ""
     known = {
         (each.producer_id, place)
         for each in snapshot.transactions.values()
@@ -57,14 +63,30 @@ def hanging_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnos
             continue
         bounds = snapshot.bounds.get(place)
         held = "" if bounds is None else f"; {bounds.end - start} offsets from there on are held back"
-        yield Diagnosis(
-            "hanging-transaction",
-            str(place),
-            Certainty.CERTAIN,
+        seen = (
             f"producer {producer_id} (epoch {epoch}) has a transaction open since offset {start}, and no coordinator "
-            f"has one of this producer in this partition{held}",
-            _command("txn", "abort", "--topic", place.topic, "--partition", place.partition, "--start-offset", start),
+            f"has one of this producer in this partition{held}"
         )
+        cure = _command(
+            "txn", "abort", "--topic", Name(place.topic), "--partition", place.partition, "--start-offset", start
+        )
+        if coordinators:
+            yield Diagnosis(
+                "hanging-transaction",
+                str(place),
+                Certainty.POSSIBLE,
+                f"{seen}. It may be alive: {coordinators}",
+                "bring these partitions back and look again: to abort a transaction that is alive loses its records",
+                is_command=False,
+            )
+            continue
+        certainty, ids = Certainty.CERTAIN, ""
+        if snapshot.settings.get(AUTHORIZER, ""):
+            certainty, ids = (
+                Certainty.LIKELY,
+                ", if this user may describe all transactional ids (the others are hidden)",
+            )
+        yield Diagnosis("hanging-transaction", str(place), certainty, seen + ids, cure)
 
 
 def long_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
@@ -82,7 +104,7 @@ def long_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]
                 Certainty.CERTAIN,
                 f"open for {_seconds(age_s)} by producer {each.producer_id} (epoch {each.epoch}), its timeout is "
                 f"{_seconds(each.timeout_ms / 1000)}; {_held(snapshot, each)}",
-                _command("txn", "abort", each.transactional_id),
+                _command("txn", "abort", Name(each.transactional_id)),
             )
 
 
@@ -96,7 +118,7 @@ def prepared_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagno
                 Certainty.POSSIBLE,
                 f"open for {_seconds(age_s)} without a timeout; {_held(snapshot, each)}. Start its application, which "
                 "ends it as its database says. The command aborts it: only if nothing there names this transaction",
-                _command("txn", "abort", each.transactional_id, "--force"),
+                _command("txn", "abort", Name(each.transactional_id), "--force"),
             )
 
 
@@ -129,7 +151,7 @@ def fenced_again(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             f"{count} requests were refused in ten minutes, the last one a {last.api} with producer "
             f"{last.producer_id}, epoch {last.epoch}, of {last.client or 'an unknown client'}. Stop the program that "
             "should not run; the command shows who took the id from whom",
-            _command("trace", "--transactional-id", transactional_id),
+            _command("trace", "--transactional-id", Name(transactional_id)),
         )
 
 
@@ -168,7 +190,7 @@ def worn_out_epochs(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             Certainty.LIKELY,
             f"{who} is at epoch {epoch} of 32767 in {place}. See its log for what fails; a new start of it begins at "
             "epoch 0 with a new producer id. The command shows what it writes",
-            _command("consume", place.topic, "-p", place.partition, "-o", -10, "-e"),
+            _command("consume", Name(place.topic), "-p", place.partition, "-o", -10, "-e"),
         )
 
 
@@ -230,7 +252,7 @@ def groups_out_of_range(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosi
                 f"{group}, {place}",
                 Certainty.CERTAIN,
                 f"committed offset {offset}; {seen}. Stop its members before the command",
-                _command("group", "reset", group, "--topic", where, *reset),
+                _command("group", "reset", Name(group), "--topic", Name(where), *reset),
             )
 
 
@@ -251,7 +273,7 @@ def autocommit_beside_transactions(snapshot: Snapshot, limits: Limits) -> Iterat
                 f"of the last {len(kinds)} commits for {topic}-{partition} {kinds.count(True)} came with a transaction "
                 f"and {kinds.count(False)} without. Set enable.auto.commit=false in the consumer of the pipeline; the "
                 "command shows its members",
-                _command("group", "describe", group),
+                _command("group", "describe", Name(group)),
             )
 
 
@@ -271,7 +293,7 @@ def short_timeouts(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             f"{_seconds(found.timeout_ms / 1000)}. Raise transaction_timeout_ms of the sink (the broker's limit is "
             f"transaction.max.timeout.ms={snapshot.settings.get('transaction.max.timeout.ms', 'unknown')}), or lower "
             "maxOffsetsPerTrigger. The command shows all batches",
-            _command("audit", "--app", application),
+            _command("audit", "--app", Name(application)),
         )
 
 
@@ -282,7 +304,7 @@ def ledger_misfits(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             name,
             Certainty.CERTAIN,
             problem,
-            _command("topic", "alter", name, "--config", "cleanup.policy=compact")
+            _command("topic", "alter", Name(name), "--config", "cleanup.policy=compact")
             if "cleanup.policy" in problem
             else "choose another application id: another program made this topic",
             is_command="cleanup.policy" in problem,
@@ -290,31 +312,38 @@ def ledger_misfits(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
     for name, entries in snapshot.ledgers.items():
         last = max(entries, key=lambda entry: entry.sequence)
         application = name.removesuffix(SUFFIX)
-        for misfit in _misfits(snapshot, last):
+        for certainty, misfit in _misfits(snapshot, last):
             yield Diagnosis(
                 "ledger-misfit",
                 application,
-                Certainty.CERTAIN,
+                certainty,
                 f"entry {last.sequence} (batch {last.batch_id}) says {misfit}. Restore the topic, or start over under "
                 "another application id; the command shows what the ledger says",
-                _command("audit", "--app", application),
+                _command("audit", "--app", Name(application)),
             )
 
 
-def _misfits(snapshot: Snapshot, last: LedgerEntry) -> Iterator[str]:
+def _misfits(snapshot: Snapshot, last: LedgerEntry) -> Iterator[tuple[Certainty, str]]:
     for written in last.written:
         place = TopicPartition(written.topic, written.partition)
         bounds = snapshot.bounds.get(place)
         if bounds is None:
-            yield f"that it wrote {written.count} rows to {place}, which does not exist"
+            yield Certainty.CERTAIN, f"that it wrote {written.count} rows to {place}, which does not exist"
         elif written.last_offset >= bounds.end:
-            yield f"that it wrote offset {written.last_offset} of {place}, but that ends at {bounds.end}"
+            yield (
+                Certainty.CERTAIN,
+                f"that it wrote offset {written.last_offset} of {place}, but that ends at {bounds.end}",
+            )
     for text in last.ends:
         for topic, parts in (parse(text) or {}).items():
             for index, offset in parts.items():
                 bounds = snapshot.bounds.get(TopicPartition(topic, index))
                 if bounds is not None and offset > bounds.end:
-                    yield f"that it read {topic}-{index} up to offset {offset}, but that ends at {bounds.end}"
+                    yield (
+                        Certainty.POSSIBLE,
+                        f"that it read {topic}-{index} up to offset {offset}, but that ends at {bounds.end}, unless it "
+                        "reads a topic of this name in another cluster",
+                    )
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -407,4 +436,12 @@ def _seconds(seconds: float) -> str:
 
 def _command(*words: object) -> str:
     """A command line of semel, as a shell takes it. The doctor adds how to reach the cluster."""
-    return shlex.join(["semel", *map(str, words)])
+    line, names = ["semel"], []
+    for word in words:
+        if not isinstance(word, Name) or not word.startswith("-"):
+            line.append(str(word))
+        elif line[-1].startswith("--"):
+            line[-1] += f"={word}"
+        else:
+            names.append(str(word))
+    return shlex.join([*line, *(["--", *names] if names else [])])

@@ -92,6 +92,12 @@ AILMENTS: dict[str, Ailment] = {
 }
 
 
+def with_options(cure: str, options: str) -> str:
+    """A command line with how to reach the cluster."""
+    line, dashes, names = cure.partition(" -- ")
+    return f"{line}{options}{dashes}{names}"
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 

@@ -25,6 +25,8 @@ from semel.spark.ledger import SUFFIX, LedgerEntry, decode
 from semel.spark.offsets import lowest
 
 OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
+AUTHORIZER = "authorizer.class.name"
 EARLIEST, LATEST = -2, -1
 PRODUCERS_OF_AT_MOST = 20_000  # partitions whose producers are all looked at; beyond it, those that hold back readers
 IDS_DESCRIBED_AT_MOST = 20_000
@@ -32,7 +34,7 @@ LEDGER_RECORDS = 100
 LEDGERS_AT_MOST = 200
 COMMITS_READ = 200  # records of each partition of the offsets topic
 GROUPS_AT_MOST = 2_000
-BROKER_SETTINGS = ("transaction.partition.verification.enable", "transaction.max.timeout.ms")
+BROKER_SETTINGS = ("transaction.partition.verification.enable", "transaction.max.timeout.ms", AUTHORIZER)
 
 OpenTransaction = tuple[TopicPartition, int, int, int]  # partition, producer id, epoch, first offset
 
@@ -82,6 +84,7 @@ class Snapshot(msgspec.Struct):
     settings: dict[str, str | None] = {}
     risks: list[str] = []
     not_looked_at: list[str] = []
+    coordinators_away: int = 0  # partitions of the transactions topic without a leader: nobody lists their ids
 
 
 async def take_snapshot(
@@ -118,6 +121,9 @@ class _Reader:
     # --- topics ---
     async def _read_bounds(self) -> None:
         topics = await self._calls.describe_topics(timeout_ms=self._left_ms())
+        self.found.coordinators_away = sum(
+            part.leader < 0 for topic in topics if topic.name == TRANSACTIONS_TOPIC for part in topic.partitions
+        )
         places = [
             TopicPartition(topic.name, part.partition)
             for topic in topics
@@ -178,6 +184,16 @@ class _Reader:
         states = () if len(self.found.ids) <= IDS_DESCRIBED_AT_MOST else _UNDER_WAY
         found = await self._calls.describe_transactions(states, timeout_ms=self._left_ms())
         return {each.transactional_id: each for each in found}
+
+    async def _read_decisions_again(self) -> None:
+        """One that was being ended when it was looked at, however long it had been open, has ended by now."""
+        if any(each.state in _FINISHING for each in self.found.transactions.values()):
+            now = await self._transactions()
+            self.found.transactions |= {
+                name: now[name]
+                for name, each in self.found.transactions.items()
+                if each.state in _FINISHING and name in now
+            }
 
     # --- groups ---
     async def _read_groups(self) -> None:
@@ -295,7 +311,9 @@ STEPS = {
     "ends of topics once more": _Reader._read_ends_again,
     "events of the broker": _Reader._read_steps,
     "settings of brokers": _Reader._read_settings,
+    "decisions once more": _Reader._read_decisions_again,
 }
+_FINISHING = ("PrepareCommit", "PrepareAbort")
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 _UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort")
 

@@ -56,6 +56,7 @@ class Changelog:
         fixed = {"isolation_level": "read_committed", "auto_offset_reset": "none"}
         self._settings = ConsumerSettings.of({**kept, **fixed})
         self._topic_id = ""
+        self._count = 0
         self._retention_ms = 0
 
     # -- the topic -----------------------------------------------------------------------------------------------------
@@ -74,21 +75,27 @@ class Changelog:
             info = admin.describe_topics([self.topic])[0]
             configs = admin.describe_configs(topic=self.topic)
         if len(info.partitions) != count:
-            raise StateError(
-                f"the changelog {self.topic!r} has {len(info.partitions)} partitions, {self.sources[0]!r} has {count}: "
-                "keys have moved to other partitions than their state. Start over under another application id, "
-                "which reads the source from its beginning"
-            )
+            raise self._moved(f"{len(info.partitions)} partitions, {self.sources[0]!r} has {count}")
         policy = configs["cleanup.policy"].value
         if policy != "compact":
             raise StateError(
                 f"the changelog {self.topic!r} has cleanup.policy={policy}, which deletes state; it must be compact. "
                 "If nothing has been deleted yet, change it; else start over under another application id"
             )
+        self._count = count
         self._topic_id, self._retention_ms = info.topic_id, int(configs[RETENTION].value or 0)
+
+    def _moved(self, what: str) -> StateError:
+        return StateError(
+            f"the changelog {self.topic!r} has {what}: keys have moved to other partitions than their state. Start "
+            "over under another application id, which reads the source from its beginning"
+        )
 
     # -- partitions ----------------------------------------------------------------------------------------------------
     def identity(self, partition: int) -> StoreIdentity:
+        """Raises for a partition that the source got while the loop runs."""
+        if partition >= self._count:
+            raise self._moved(f"{self._count} partitions, the source got partition {partition}")
         state = self._state
         return StoreIdentity(self.application_id, state.name, state.version, partition, self._topic_id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from semel.client.log_view import SeenRecord, view_log
 from semel.client.types import TopicPartition
 from semel.doctor.checks import Limits
 from semel.doctor.examine import as_json, examine
+from semel.doctor.findings import with_options
 from semel.doctor.snapshot import OFFSETS_TOPIC
 from semel.doctor.timeline import timeline
 from semel.spark.ledger import SUFFIX, LedgerEntry, decode
@@ -449,7 +451,9 @@ class Views:
                 "findings": [
                     {
                         **as_json(each),
-                        "cure": each.cure + (f" -b {self._brokers}" if each.is_command else ""),
+                        "cure": with_options(each.cure, f" -b {shlex.quote(self._brokers)}")
+                        if each.is_command
+                        else each.cure,
                         "abort": _abortable(each.name, each.where),
                     }
                     for each in found.findings

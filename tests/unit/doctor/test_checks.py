@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from semel.cli import available_commands, main
+from semel.cli import available_commands, doctor, main, txn
 from semel.client.admin.transactions import NO_TIMEOUT_MS, ProducerInfo, TransactionInfo
+from semel.client.immediate import run
+from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
 from semel.doctor import checks
 from semel.doctor.checks import CHECKS, Limits, find
-from semel.doctor.findings import AILMENTS, Certainty
-from semel.doctor.snapshot import Bounds, CommitSeen, Snapshot
+from semel.doctor.findings import AILMENTS, Certainty, with_options
+from semel.doctor.snapshot import Bounds, CommitSeen, Snapshot, _Reader
+from semel.spark.ledger import SUFFIX, LedgerEntry
 
 NOW_MS = 1_800_000_000_000
 PLACE = TopicPartition("orders", 0)
@@ -63,6 +67,20 @@ def test_a_decision_without_markers_is_found() -> None:
     assert names(snapshot(transaction("PrepareCommit", age_s=59))) == []
 
 
+@pytest.mark.parametrize("state", ["CompleteCommit", "PrepareCommit"])
+def test_a_long_transaction_that_is_being_ended_is_looked_at_twice(state: str) -> None:
+    """It is decided for a moment only, however long it was open."""
+
+    class Calls:
+        async def describe_transactions(self, *_: object, **__: object) -> list[TransactionInfo]:
+            return [transaction(state, age_s=300)]
+
+    seen = snapshot(transaction("PrepareCommit", age_s=300))
+    reader = _Reader(Calls(), Deadline(10.0), seen)  # type: ignore[arg-type]
+    run(reader._read_decisions_again())
+    assert names(seen) == ["unfinished-decision"] * (state == "PrepareCommit")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -75,6 +93,45 @@ def test_what_only_looks_like_hanging_is_not_found(fields: dict[str, object]) ->
     opened = {"still_open": {(PLACE, 7, 3, 10)}}
     assert names(snapshot(**opened)) == ["hanging-transaction"]
     assert names(snapshot(**{**opened, **fields})) == []
+
+
+def test_what_a_coordinator_cannot_say_is_not_aborted_for_certain() -> None:
+    """A transaction whose coordinator is away, or whose id this user may not see, may be alive."""
+    opened: dict[str, object] = {"still_open": {(PLACE, 7, 3, 10)}}
+    (finding,) = find(snapshot(**opened, coordinators_away=2))
+    assert (finding.certainty, finding.is_command) == (Certainty.POSSIBLE, False)
+    assert "2 partitions of __transaction_state" in finding.seen
+    (finding,) = find(snapshot(**opened, settings={"authorizer.class.name": "org.apache.Authorizer"}))
+    assert finding.certainty is Certainty.LIKELY
+    assert "may describe all transactional ids" in finding.seen
+
+
+def test_a_ledger_of_a_topic_that_is_read_elsewhere_is_no_certain_misfit() -> None:
+    entry = LedgerEntry(1, "q", "r", 0, [None], ['{"orders": {"0": 100}}'])
+    (finding,) = find(snapshot(ledgers={f"app{SUFFIX}": [entry]}))
+    assert (finding.name, finding.certainty) == ("ledger-misfit", Certainty.POSSIBLE)
+    assert "another cluster" in finding.seen
+
+
+@pytest.mark.parametrize("name", ["-J", "--force", "-x y"])
+def test_the_cure_for_a_name_that_looks_like_an_option_can_be_pasted(name: str) -> None:
+    one = transaction(age_s=1000, timeout_ms=NO_TIMEOUT_MS)
+    (finding,) = find(snapshot(type(one)(name, *[getattr(one, field) for field in one.__struct_fields__[1:]])))
+    words = shlex.split(with_options(finding.cure, " -b here:1"))
+    parser = argparse.ArgumentParser()
+    txn.configure(parser)
+    args = parser.parse_args(words[2:])
+    assert (args.id, args.brokers, args.force) == (name, "here:1", True)
+    assert shlex.split(checks._command("audit", "--app", checks.Name(name))) == ["semel", "audit", f"--app={name}"]
+
+
+def test_the_password_of_a_connection_is_not_in_the_cure() -> None:
+    given = [f"{name}=hunter2" for name in ("sasl.password", "ssl.key.password", "sasl.jaas.config")]
+    args = argparse.Namespace(brokers="here:1", options=[*given, "security.protocol=SASL_SSL"])
+    (finding,) = find(snapshot(transaction(age_s=1000)))
+    cure = doctor._complete(finding, args)
+    assert "hunter2" not in cure
+    assert "-X security.protocol=SASL_SSL" in cure
 
 
 def test_a_name_with_shell_characters_is_quoted_in_the_cure() -> None:

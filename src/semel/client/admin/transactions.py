@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import transactions as messages
 
 FENCING_TIMEOUT_MS = 60_000
+UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 NO_TIMEOUT_MS = 2**31 - 1  # of two-phase commit
 
 
@@ -120,7 +122,7 @@ class TransactionAdminCalls(AdminBase):
         self, partition: tuple[str, int], start_offset: int, timeout_ms: float | None = None
     ) -> ProducerInfo:
         """Ends a transaction that its coordinator has forgotten, by an abort marker into the partition. Only for such:
-        a live transaction is ended by `abort_transaction`."""
+        a live transaction, which a coordinator lists, is refused and ended by `abort_transaction`."""
         deadline = self._deadline(timeout_ms)
         (checked,) = checked_partitions([partition])
         open_ones = {
@@ -132,6 +134,7 @@ class TransactionAdminCalls(AdminBase):
         if producer is None:
             starts = ", ".join(map(str, sorted(open_ones))) or "none"
             raise FatalError(f"{checked} has no open transaction that starts at offset {start_offset}; open: {starts}")
+        await self._refuse_live(checked, producer.producer_id, deadline)
         marker = messages.WritableTxnMarker(
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
@@ -147,6 +150,17 @@ class TransactionAdminCalls(AdminBase):
                 if part.error_code:
                     raise error_of(part.error_code, f"aborting the transaction in {checked}")
         return producer
+
+    async def _refuse_live(self, partition: TopicPartition, producer_id: int, deadline: Deadline) -> None:
+        """An abort marker in one partition of a transaction that commits would lose what it wrote there."""
+        for entry in await self.list_transactions(producer_ids=[producer_id], timeout_ms=deadline.remaining_s() * 1000):
+            found = await transaction_info(self.cluster, entry.transactional_id, deadline)
+            if found.producer_id == producer_id and partition in found.partitions and found.state in UNDER_WAY:
+                raise FatalError(
+                    f"the transaction in {partition} is alive: it is {found.state} and belongs to the transactional id "
+                    f"{entry.transactional_id!r}. To abort it in all of its partitions: semel txn abort "
+                    f"{shlex.quote(entry.transactional_id)}"
+                )
 
 
 async def transaction_info(cluster: ClusterCalls[Any], transactional_id: str, deadline: Deadline) -> TransactionInfo:
