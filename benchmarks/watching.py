@@ -23,9 +23,8 @@ from urllib.request import urlopen
 from benchmarks.contestants import create_topics, topic, write_to_all
 from benchmarks.harness import Report, compare, interleave
 from benchmarks.produce_cpu import cpu_us
-from semel.local.apache_kafka import free_ports
 from semel.local.brokers import SemelBroker, semel_command
-from semel.local.processes import Process
+from semel.local.processes import Process, free_ports
 
 BENCH = "watching"
 WATCHED, ALONE = "watched", "alone"

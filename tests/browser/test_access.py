@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from semel.local.apache_kafka import free_ports
 from semel.local.brokers import SemelBroker, semel_command
+from semel.local.processes import free_ports
 from tests.browser.conftest import Site
 from tests.support.waiting import PATIENCE_S, until
 

@@ -15,9 +15,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from semel.local.apache_kafka import free_ports, java_tool, start_tool
+from semel.local.apache_kafka import java_tool, start_tool
 from semel.local.brokers import SemelBroker
-from semel.local.processes import Process
+from semel.local.processes import Process, free_ports
 from tests.support.broker import Cluster
 from tests.support.waiting import PATIENCE_S, eventually, until
 

@@ -15,7 +15,8 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from semel.aio import AsyncProducer
 from semel.client.errors import AuthenticationError, KafkaError
 from semel.client.producer import Producer
-from semel.local.apache_kafka import ApacheKafka, free_ports, quick_jvm
+from semel.local.apache_kafka import ApacheKafka, quick_jvm
+from semel.local.processes import free_ports
 from tests.support.event_loop import in_loop
 from tests.support.missing import skip_loudly
 from tests.support.reading import read_topic

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from semel.local.apache_kafka import free_ports
 from semel.local.brokers import SemelBroker
+from semel.local.processes import free_ports
 from semel.prove.proxy import Proxy
 from tests.support.broker import Cluster
 from tests.support.spark_driver import Pipeline, SparkDriver, SparkSite

@@ -24,7 +24,8 @@ from confluent_kafka.admin import (
 )
 
 import semel
-from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, free_ports, tool_command
+from semel.local.apache_kafka import QUICK_JVM, ApacheKafka, tool_command
+from semel.local.processes import free_ports
 from tests.support.broker import ROOT
 from tests.support.reading import create_topic, read_values
 from tests.support.waiting import PATIENCE_S, until

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_a_broker_in_a_with_block_keeps_records_over_kill_and_restart_and_cleans
         broker.restart()
         assert read(broker.bootstrap, 2) == [b"one", b"two"]
     assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is bound cannot be listened on")
+def test_the_port_of_a_killed_broker_is_given_to_no_other_program() -> None:
+    with semel.Broker() as broker:
+        broker.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind((broker.host, broker.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((broker.host, broker.port))
+        broker.start()
+        socket.create_connection((broker.host, broker.port)).close()
 
 
 def test_a_given_folder_is_kept(tmp_path: Path) -> None:

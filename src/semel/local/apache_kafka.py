@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Literal, NamedTuple, Self
 
 from semel.local import checkout
 from semel.local.brokers import BrokerProcess
-from semel.local.processes import Process
+from semel.local.processes import Process, free_ports
 
 VERSION = "4.3.1"  # the reference; SEMEL_KAFKA_LIBS may name another one
 TRANSACTION_VERSIONS_SINCE = (4, 0)  # before, there is the first generation only
@@ -298,15 +297,3 @@ class ApacheKafka(BrokerProcess):
 def new_cluster_id() -> str:
     """As Kafka writes the id of a cluster; one that begins with a dash would be taken for an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "x")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

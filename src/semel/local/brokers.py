@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from semel.client.timeouts import timeout_in_ms
-from semel.local.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed, free_ports
 
 
 class BrokerFailedError(ProcessFailed):
@@ -123,6 +123,7 @@ class BrokerProcess(ABC):
 READY = r"^semel broker ready on (?P<host>\S+):(?P<port>\d+)"
 
 
+LOOPBACK = "127.0.0.1"
 SEMEL = (sys.executable, "-m", "semel")  # `semel` with the Python that runs now
 
 
@@ -141,7 +142,7 @@ class SemelBroker(BrokerProcess):
         directory: Path | None = None,
         *options: str,
         port: int = 0,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
         semel: Sequence[str] = SEMEL,
     ) -> None:
         super().__init__(directory, "semel-broker-")
@@ -161,6 +162,8 @@ class SemelBroker(BrokerProcess):
         """Returns when the broker takes requests; at once if it is running."""
         if self.process is not None and self.process.running:
             return self
+        if not self.port and self.host == LOOPBACK:
+            (self.port,) = free_ports(1)
         address = f"{self.host}:{self.port}"
         words: tuple[str | Path, ...] = ("broker", "--data", self.directory, "--listen", address, *self.options)
         self.port = int(self._begin(Process(semel_command(*words, semel=self.semel)), READY, timeout_ms)["port"])
@@ -181,7 +184,7 @@ class Broker(SemelBroker):
         self,
         data: str | Path | None = None,
         *,
-        host: str = "127.0.0.1",
+        host: str = LOOPBACK,
         port: int = 0,
         fsync: str = "commit",
         settings: Mapping[str, object] | None = None,

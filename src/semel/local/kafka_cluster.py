@@ -19,8 +19,8 @@ from semel.client.cluster_calls import NodeTarget
 from semel.client.errors import error_of
 from semel.client.immediate import run
 from semel.client.timing import Deadline
-from semel.local.apache_kafka import ApacheKafka, Quorum, free_ports, new_cluster_id, quick_jvm
-from semel.local.processes import ProcessFailed
+from semel.local.apache_kafka import ApacheKafka, Quorum, new_cluster_id, quick_jvm
+from semel.local.processes import ProcessFailed, free_ports
 from semel.protocol.api import Api
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import topics as messages

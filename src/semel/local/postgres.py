@@ -26,8 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from semel.local.apache_kafka import free_ports
-from semel.local.processes import Process, ProcessFailed
+from semel.local.processes import Process, ProcessFailed, free_ports
 
 USER = "semel"
 PROGRAMS = ("initdb", "postgres")

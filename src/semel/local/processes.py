@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 KEPT_LINES = 10_000
+KEPT_PORTS = 64
 
 _GUARDIAN = """
 import os, signal, sys
@@ -277,3 +279,23 @@ def family(root: int) -> list[tuple[int, int, str]]:
             command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             found.append((pid, parents[pid], command))
     return found
+
+
+_kept: deque[socket.socket] = deque()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 for servers, all different. Other programs are not given them while this program runs: a
+    server that is down for a moment, or has not started yet, would find its port taken.
+
+    Linux lets a server listen on a port that is bound here and on which nobody listens; elsewhere the ports are free at
+    this moment, no more. The oldest of more than 64 are released."""
+    bound = [socket.socket() for _ in range(count)]
+    for each in bound:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in bound]
+    _kept.extend(bound)
+    while _kept and (len(_kept) > KEPT_PORTS or sys.platform != "linux"):
+        _kept.popleft().close()
+    return ports

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from semel.local.apache_kafka import free_ports
-from semel.local.processes import Process, family
+from semel.local.processes import Process, family, free_ports
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
 CORES = 8  # offered by each worker, not really there: several applications at once, each with one core per worker

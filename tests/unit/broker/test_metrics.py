@@ -17,8 +17,8 @@ from semel.broker import metrics
 from semel.broker.metrics import METRICS, _Partitions
 from semel.client import Consumer, Producer
 from semel.client.admin import Admin
-from semel.local.apache_kafka import free_ports
 from semel.local.brokers import SemelBroker
+from semel.local.processes import free_ports
 from semel.protocol.errors import ErrorCode
 from tests.support.direct import DirectClient, batch_of
 from tests.support.waiting import PATIENCE_S, until
