@@ -15,6 +15,7 @@ import pytest
 
 import semel
 from semel.local.brokers import SemelBroker
+from semel.spark.base_sink import SinkError
 from tests.support.reading import read_values
 
 APP = "ledger-rules"
@@ -98,6 +99,22 @@ def test_second_call_in_one_batch_is_refused_and_one_call_with_both_frames_is_wr
     assert not files.run(lambda sink: lambda df, n: sink(frames(df), n))
     assert files.values() == Counter("xyz")
     assert files.values("more") == Counter("Z")  # batch 0 was written by the first call
+
+
+@pytest.mark.timeout(400)
+def test_query_ends_with_its_error_although_the_stack_of_the_jvm_is_behind_it(files: Files) -> None:
+    def failing(sink: Any) -> Any:
+        def job(df: Any, *_: Any) -> None:
+            try:
+                df.sparkSession._jvm.java.lang.Integer.parseInt("x")
+            except Exception as error:
+                raise SinkError("taken over by another driver") from error
+
+        sink.job = job
+        return sink
+
+    files.add("a", "1")
+    assert "taken over by another driver" in files.run(failing), "Spark's thread overflowed its stack"
 
 
 @pytest.mark.timeout(400)

@@ -26,13 +26,13 @@ from semel.protocol.messages.topics import CREATE_TOPICS, CreatableTopicResult, 
 from semel.spark import ledger_topic, owners, plain_sink
 from semel.spark.base_sink import SinkError
 from semel.spark.checkpoint import short_lived
+from semel.spark.failures import Cancelled
 from semel.spark.ledger import LostLedgerError, MicroBatch, topic_of
 from semel.spark.ledger_topic import create, last_entry
 from semel.spark.plain_sink import PlainSink
 from semel.spark.sink import Sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.transaction import FencedSinkError, RefusedError
-from semel.spark.write_job import Cancelled
 from semel.spark.writing import Report
 from tests.support.broker import Cluster
 from tests.support.reading import read_values

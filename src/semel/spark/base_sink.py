@@ -11,7 +11,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from semel.spark.checkpoint import QueryRun
-from semel.spark.failures import Reason, put_first, reason_in
+from semel.spark.failures import (
+    Cancelled,
+    Reason,
+    cancelled,
+    overflows_spark,
+    put_first,
+    reason_in,
+    was_cancelled,
+)
 from semel.spark.ledger import MicroBatch, Verdict
 from semel.spark.session import reserve_environment_of_active
 from semel.spark.sink_columns import one_frame
@@ -74,6 +82,27 @@ def shortened(message: str) -> str:
     return f"{kept[:half]}\n... (the whole text is in the driver's log) ...\n{kept[-half:]}"
 
 
+def for_spark(error: Exception, batch_id: int) -> Exception:
+    """The error with which a batch fails, with its reason first. What Spark cannot read of it is in the log alone."""
+    if was_cancelled(error):
+        error = cancelled(error)
+    reason, short = reason_in(str(error)), shortened(str(error))
+    is_readable = short == str(error) and not overflows_spark(error)
+    if isinstance(error, Cancelled):
+        log.warning("batch %d was not written: %s", batch_id, reason)
+    else:
+        log.error("batch %d failed: %s", batch_id, reason, exc_info=None if is_readable else error)
+    if is_readable:
+        put_first(error, reason)
+        return error
+    error.__cause__ = Reason(reason)
+    if short == str(error) and not overflows_spark(error):
+        return error
+    told = SinkError(f"{short}\n{reason}")
+    told.__cause__ = Reason(reason)
+    return told
+
+
 class BatchReport(NamedTuple):
     batch_id: int
     verdict: str
@@ -128,14 +157,10 @@ class BaseSink(ABC):
             self._counters.last_batch = (batch_id, time.monotonic() - started_s)
         except Exception as error:
             self._counters.errors += 1
-            reason = reason_in(str(error))
-            short = shortened(str(error))
-            if short == str(error):
-                log.error("batch %d failed: %s", batch_id, reason)
-                put_first(error, reason)
+            told = for_spark(error, batch_id)
+            if told is error:
                 raise
-            log.exception("batch %d failed: %s", batch_id, reason)
-            raise SinkError(f"{short}\n{reason}") from Reason(reason)
+            raise told from told.__cause__
         finally:
             self._lock.release()
 

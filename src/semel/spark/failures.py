@@ -9,6 +9,7 @@ the first line of the traceback, too.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,39 @@ _PYTHONS = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S
 class FailedGuessError(RuntimeError):
     """Rows were not as expected. The batch is aborted and runs again in the way that is always right. No failure of the
     query: it costs none of its attempts. A guess is made until it fails, so once in a query at most."""
+
+
+class Cancelled(Exception):
+    """The job was cancelled, or its query was stopped. Not to be tried again."""
+
+
+# When a function for foreachBatch fails, Spark searches its traceback for an interruption behind these words, with a
+# regular expression that recurses for every character. Where more than a thousand follow it overflows the stack of the
+# query's thread: the query then ends, and nobody is told that it failed.
+SEARCHED_BEHIND = "py4j.protocol.Py4JJavaError: An error occurred while calling"
+SEARCHED_CHARS = 500
+INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+
+def overflows_spark(error: BaseException) -> bool:
+    """Whether Spark would not survive to read the traceback of an error, its causes among it."""
+    _, _, rest = "".join(traceback.format_exception(error)).partition(SEARCHED_BEHIND)
+    return len(rest) > SEARCHED_CHARS
+
+
+def cancelled(error: BaseException) -> Cancelled:
+    """What is raised for an error that `was_cancelled`. Spark finds the interruption in it: a query that was stopped
+    ends without an error."""
+    what = str(error).partition("\n\t")[0][:SEARCHED_CHARS]
+    is_interrupted = any(name in what for name in INTERRUPTIONS)
+    return Cancelled(
+        "the query was stopped, or its job was cancelled, while the batch was written; nothing of it is visible "
+        f"({f'py4j.protocol.Py4JJavaError: {what}' if is_interrupted else what})"
+    )
 
 
 class Reason(Exception):
@@ -72,7 +106,7 @@ def was_cancelled(error: BaseException) -> bool:
     cause: Any = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     while cause is not None:
         name = str(cause.getClass().getName())
-        if name.endswith(".InterruptedException") or _java_condition(cause) == "SPARK_JOB_CANCELLED":
+        if name in INTERRUPTIONS or _java_condition(cause) == "SPARK_JOB_CANCELLED":
             return True
         cause = cause.getCause()
     return False

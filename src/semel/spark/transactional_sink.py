@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Protocol
 from semel.spark.base_sink import BaseSink, SinkError, log, two_sinks
 from semel.spark.checksums import Observed
 from semel.spark.encoding import BadRowError
-from semel.spark.failures import FailedGuessError
+from semel.spark.failures import Cancelled, FailedGuessError, was_cancelled
 from semel.spark.ledger import LedgerEntry, MicroBatch, Verdict
 from semel.spark.options import OptionError
-from semel.spark.write_job import Cancelled
 
 
 class BatchPort(Protocol):
@@ -102,7 +101,7 @@ class TransactionalSink(BaseSink):
                 raise
             except Exception as error:  # also a fenced one: only the next step of `settle` knows who owns the id
                 self._counters.aborts += 1
-                if isinstance(error, self.final_errors):
+                if isinstance(error, self.final_errors) or was_cancelled(error):
                     self.transaction.abort()
                     raise
                 if self.transaction.settle(batch, error, self._run.is_stateful, self._run.short_lived):

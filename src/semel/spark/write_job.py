@@ -10,7 +10,7 @@ from typing import Any
 from semel.client.cluster import Cluster
 from semel.client.producer.handle import PlainHandle, TransactionHandle
 from semel.spark.encoding import BLOB_COLUMNS, Targets, routing_of
-from semel.spark.failures import FailedGuessError, was_cancelled
+from semel.spark.failures import FailedGuessError, cancelled, was_cancelled
 from semel.spark.in_place import InPlace, tasks_without_shuffle
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import StageWatch, lost_executors, spark_notices
@@ -31,10 +31,6 @@ from semel.spark.writing import (
 )
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
-
-
-class Cancelled(Exception):
-    """The job was cancelled: the query was stopped. Not to be tried again."""
 
 
 class LostExecutorError(RuntimeError):
@@ -194,5 +190,5 @@ def _collect(job: Any) -> list[Report]:
         return [Report(*row) for row in job.collect()]
     except Exception as error:
         if was_cancelled(error):
-            raise Cancelled(str(error)[:500]) from error
+            raise cancelled(error) from error
         raise

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 
 from semel.spark import failures, writing
 from semel.spark.base_sink import MESSAGE_CHARS, BaseSink, SinkError
 from semel.spark.encoding import BadRowError
-from semel.spark.failures import reason_first, reason_in
+from semel.spark.failures import Cancelled, reason_first, reason_in
 from semel.spark.options import OptionError
 from semel.spark.sink_options import SinkOptions
 from semel.spark.source import BatchReader, SemelDataSource, StreamReader
@@ -98,6 +100,60 @@ def test_the_reason_of_a_failed_job_is_found_in_sparks_text(lines: int) -> None:
     assert text[0] == f"Reason: {SENTENCE}"
     if lines > 3:
         assert text[-1] == SENTENCE
+
+
+class Py4JJavaError(Exception):
+    """As py4j's, whose text has the stack of the JVM."""
+
+
+Py4JJavaError.__module__ = "py4j.protocol"
+# Spark's own, by which it looks for an interruption in the traceback of a function for foreachBatch.
+SPARKS_SEARCH = re.compile(
+    r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)(java.lang.InterruptedException|"
+    r"java.io.InterruptedIOException|java.nio.channels.ClosedByInterruptException)"
+)
+
+
+def of_java(what: str, lines: int = 80) -> Py4JJavaError:
+    stack = "\tat org.apache.spark.sql.classic.Dataset.collectToPython(Dataset.scala:2139)\n" * lines
+    return Py4JJavaError(f"An error occurred while calling o214.collectToPython.\n: {what}\n{stack}")
+
+
+def failing_after(cause: Exception, error: Exception) -> Failing:
+    error.__cause__ = cause
+    return Failing(error)
+
+
+@pytest.mark.parametrize("lines", [10, 80])
+@pytest.mark.parametrize("is_cause", [True, False])
+def test_no_error_overflows_the_stack_of_sparks_thread(is_cause: bool, lines: int) -> None:
+    """It would end the query, and nobody would be told that it failed."""
+    java = of_java("org.apache.spark.SparkException: executor lost", lines)
+    sink = failing_after(java, SinkError(SENTENCE)) if is_cause else Failing(java)
+    with pytest.raises(Exception) as failed:
+        sink(Frame(), 0)
+    text = "\n".join(shown(failed.value))
+    _, _, searched = text.partition("py4j.protocol.Py4JJavaError: An error occurred while calling")
+    assert len(searched) < 1_000, "Spark 4.3 overflows at about 1,500 characters"
+    assert (SENTENCE if is_cause else "executor lost") in text
+
+
+@pytest.mark.parametrize(
+    "name", ["java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException", "java.io.IOException"]
+)
+def test_spark_finds_the_interruption_in_the_error_of_a_query_that_was_stopped(name: str) -> None:
+    java = of_java(name)
+    java.java_exception = MagicMock()  # type: ignore[attr-defined]
+    java.java_exception.getClass().getName.return_value = name
+    java.java_exception.getCause.return_value = None
+    is_stop = name != "java.io.IOException"
+    with (
+        patch("semel.spark.failures._java_condition", return_value=None),
+        pytest.raises(Cancelled if is_stop else SinkError) as failed,
+    ):
+        Failing(java)(Frame(), 0)
+    text = "\n".join(shown(failed.value))
+    assert (SPARKS_SEARCH.search(text) is not None) == is_stop
 
 
 def test_the_reason_of_a_function_of_the_user_that_fails_is_its_error() -> None:
