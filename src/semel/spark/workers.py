@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ def settle_worker() -> None:
     imports, calls and compiles; one more is for what only a second one does. Later on nothing is set aside any more:
     it could be what a query made, and would never be given back."""
     global _tasks_to_settle
+    if _tasks_to_settle == SETTLING_TASKS:
+        end_quietly_when_idle()
     if _tasks_to_settle:
         import pyarrow  # noqa: F401
 
@@ -35,6 +38,23 @@ def settle_worker() -> None:
         gc.collect()
         gc.freeze()
         _tasks_to_settle -= 1
+
+
+def end_quietly_when_idle() -> None:
+    """Spark ends workers that have nothing to do by closing their connection: after a minute, and when it stops.
+    PySpark takes that for a failed task, reports it to the closed connection, and prints a traceback (BrokenPipeError).
+    From the next task on this process ends without one."""
+    module: Any = sys.modules.get("pyspark.worker")  # in a process that the daemon has forked
+    if module is None:
+        return
+    run_task = module.main
+
+    def main(infile: Any, outfile: Any) -> None:
+        if not infile.peek(1):
+            sys.exit(1)
+        run_task(infile, outfile)
+
+    module.main = main
 
 
 @contextmanager

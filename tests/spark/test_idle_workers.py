@@ -1,0 +1,55 @@
+"""Workers that Spark does not need any more."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+from tests.support.waiting import until
+
+# PySpark's daemon, whose workers have run a task of semel.
+DAEMON = """
+import runpy, sys
+import pyspark.worker
+from semel.spark.workers import end_quietly_when_idle
+end_quietly_when_idle()
+sys.argv = ["pyspark.daemon", "pyspark.worker"]
+runpy.run_module("pyspark.daemon", run_name="__main__")
+"""
+
+
+def number(stream: IO[bytes]) -> int:
+    found: int = struct.unpack(">i", stream.read(4))[0]
+    return found
+
+
+def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_traceback(tmp_path: Path) -> None:
+    named = {
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "SPARK_REUSE_WORKER": "1",
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON],
+        env={**os.environ, **named},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        assert daemon.stderr is not None
+        path = daemon.stdout.read(number(daemon.stdout)).decode()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            with connection.makefile("rb") as answers:
+                worker = number(answers)
+        until(lambda: not Path(f"/proc/{worker}").exists(), "the worker lives on")
+        daemon.stdin.close()
+        assert daemon.stderr.read().decode() == ""
