@@ -417,6 +417,9 @@ def test_what_is_wrong_with_the_table_shows_before_the_query_starts(app: Applica
         ({"order_by": "id"}, "belong to mode='upsert'"),
         ({"on_error": "ignore"}, "expected stop, dead_letter"),
         ({"max_tasks": 0}, "at least 1"),
+        ({"topics": ["out"]}, "expected a semel.SinkTopics"),
+        ({"max_attempts": "3"}, "max_attempts is '3'; expected a whole number"),
+        ({"adopt_checkpoint": "false"}, "adopt_checkpoint is 'false'; expected True or False"),
         ({"application_id": "a b"}, "application_id is 'a b'"),
     ],
 )

@@ -11,7 +11,7 @@ from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.moving import DELETE, INSERT, MODES, UPSERT
 from semel.spark.ledger import MicroBatch
 from semel.spark.options import OptionError
-from semel.spark.sink_options import MURMUR2, Precautions, SinkOptions, check_application_id, choice
+from semel.spark.sink_options import MURMUR2, Precautions, SinkOptions, check_application_id, check_kinds, choice
 
 STOP, DEAD_LETTER = "stop", "dead_letter"
 
@@ -79,6 +79,11 @@ class PostgresOptions:
     topics: SinkTopics | None = None
 
     def __post_init__(self) -> None:
+        if self.topics is not None and not isinstance(self.topics, SinkTopics):
+            raise OptionError(
+                f"topics is {self.topics!r}; expected a semel.SinkTopics(brokers, records=..., topic=...)"
+            )
+        check_kinds(self)
         check_application_id(self.application_id)
         choice("mode", self.mode, MODES)
         choice("on_error", self.on_error, (STOP, DEAD_LETTER))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 from semel.client.errors import ConfigError
@@ -52,6 +54,7 @@ class SinkOptions:
     precautions: Precautions = field(default_factory=Precautions)
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         check_application_id(self.application_id)
         choice("partitioner", self.partitioner, (MURMUR2, HASH, SPREAD))
         choice("shuffle", self.shuffle, (AUTO, ALWAYS))
@@ -109,6 +112,37 @@ class SinkOptions:
             )
         except ConfigError as error:
             raise OptionError(str(error)) from error
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
+
+
+# What options hold, and how that is known.
+KINDS: dict[str, tuple[Callable[[Any], bool], tuple[str, ...]]] = {
+    "True or False": (
+        lambda value: isinstance(value, bool),
+        ("adopt_checkpoint", "accept_lost_state", "source_cluster_is_other"),
+    ),
+    "a whole number": (
+        _is_whole,
+        ("transaction_timeout_ms", "max_attempts", "max_request_size", "max_tasks", "retry_timeout_ms"),
+    ),
+    "one name": (
+        lambda value: isinstance(value, str),
+        ("application_id", "topic", "dead_letter_topic", "bad_column", "table", "operation_column"),
+    ),
+    "a function": (callable, ("on_batch",)),
+}
+
+
+def check_kinds(options: Any) -> None:
+    """A text such as "false", out of the environment or a file of settings, would count as true."""
+    for expected, (fits, names) in KINDS.items():
+        for name in names:
+            value = getattr(options, name, None)
+            if value is not None and value != math.inf and not fits(value):
+                raise OptionError(f"{name} is {value!r}; expected {expected}")
 
 
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -76,6 +76,14 @@ def test_missing_brokers_and_topics_are_named():
         ({"dead_letter_topic": "t"}, "where rows go too"),
         ({"extra_topics": ("app.ledger",)}, "is the ledger of application 'app'"),
         ({"dead_letter_topic": "app.ledger"}, "is the ledger of application 'app'"),
+        ({"adopt_checkpoint": "false"}, "adopt_checkpoint is 'false'; expected True or False"),
+        ({"accept_lost_state": "False"}, "accept_lost_state is 'False'; expected True or False"),
+        ({"source_cluster_is_other": 0}, "source_cluster_is_other is 0; expected True or False"),
+        ({"max_attempts": 2.5}, "max_attempts is 2.5; expected a whole number"),
+        ({"transaction_timeout_ms": "60000"}, "transaction_timeout_ms is '60000'; expected a whole number"),
+        ({"topic": ["t"]}, "topic is .'t'.; expected one name"),
+        ({"application_id": 7}, "application_id is 7; expected one name"),
+        ({"on_batch": "print"}, "on_batch is 'print'; expected a function"),
     ],
 )
 def test_wrong_sink_options_are_refused_by_name(changes, message):
