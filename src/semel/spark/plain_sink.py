@@ -85,7 +85,7 @@ class PlainSink(BaseSink):
             return
         with settled(df) as frame:
             assert self._run is not None
-            metadata = f"{batch.plan} {self._run.run_id}"  # by these an attempt that was made is known
+            metadata = f"{batch.plan}/{self._run.run_id}"  # by these an attempt that was made is known
             self._commit({place: at._replace(metadata=metadata) for place, at in offsets.items()})
             faults.hit("sink.after_offsets")
             rows, dead = self._write(frame, batch)
@@ -114,7 +114,7 @@ class PlainSink(BaseSink):
             return False
         started = source_offsets(batch.starts, lambda _: True)
         moves = any(place not in started or started[place].offset != at.offset for place, at in offsets.items())
-        tried = [(found[place].metadata or "").partition(" ") for place in places]
+        tried = [(found[place].metadata or "").partition("/") for place in places]
         if not moves and any(plan != batch.plan for plan, _, _ in tried):
             return False
         assert self._run is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -40,6 +41,7 @@ def test_what_is_computed_before_the_offsets_are_stored_is_what_is_written(
     with semel.Admin({"bootstrap.servers": cluster.bootstrap}) as admin:
         admin.create_topic(topic, 1)
     sink = PlainSink(SinkOptions(cluster.bootstrap, cluster.unique("once"), topic=topic, guarantee="at_most_once"))
+    sink._run = SimpleNamespace(run_id="run")  # type: ignore[assignment]
     sink._batch("rows", MicroBatch("query", 0, [None], [f'{{"{topic}":{{"0":5}}}}']))
     sink.close()
     assert steps == ["settle rows", "store offsets", "write kept rows", "release"]
@@ -73,8 +75,10 @@ def test_a_batch_that_moves_no_offset_is_written_and_once(
     starts, ends = (lines(given) for given in STANDING[case])
     first = MicroBatch("query", 0, [None, None], starts, plan="plan 0")
     second = MicroBatch("query", 1, starts, ends, plan="plan 1")
-    for batches in ([first, second], [second], [first]):  # a run, one after a crash, and one of an older checkpoint
+    # A run, one after a crash, and one of an older checkpoint.
+    for number, batches in enumerate(([first, second], [second], [first])):
         sink = PlainSink(options)
+        sink._run = SimpleNamespace(run_id=f"run {number}")  # type: ignore[assignment]
         for batch in batches:
             sink._batch(MagicMock(), batch)
         sink.close()
