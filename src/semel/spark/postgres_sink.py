@@ -19,6 +19,7 @@ from semel.sinks.postgres.moving import BadStagedRowError, SameKeyError
 from semel.sinks.postgres.target import fitting
 from semel.spark.base_sink import SinkError, refuse_connect
 from semel.spark.decided_transaction import DecidedHandle, DecidedReports, DecidedTransaction
+from semel.spark.in_place import tasks_without_shuffle
 from semel.spark.ledger import LedgerError, MicroBatch
 from semel.spark.options import OptionError
 from semel.spark.postgres_options import PostgresOptions, SinkTopics
@@ -132,6 +133,8 @@ class DecidedSink(PostgresSink):
         again."""
         topics = self.options.topics
         with settled(df, always=True) as kept:
+            if tasks_without_shuffle(df) is None:  # from a shuffle, with as many partitions as that, 200 by default
+                kept = kept.coalesce(df.sparkSession.sparkContext.defaultParallelism)
             records = self._write_records(topics.records(kept), batch, handle)
             rows = super()._write(topics.rows(kept), batch, handle.tables)
         copied = [report for report in records if report.failure == COPIED]
