@@ -67,7 +67,7 @@ def hanging_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnos
             f"producer {producer_id} (epoch {epoch}) has a transaction open since offset {start}, and no coordinator "
             f"has one of this producer in this partition{held}"
         )
-        cure = _command(
+        cure = command_line(
             "txn", "abort", "--topic", Name(place.topic), "--partition", place.partition, "--start-offset", start
         )
         if coordinators:
@@ -104,7 +104,7 @@ def long_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]
                 Certainty.CERTAIN,
                 f"open for {_seconds(age_s)} by producer {each.producer_id} (epoch {each.epoch}), its timeout is "
                 f"{_seconds(each.timeout_ms / 1000)}; {_held(snapshot, each)}",
-                _command("txn", "abort", Name(each.transactional_id)),
+                command_line("txn", "abort", Name(each.transactional_id)),
             )
 
 
@@ -118,7 +118,7 @@ def prepared_transactions(snapshot: Snapshot, limits: Limits) -> Iterator[Diagno
                 Certainty.POSSIBLE,
                 f"open for {_seconds(age_s)} without a timeout; {_held(snapshot, each)}. Start its application, which "
                 "ends it as its database says. The command aborts it: only if nothing there names this transaction",
-                _command("txn", "abort", Name(each.transactional_id), "--force"),
+                command_line("txn", "abort", Name(each.transactional_id), "--force"),
             )
 
 
@@ -151,7 +151,7 @@ def fenced_again(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             f"{count} requests were refused in ten minutes, the last one a {last.api} with producer "
             f"{last.producer_id}, epoch {last.epoch}, of {last.client or 'an unknown client'}. Stop the program that "
             "should not run; the command shows who took the id from whom",
-            _command("trace", "--transactional-id", Name(transactional_id)),
+            command_line("trace", "--transactional-id", Name(transactional_id)),
         )
 
 
@@ -167,7 +167,7 @@ def leaking_ids(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
                 Certainty.LIKELY,
                 f"{len(ids):,} ids look like this, such as {ids[0]!r} and {ids[-1]!r}. Give each instance a name that "
                 "stays the same (semel.process: instance=...). The ids expire by themselves; the command shows them",
-                _command("txn", "list"),
+                command_line("txn", "list"),
             )
 
 
@@ -190,7 +190,7 @@ def worn_out_epochs(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             Certainty.LIKELY,
             f"{who} is at epoch {epoch} of 32767 in {place}. See its log for what fails; a new start of it begins at "
             "epoch 0 with a new producer id. The command shows what it writes",
-            _command("consume", Name(place.topic), "-p", place.partition, "-o", -10, "-e"),
+            command_line("consume", Name(place.topic), "-p", place.partition, "-o", -10, "-e"),
         )
 
 
@@ -252,7 +252,7 @@ def groups_out_of_range(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosi
                 f"{group}, {place}",
                 Certainty.CERTAIN,
                 f"committed offset {offset}; {seen}. Stop its members before the command",
-                _command("group", "reset", Name(group), "--topic", Name(where), *reset),
+                command_line("group", "reset", Name(group), "--topic", Name(where), *reset),
             )
 
 
@@ -273,7 +273,7 @@ def autocommit_beside_transactions(snapshot: Snapshot, limits: Limits) -> Iterat
                 f"of the last {len(kinds)} commits for {topic}-{partition} {kinds.count(True)} came with a transaction "
                 f"and {kinds.count(False)} without. Set enable.auto.commit=false in the consumer of the pipeline; the "
                 "command shows its members",
-                _command("group", "describe", Name(group)),
+                command_line("group", "describe", Name(group)),
             )
 
 
@@ -293,7 +293,7 @@ def short_timeouts(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             f"{_seconds(found.timeout_ms / 1000)}. Raise transaction_timeout_ms of the sink (the broker's limit is "
             f"transaction.max.timeout.ms={snapshot.settings.get('transaction.max.timeout.ms', 'unknown')}), or lower "
             "maxOffsetsPerTrigger. The command shows all batches",
-            _command("audit", "--app", Name(application)),
+            command_line("audit", "--app", Name(application)),
         )
 
 
@@ -304,7 +304,7 @@ def ledger_misfits(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
             name,
             Certainty.CERTAIN,
             problem,
-            _command("topic", "alter", Name(name), "--config", "cleanup.policy=compact")
+            command_line("topic", "alter", Name(name), "--config", "cleanup.policy=compact")
             if "cleanup.policy" in problem
             else "choose another application id: another program made this topic",
             is_command="cleanup.policy" in problem,
@@ -319,7 +319,7 @@ def ledger_misfits(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
                 certainty,
                 f"entry {last.sequence} (batch {last.batch_id}) says {misfit}. Restore the topic, or start over under "
                 "another application id; the command shows what the ledger says",
-                _command("audit", "--app", Name(application)),
+                command_line("audit", "--app", Name(application)),
             )
 
 
@@ -434,7 +434,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _command(*words: object) -> str:
+def command_line(*words: object) -> str:
     """A command line of semel, as a shell takes it. The doctor adds how to reach the cluster."""
     line, names = ["semel"], []
     for word in words:

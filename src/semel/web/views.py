@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from semel.aio.admin import AsyncAdmin
-from semel.client.admin.transactions import TransactionInfo
+from semel.client.admin.transactions import ProducerInfo, TransactionInfo
 from semel.client.errors import FatalError, KafkaError
 from semel.client.log_view import SeenRecord, view_log
 from semel.client.types import TopicPartition
-from semel.doctor.checks import Limits
+from semel.doctor.checks import Limits, Name, command_line
 from semel.doctor.examine import as_json, examine
 from semel.doctor.findings import with_options
 from semel.doctor.snapshot import OFFSETS_TOPIC
@@ -193,19 +193,44 @@ class Views:
         if not places:
             return {}
         names = {each.producer_id: each.transactional_id for each in under_way}
-        found = {}
-        for place, producers in (await self.admin.producers_of(places)).items():
-            opened = sorted((p for p in producers if p.transaction_start >= 0), key=lambda p: p.transaction_start)
-            found[place] = [
+        opened = await self._opened(places)
+        if any(each.producer_id not in names for producers in opened.values() for each in producers):
+            # What is under way may have been read before these began, and some have ended by then.
+            names |= {
+                each.producer_id: each.transactional_id for each in await self.admin.describe_transactions(UNDER_WAY)
+            }
+            later = await self._opened(places)
+            opened = {
+                place: [
+                    each
+                    for each in producers
+                    if each.producer_id in names
+                    or (each.producer_id, each.transaction_start)
+                    in {(seen.producer_id, seen.transaction_start) for seen in later.get(place, ())}
+                ]
+                for place, producers in opened.items()
+            }
+        return {
+            place: [
                 {
                     "transactional_id": names.get(each.producer_id),
                     "producer_id": each.producer_id,
                     "epoch": each.epoch,
                     "since_offset": each.transaction_start,
                 }
-                for each in opened
+                for each in producers
             ]
-        return found
+            for place, producers in opened.items()
+        }
+
+    async def _opened(self, places: list[TopicPartition]) -> dict[TopicPartition, list[ProducerInfo]]:
+        """The producers with an open transaction, the earliest first."""
+        return {
+            place: sorted(
+                (each for each in producers if each.transaction_start >= 0), key=lambda each: each.transaction_start
+            )
+            for place, producers in (await self.admin.producers_of(places)).items()
+        }
 
     # --- records ------------------------------------------------------------------------------------------------------
     async def records(self, topic: str, partition: int, offset: str, markers: bool) -> Json:
@@ -278,6 +303,9 @@ class Views:
             "has_events": found.has_events,
             "steps": msgspec.to_builtins(found.steps),
             "last": found.last,
+            "abort_command": self._with_brokers(
+                command_line("txn", "abort", Name(transactional_id), *(["--force"] if found.now.is_two_phase else []))
+            ),
             "bars": await self._bars(places, await self._under_way()),
         }
 
@@ -443,6 +471,9 @@ class Views:
             offset = view.next_offset
         return sorted(entries, key=lambda entry: entry.sequence)[-most:]
 
+    def _with_brokers(self, command: str) -> str:
+        return with_options(command, f" -b {shlex.quote(self._brokers)}")
+
     # --- the doctor ---------------------------------------------------------------------------------------------------
     async def doctor(self, fresh: bool = False) -> Json:
         async def read() -> Json:
@@ -451,9 +482,7 @@ class Views:
                 "findings": [
                     {
                         **as_json(each),
-                        "cure": with_options(each.cure, f" -b {shlex.quote(self._brokers)}")
-                        if each.is_command
-                        else each.cure,
+                        "cure": self._with_brokers(each.cure) if each.is_command else each.cure,
                         "abort": _abortable(each.name, each.where),
                     }
                     for each in found.findings

@@ -122,7 +122,7 @@ def test_the_cure_for_a_name_that_looks_like_an_option_can_be_pasted(name: str) 
     txn.configure(parser)
     args = parser.parse_args(words[2:])
     assert (args.id, args.brokers, args.force) == (name, "here:1", True)
-    assert shlex.split(checks._command("audit", "--app", checks.Name(name))) == ["semel", "audit", f"--app={name}"]
+    assert shlex.split(checks.command_line("audit", "--app", checks.Name(name))) == ["semel", "audit", f"--app={name}"]
 
 
 def test_the_password_of_a_connection_is_not_in_the_cure() -> None:
@@ -188,7 +188,7 @@ def test_every_command_that_a_cure_names_exists() -> None:
     text = Path(checks.__file__).read_text(encoding="utf-8")
     import re
 
-    commands = set(re.findall(r'_command\(\s*"(\w+)"', text))
+    commands = set(re.findall(r'command_line\(\s*"(\w+)"', text))
     assert commands >= {"txn", "group", "audit"}
     assert commands <= set(available_commands())
     for command in commands:
