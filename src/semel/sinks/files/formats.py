@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from semel.client.errors import ConfigError
 from semel.sinks.files.errors import FolderError, UnfitRowError
 from semel.sinks.files.settings import Files
 
+LONGEST_NAME = 255  # bytes
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -53,10 +55,35 @@ def rows_of(returned: Any) -> list[Mapping[str, Any]]:
 
 
 def subfolder_of(names: Sequence[str], values: Iterable[Any]) -> str:
-    return "/".join(
-        f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(str(value), safe=' ')}"
-        for name, value in zip(names, values, strict=True)
-    )
+    parts = []
+    for name, value in zip(names, values, strict=True):
+        try:
+            part = f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(str(value), safe=' ')}"
+        except UnicodeEncodeError as error:
+            raise UnfitRowError(f"the value of {name!r} cannot be the name of a folder: {error}") from error
+        if len(part) > LONGEST_NAME:
+            raise UnfitRowError(
+                f"the value of {name!r}, which partition_by names, makes a folder's name of {len(part)} bytes; file "
+                f"systems take {LONGEST_NAME}"
+            )
+        parts.append(part)
+    return "/".join(parts)
+
+
+def _refuse_fractions(name: str, kind: Any, values: Iterable[Any]) -> None:
+    """Arrow cuts them off where a column is of integers: 19.99 would become 19."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind):
+        for value in values:
+            if isinstance(value, float | Decimal) and value != int(value):
+                raise UnfitRowError(f"the column {name!r} is {kind}, and {value!r} is no integer")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _refuse_fractions(name, kind.value_type, (item for value in values for item in value or ()))
+    elif pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        for field in kind:
+            _refuse_fractions(f"{name}.{field.name}", field.type, (row.get(field.name) for row in rows))
 
 
 class JsonLines:
@@ -104,7 +131,10 @@ class Parquet:
                     f"the row has {min(set(row) - known)!r}; the schema has {', '.join(self._schema.names)}"
                 )
         try:
-            return self.of_table(pa.Table.from_pylist(list(rows), schema=self._schema))
+            chunks = self.of_table(pa.Table.from_pylist(list(rows), schema=self._schema))
+            for field in self._schema:
+                _refuse_fractions(field.name, field.type, (row.get(field.name) for row in rows))
+            return chunks
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UnfitRowError(f"the row does not fit the schema: {error}") from error
 

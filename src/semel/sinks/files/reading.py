@@ -48,18 +48,50 @@ def read_files(folder: str | os.PathLike[str], *, dead_letters: bool = False) ->
             if left and paths != committed_files(folder, dead_letters=dead_letters):
                 continue
             raise FolderError(f"{error.filename or error} is missing, and a manifest names it; restore it") from error
-        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        except pa.ArrowException as error:
+            raise _mixed(folder, error) from error
+        try:
+            return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        except pa.ArrowException as error:
+            raise _mixed(folder, error) from error
     raise AssertionError("unreachable")
 
 
+def _mixed(folder: str | os.PathLike[str], error: Exception) -> FolderError:
+    return FolderError(
+        f"the files of {os.fspath(folder)} cannot be one table: {error}. Rows are whole; read the paths of committed_files() with a "
+        "program that takes columns of several types"
+    )
+
+
 def _read(path: str) -> Any:
+    import pyarrow as pa
     import pyarrow.json as pj
     import pyarrow.parquet as pq
 
     with open(path, "rb") as file:
         if path.endswith(".parquet"):
             return pq.ParquetFile(file).read()
-        return pj.read_json(file, read_options=pj.ReadOptions(block_size=os.path.getsize(path) + 1))
+        options = pj.ReadOptions(block_size=os.path.getsize(path) + 1)
+        found = pj.read_json(file, read_options=options)
+        schema = pa.schema([(field.name, _as_written(field.type)) for field in found.schema])
+        if schema == found.schema:
+            return found
+        file.seek(0)
+        return pj.read_json(file, read_options=options, parse_options=pj.ParseOptions(explicit_schema=schema))
+
+
+def _as_written(kind: Any) -> Any:
+    """JSON has no times: Arrow takes texts for some that look like one, in one file and not in the next."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_written(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _as_written(field.type)) for field in kind])
+    return kind
 
 
 # -- compaction --------------------------------------------------------------------------------------------------------
