@@ -59,8 +59,8 @@ def read_files(folder: str | os.PathLike[str], *, dead_letters: bool = False) ->
 
 def _mixed(folder: str | os.PathLike[str], error: Exception) -> FolderError:
     return FolderError(
-        f"the files of {os.fspath(folder)} cannot be one table: {error}. Rows are whole; read the paths of committed_files() with a "
-        "program that takes columns of several types"
+        f"the files of {os.fspath(folder)} cannot be one table: {error}. Rows are whole; read the paths of "
+        "committed_files() with a program that takes columns of several types"
     )
 
 
