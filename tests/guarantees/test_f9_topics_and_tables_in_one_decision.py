@@ -23,8 +23,10 @@ from semel.local.apache_kafka import ApacheKafka
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
 from semel.local.processes import Process
+from semel.patterns import unit_decisions
 from semel.prove.injection import Injection, command
 from semel.prove.postgres_proxy import PostgresProxy
+from semel.sinks.postgres.errors import FencedInDatabaseError
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until
@@ -237,6 +239,29 @@ def test_a_frozen_instance_cannot_decide_after_its_partitions_went(ledger: Ledge
         ledger.produce(20)
         ledger.process(idle_stop_ms=500, stop_at_end=False)
         until(lambda: len(ledger.rows()) == ledger.sent, "the rest was not processed")
+    ledger.check()
+
+
+@WITH_TWO_PHASE
+def test_an_instance_that_was_frozen_before_it_took_its_id_cannot_abort_what_another_one_decided(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the claim of its row and InitProducerId: the broker keeps the transaction that the other one decided."""
+    deaths: list[int] = []
+
+    class Frozen(semel.Producer):
+        def init_transactions(self, *args: Any, **options: Any) -> Any:
+            if not deaths:
+                with ledger.member("decision.made:kill", "named") as other:
+                    deaths.append(other.wait(PATIENCE_S))
+            return super().init_transactions(*args, **options)
+
+    ledger.produce()
+    monkeypatch.setattr(unit_decisions, "Producer", Frozen)
+    with pytest.raises(FencedInDatabaseError, match="another one with the same name"):
+        ledger.process(instance="the one")
+    assert deaths[0] < 0, "the other one died when it had decided"
+    ledger.process(instance="the one")
     ledger.check()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.cli.client_options import add_connection_options, add_json_option, client_options, print_json, report
 from semel.cli.errors import UsageError
+from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
     from semel.patterns.outbox import Outbox
@@ -78,15 +79,17 @@ def _init(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     options = client_options(args)
     brokers = options.pop("bootstrap_servers")
-    outbox = _outbox(
-        args,
-        application_id=args.application_id,
-        bootstrap_servers=brokers,
-        max_rows=args.max_rows,
-        accept_database=args.accept_database,
-        client=options,
-    )
-    stats = outbox.run(until_empty=args.until_empty)
+    with ProgressBar("relaying", None, "rows") as bar:
+        outbox = _outbox(
+            args,
+            application_id=args.application_id,
+            bootstrap_servers=brokers,
+            max_rows=args.max_rows,
+            accept_database=args.accept_database,
+            client=options,
+            on_chunk=lambda stats: bar.show(stats.rows, f"{stats.set_aside} set aside" if stats.set_aside else ""),
+        )
+        stats = outbox.run(until_empty=args.until_empty)
     report(args, stats, f"sent {stats.rows} rows in {stats.chunks} chunks, set aside {stats.set_aside}")
     return 0
 
