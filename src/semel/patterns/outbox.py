@@ -232,14 +232,16 @@ class Outbox:
     def _turns(self, until_empty: bool) -> None:
         backoff = Backoff(50, 2_000)
         needs_recovery = False
+        following: Release | None = None
         while not self._stopping.is_set():
             try:
                 if needs_recovery:
                     self._recover()
                     needs_recovery = False
-                release = self._session.run("reading the outbox", self._ready)
+                release = following or self._session.run("reading the outbox", self._ready)
+                following = None
                 if release.rows:
-                    self._relay(release.rows)
+                    following = self._relay(release.rows)
                     backoff.reset()
                     self._short.reset()
                 elif until_empty and not release.held:
@@ -334,7 +336,8 @@ class Outbox:
         )
 
     # -- one chunk -----------------------------------------------------------------------------------------------------
-    def _relay(self, rows: list[OutboxRow]) -> None:
+    def _relay(self, rows: list[OutboxRow]) -> Release | None:
+        """Sends a chunk and removes it; what may be sent next, where the same transaction has found some."""
         sendable = [row for row in rows if self._is_sendable(row)]
         chunk = self._chunk + 1
         if sendable:
@@ -344,13 +347,14 @@ class Outbox:
         aside = {row.id: self._bad[row.id] for row in rows if row.id in self._bad}
         ids = [row.id for row in sendable]
 
-        def work(connection: Connection[Any]) -> None:
+        def work(connection: Connection[Any]) -> Release:
             self._hold(connection)
             note_sent(connection, self._schema, chunk, ids)
             if aside:
                 set_aside(connection, self._schema, aside)
+            return ready(connection, self._schema, self._max_rows)
 
-        self._session.run(
+        following = self._session.run(
             "removing sent rows", work, was_committed=lambda connection: self._is_noted(connection, chunk)
         )
         self._chunk, self._bad, self._is_careful = chunk, {}, False
@@ -359,6 +363,7 @@ class Outbox:
         self.stats.set_aside += len(aside)
         if self._on_chunk is not None:
             self._on_chunk(self.stats)
+        return following if following.rows else None
 
     def _is_noted(self, connection: Connection[Any], chunk: int) -> bool:
         self._hold(connection)

@@ -100,7 +100,9 @@ class Release(NamedTuple):
 def read_window(connection: Connection[Any], schema: str, limit: int) -> Window:
     """One statement, so one snapshot."""
     statement = (
-        "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, "
+        # The lowest of the others: the relay's own transaction may read after it has written, and inserts no rows.
+        "SELECT coalesce((SELECT min(x::text::bigint) FROM pg_snapshot_xip(pg_current_snapshot()) AS x), "
+        "pg_snapshot_xmax(pg_current_snapshot())::text::bigint), "
         "pg_snapshot_xmax(pg_current_snapshot())::text::bigint, id, transaction_id::text::bigint, topic, "
         "partition, key, value, header_names, header_values, CASE WHEN created_at >= to_timestamp(0) "
         "AND isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000)::bigint END "
