@@ -425,6 +425,51 @@ def test_rows_of_a_dump_do_not_wait_for_transactions_of_another_server(shop: Sho
     assert shop.values() == ["dumped", "new"]
 
 
+def test_the_ids_of_a_chunk_need_not_fit_into_one_record(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two large transactions that insert at the same time have every second id each."""
+    with shop.connect() as connection:
+        connection.execute(
+            "INSERT INTO semel.outbox (id, topic, key, value) OVERRIDING SYSTEM VALUE SELECT 2 * n, %s, 'k', "
+            "convert_to(n::text, 'UTF8') FROM generate_series(1, 1500) AS n",
+            [shop.topics[0]],
+        )
+    small = {"producer": {"max.request.size": 20_000}}
+    outbox = shop.outbox(**small)
+    monkeypatch.setattr(outbox, "_relay", dying_after_commit(outbox))
+    with pytest.raises(Died):
+        outbox.run()
+    assert shop.rows() == 1500, "they are in the topic, and the database does not know it"
+    stats = shop.relay(**small)
+    assert (stats.rows, shop.rows()) == (0, 0)
+    assert shop.values() == [str(number) for number in range(1, 1501)]
+
+
+class Died(Exception):
+    pass
+
+
+def dying_after_commit(outbox: Any) -> Any:
+    def relay(rows: Any) -> None:
+        outbox._send(1, rows)
+        raise Died
+
+    return relay
+
+
+def test_a_prepared_transaction_that_rows_wait_for_is_named(postgres_installation: Path) -> None:
+    """It has no process, and nobody finishes it by itself."""
+    with PostgresServer({"max_prepared_transactions": "2"}) as server:
+        outbox = semel.Outbox(server.dsn())
+        outbox.init()
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("BEGIN")
+            connection.execute("CREATE TABLE anything ()")
+            connection.execute("PREPARE TRANSACTION 'forgotten'")
+        status = outbox.status()
+        outbox.close()
+    assert "prepared transaction 'forgotten'" in (status.held_by or "")
+
+
 def test_what_was_sent_is_on_disk_although_the_application_does_not_wait_for_it(
     shared_semel_broker: SemelBroker, postgres_installation: Path
 ) -> None:

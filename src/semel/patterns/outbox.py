@@ -81,14 +81,19 @@ HOPELESS = (  # for this row, whenever it is sent
 SHORT_WAIT_MS = (2, 100)  # while rows wait for a transaction that gives no sign when it ends
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 FIRST_LOOK_BACK = 16
+RANGE_BYTES = 2 * 19 + 4  # of two ids as JSON
+RANGES_BYTES = 256 << 10  # of one record of the topic of chunks
 LOOKING_S = 30.0
 
 
 class ProgressRecord(msgspec.Struct):
-    """What a chunk's record says: its number, and the ids of its rows as ranges, both ends included."""
+    """What a chunk's record says: its number, and the ids of its rows as ranges, both ends included. Ranges that one
+    record cannot hold are in several, of one Kafka transaction, each under a key of its own."""
 
     chunk: int
     ranges: list[tuple[int, int]]
+    part: int = 0
+    parts: int = 1
 
     def ids(self) -> list[int]:
         return [number for first, last in self.ranges for number in range(first, last + 1)]
@@ -382,8 +387,9 @@ class Outbox:
                 )
                 if self._is_careful:
                     producer.flush()  # a batch of its own: its error is its own
-            record = ProgressRecord(chunk, ranges_of(row.id for row in rows))
-            producer.send(self._topic, msgspec.json.encode(record), b"progress")
+            for record in self._progress_of(chunk, rows):
+                key = b"progress-%d" % record.part if record.part else b"progress"
+                producer.send(self._topic, msgspec.json.encode(record), key)
             if faults.armed:
                 faults.hit("outbox.before_commit")
             producer.commit_transaction()
@@ -392,6 +398,14 @@ class Outbox:
             raise
         if faults.armed:
             faults.hit("outbox.after_commit")
+
+    def _progress_of(self, chunk: int, rows: list[OutboxRow]) -> list[ProgressRecord]:
+        ranges = ranges_of(row.id for row in rows)
+        at_once = max(1, min(self._max_record_bytes // 2, RANGES_BYTES) // RANGE_BYTES)
+        parts = range(0, len(ranges), at_once)
+        return [
+            ProgressRecord(chunk, ranges[first : first + at_once], part, len(parts)) for part, first in enumerate(parts)
+        ]
 
     def _find_bad(self, rows: list[OutboxRow], deliveries: list[Any]) -> None:
         """Notes the rows that will never be stored; where a batch shares an error, the next attempt is one by one."""
@@ -467,10 +481,16 @@ class Outbox:
             back = FIRST_LOOK_BACK
             while True:
                 start = max(begin, end - back)
-                found = _last_from(consumer, place, start, end)
-                if found is not None:
-                    return _decode_progress(found)
+                found = _records_from(consumer, place, start, end)
+                parts = [record for record in found if record.chunk == found[-1].chunk]
+                if parts and len(parts) == parts[-1].parts:
+                    return ProgressRecord(parts[-1].chunk, [pair for record in parts for pair in record.ranges])
                 if start == begin:
+                    if parts:
+                        raise OutboxProgressError(
+                            f"topic {self._topic!r} has {len(parts)} of the {parts[-1].parts} records of chunk "
+                            f"{parts[-1].chunk}: records were deleted. Restore it"
+                        )
                     return None
                 back *= 8
 
@@ -521,14 +541,13 @@ def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _last_from(consumer: Consumer, place: TopicPartition, start: int, end: int) -> bytes | None:
-    """The value of the last record in a range of offsets; None where there are markers only."""
-    found = None
+def _records_from(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[ProgressRecord]:
+    """The records in a range of offsets; none where there are markers only."""
+    found: list[ProgressRecord] = []
     consumer.seek(place, start)
     deadline_s = time.monotonic() + LOOKING_S
     while consumer.position(place) < end:
-        for record in consumer.poll(200):
-            found = record.value
+        found += [_decode_progress(record.value or b"") for record in consumer.poll(200)]
         if time.monotonic() > deadline_s:
             raise FatalError(f"{place.topic} could not be read up to its end at {end} within {LOOKING_S:g} s")
     return found

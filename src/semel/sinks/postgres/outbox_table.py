@@ -221,9 +221,11 @@ def read_status(connection: Connection[Any], schema: str) -> OutboxStatus:
             "SELECT (SELECT application_id FROM {schema}.outbox_progress), "
             "coalesce((SELECT sent_rows FROM {schema}.outbox_progress), 0), count(*), "
             "coalesce((extract(epoch FROM clock_timestamp() - min(created_at)) * 1000)::bigint, 0), "
-            "(SELECT format('process %%s (%%s) in database %%s since %%s', pid, application_name, datname, xact_start) "
-            "FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
-            "ORDER BY age(backend_xid) DESC LIMIT 1), "
+            "(SELECT who FROM (SELECT backend_xid AS xid, "
+            "format('process %%s (%%s) in database %%s since %%s', pid, application_name, datname, xact_start) AS who "
+            "FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() UNION ALL "
+            "SELECT transaction, format('prepared transaction %%L of %%s in database %%s since %%s', gid, owner, "
+            "database, prepared) FROM pg_prepared_xacts) AS open ORDER BY age(xid) DESC LIMIT 1), "
             "(SELECT count(*) FROM {schema}.outbox_set_aside) FROM {schema}.outbox",
             schema,
         ),
