@@ -430,7 +430,7 @@ def test_the_ids_of_a_chunk_need_not_fit_into_one_record(shop: Shop, monkeypatch
     with shop.connect() as connection:
         connection.execute(
             "INSERT INTO semel.outbox (id, topic, key, value) OVERRIDING SYSTEM VALUE SELECT 2 * n, %s, 'k', "
-            "convert_to(n::text, 'UTF8') FROM generate_series(1, 1500) AS n",
+            "convert_to(n::text, 'UTF8') FROM generate_series(1, 3000) AS n",
             [shop.topics[0]],
         )
     small = {"producer": {"max.request.size": 20_000}}
@@ -438,10 +438,10 @@ def test_the_ids_of_a_chunk_need_not_fit_into_one_record(shop: Shop, monkeypatch
     monkeypatch.setattr(outbox, "_relay", dying_after_commit(outbox))
     with pytest.raises(Died):
         outbox.run()
-    assert shop.rows() == 1500, "they are in the topic, and the database does not know it"
+    assert shop.rows() == 3000, "they are in the topic, and the database does not know it"
     stats = shop.relay(**small)
     assert (stats.rows, shop.rows()) == (0, 0)
-    assert shop.values() == [str(number) for number in range(1, 1501)]
+    assert shop.values() == [str(number) for number in range(1, 3001)]
 
 
 class Died(Exception):
