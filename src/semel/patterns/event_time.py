@@ -182,6 +182,7 @@ class _Buffered(msgspec.Struct, array_like=True):
     offset: int
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
+    topic: str = ""
 
 
 _decode_buffered = msgspec.msgpack.Decoder(list[_Buffered]).decode
@@ -197,7 +198,6 @@ class _JoinWithin(EventTime):
         self._slot_ms = max(1, self._kept_ms // STEPS)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = _decode_buffered
-        self._other = {b"l": "", b"r": left}  # the topic of the other side; that of the right one when it is seen
 
     def __call__(self, record: ConsumerRecord, state: State) -> list[Output]:
         if record.key is None:
@@ -210,24 +210,18 @@ class _JoinWithin(EventTime):
             return []
         is_left = record.topic == self._left
         mine, other = (b"l", b"r") if is_left else (b"r", b"l")
-        if not is_left:
-            self._other[b"l"] = record.topic
         outputs = []
         for match in self._of(other + record.key, state):
             if abs(match.timestamp - record.timestamp) <= self._within_ms:
-                found = self._record(match, record, other)
+                place = (match.topic, record.partition, match.offset, match.timestamp)
+                found = ConsumerRecord(*place, record.key, match.value, tuple(match.headers))
                 pair = (record, found) if is_left else (found, record)
                 outputs += rows_of(self._join(*pair), record)
         kept = [each for each in self._of(mine + record.key, state) if each.timestamp >= now_ms - self._kept_ms]
-        kept.append(_Buffered(record.timestamp, record.offset, record.value, list(record.headers or ())))
+        kept.append(_Buffered(record.timestamp, record.offset, record.value, list(record.headers or ()), record.topic))
         state.put(mine + record.key, self._encode(kept))
         _note(state, self._slot_ms, record.timestamp, mine + record.key)
         return outputs
-
-    def _record(self, match: _Buffered, record: ConsumerRecord, side: bytes) -> ConsumerRecord:
-        topic = self._left if side == b"l" else self._other[b"l"]
-        place = (topic, record.partition, match.offset, match.timestamp)
-        return ConsumerRecord(*place, record.key, match.value, tuple(match.headers))
 
     def _of(self, name: bytes, state: State) -> list[_Buffered]:
         raw = state.get(name)

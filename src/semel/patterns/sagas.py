@@ -27,10 +27,12 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
 from semel.client.producer import Producer
+from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.patterns.process import Processor, Stats
-from semel.patterns.process_output import Output
+from semel.patterns.process_options import underscored
+from semel.patterns.process_output import Output, check_rows
 from semel.patterns.saga_states import (
     ENDED,
     SagaOrder,
@@ -80,8 +82,9 @@ class StepCall(NamedTuple):
 class Orchestrate:
     """The function of the orchestrator's loop: starts, replies and ticks in; commands and the log out."""
 
-    def __init__(self, name: str, table: SagaTable, partitions: int) -> None:
+    def __init__(self, name: str, table: SagaTable, partitions: int, max_bytes: int) -> None:
         self._name, self._table, self._partitions = name, table, partitions
+        self._max_bytes = max_bytes  # of an output
 
     def __call__(self, record: ConsumerRecord, state: State) -> list[Output]:
         if record.headers and record.headers[0][0] == TICK:
@@ -116,8 +119,22 @@ class Orchestrate:
         for key, _ in list(state.scan(TIMER, TIMER + _TIME.pack(record.timestamp + 1))):
             saga = self._get(key[len(TIMER) + _TIME.size :], state)
             if saga is not None:
-                outputs += self._due(record, state, saga)
+                outputs += self._due_alone(record, state, saga)
         return outputs
+
+    def _due_alone(self, record: ConsumerRecord, state: State, saga: SagaState) -> list[Output]:
+        """One that cannot go on, such as one that has grown too large for its log, keeps no other one waiting."""
+        savepoint = state.savepoint()
+        try:
+            outputs = self._due(record, state, saga)
+            check_rows(outputs, self._max_bytes)
+            return outputs
+        except KafkaError:
+            raise
+        except Exception as error:
+            state.roll_back(savepoint)
+            log.error("saga %r of %r cannot go on: %s: %s", saga.saga, self._name, type(error).__name__, error)
+            return []
 
     def _due(self, record: ConsumerRecord, state: State, saga: SagaState) -> list[Output]:
         before_ms = saga.due_ms
@@ -293,7 +310,9 @@ class Sagas:
         table = SagaTable(self._steps, self._keep_ms)
         source = [f"{self.name}.requests", f"{self.name}.replies"]
         settings = self._loop(f"{self.name}.orchestrator", "sagas", "bytes", directory, options)
-        function = Orchestrate(self.name, table, partitions)
+        producer = {"bootstrap_servers": settings["bootstrap_servers"], **settings["producer"]}
+        max_bytes = ProducerSettings.of(underscored(producer)).max_request_size
+        function = Orchestrate(self.name, table, partitions, max_bytes)
         return SagaOrchestrator(self, table, self._tick_ms, source, function=function, **settings)
 
     def participant(self, service: str = "steps", *, directory: str | None = None, **options: Any) -> Processor:

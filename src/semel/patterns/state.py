@@ -227,14 +227,18 @@ class State:
         if store is not self._store:
             self._store, self._changes = store, self._pending.setdefault(partition, {})
 
-    def roll_back(self) -> None:
-        """The function raised: what it changed since `enter` is as it was."""
-        for key, value in reversed(self._before):
+    def savepoint(self) -> int:
+        """For `roll_back`: what was changed since `enter` stays."""
+        return len(self._before)
+
+    def roll_back(self, to: int = 0) -> None:
+        """The function raised: what it changed since `enter`, or since a savepoint, is as it was."""
+        for key, value in reversed(self._before[to:]):
             if value is _NOTHING:
                 self._changes.pop(key, None)
             else:
                 self._changes[key] = value
-        self._before.clear()
+        del self._before[to:]
 
     def leave(self) -> None:
         """The functions were called for all there was."""

@@ -200,3 +200,14 @@ def test_bad_options_and_records_are_refused(tmp_path: Path) -> None:
     partition = Partition(tmp_path, deduplicate(by=by_value, within_ms=10), seed=1)
     partition.run([record(-1)])
     assert len(partition.late) == 1, "a record without a timestamp has no place in time"
+
+
+def test_a_joined_record_is_of_its_topic_also_after_a_restart(tmp_path: Path) -> None:
+    def join() -> Any:
+        return join_within(left="clicks", within_ms=80, join=lambda left, right: f"{left.topic}, {right.topic}")
+
+    partition = Partition(tmp_path, join())
+    partition.run([record(10, topic="views")])
+    partition._function = join()  # a new process, with the state of the old one
+    (output,) = partition.run([record(20, topic="clicks")])
+    assert output.value == "clicks, views"

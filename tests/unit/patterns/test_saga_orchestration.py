@@ -1,0 +1,49 @@
+"""The orchestrator's function, record by record, without a broker."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel.client.types import ConsumerRecord
+from semel.patterns.saga_states import SagaState, SagaStep, SagaTable
+from semel.patterns.sagas import TICK, Orchestrate
+from semel.patterns.state import KeyedState, State
+from semel.patterns.state_store import StateStore, StoreIdentity
+
+LIMIT_BYTES = 10_000
+
+
+def nothing(_: Any) -> None:
+    return None
+
+
+def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its data leave no space for the error of its timeout; whoever may start sagas may choose them."""
+    state = State(KeyedState().codec(), LIMIT_BYTES)
+    state.attach(0, StateStore(tmp_path / "0.sqlite", StoreIdentity("app", "sagas", 1, 0, "t")))
+    table = SagaTable([SagaStep("debit", do=nothing, undo=nothing, timeout_ms=1_000)], 60_000)
+    orchestrate = Orchestrate("transfer", table, 1, LIMIT_BYTES)
+
+    def handle(key: bytes | None, value: bytes | None, at_ms: int, **headers: bytes) -> list[SagaState]:
+        state.enter(0)
+        record = ConsumerRecord("transfer.requests", 0, 0, at_ms, key, value, tuple(headers.items()))
+        outputs = orchestrate(record, state)
+        logged = [each.value for each in outputs if (each.topic or "").endswith(".log")]
+        return [msgspec.json.decode(value, type=SagaState) for value in logged if isinstance(value, bytes)]
+
+    (begun,) = handle(b"a large one", b'""', 5)
+    spare = LIMIT_BYTES - len(msgspec.json.encode(begun)) - 20
+    state.discard()
+    handle(b"a large one", b'"%s"' % (b"x" * spare), 5)
+    handle(b"b", b"1", 5)
+    handle(b"0", b"1", 5)
+    with caplog.at_level(logging.ERROR):
+        due = handle(None, None, 2_000, **{TICK: b""})
+    assert {(each.saga, each.status) for each in due} == {("0", "compensating"), ("b", "compensating")}
+    assert "'a large one' of 'transfer' cannot go on" in caplog.text
+    assert handle(None, None, 2_001, **{TICK: b""}) == [], "the others have moved on"
