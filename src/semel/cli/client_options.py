@@ -101,10 +101,15 @@ def report(args: argparse.Namespace, value: Any, text: str) -> None:
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Aligned columns; '-' for what is not known."""
-    cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+    cells = [list(head), *(["-" if cell is None else printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     for line in cells:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def printable(text: str) -> str:
+    """A name that somebody else has chosen, without what a terminal would obey."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 # -- records as JSON ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import DEFAULT_BROKERS, add_common_options, client_options, print_json
+from semel.cli.client_options import DEFAULT_BROKERS, add_common_options, client_options, print_json, printable
 from semel.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def _without_secret(option: str) -> str:
 
 
 def _print(finding: Diagnosis, cure: str) -> None:
-    print(f"{finding.name}: {finding.where} ({finding.certainty.value})")
-    for text in (f"{finding.title}: {finding.seen}.", finding.meaning):
+    print(f"{finding.name}: {printable(finding.where)} ({finding.certainty.value})")
+    for text in (printable(f"{finding.title}: {finding.seen}."), finding.meaning):
         print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
-    print(f"  cure: {cure}\n")
+    print(f"  cure: {printable(cure)}\n")
 
 
 def _list(args: argparse.Namespace) -> int:

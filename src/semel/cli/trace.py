@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from semel.cli.client_options import add_common_options, client_options, print_json
+from semel.cli.client_options import add_common_options, client_options, print_json, printable
 from semel.cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ def _print(found: Timeline, steps: list[TimelineStep]) -> None:
     for step in steps:
         words = [step.text, f"refused: {step.error}" if step.error else "", f"({step.client})" if step.client else ""]
         line = f"  {step.step:<5}{clock(step.time_ms):<14}{step.what:<{width}}  {' '.join(filter(None, words))}"
-        print(line.rstrip())
+        print(printable(line.rstrip()))
     if not steps:
         print("  no transaction is known")

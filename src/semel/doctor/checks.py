@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -20,6 +21,8 @@ from semel.spark.offsets import parse
 
 FINISHING = ("PrepareCommit", "PrepareAbort")
 SHOWN = 3  # partitions that a text names
+POOL_AT_MOST = 1_000  # instances of one program
+UUID = r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4,}){1,4}"
 RECENT_MS = 10 * 60_000
 
 
@@ -160,7 +163,7 @@ def leaking_ids(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
     for transactional_id in snapshot.ids:
         patterns.setdefault(_pattern(transactional_id), []).append(transactional_id)
     for pattern, ids in patterns.items():
-        if len(ids) >= limits.leaking_ids and pattern != ids[0]:
+        if len(ids) >= limits.leaking_ids and pattern != ids[0] and not _is_pool(ids):
             yield Diagnosis(
                 "leaking-ids",
                 pattern,
@@ -419,7 +422,17 @@ def _held(snapshot: Snapshot, txn: TransactionInfo) -> str:
 
 def _pattern(name: str) -> str:
     """A name with its changing parts replaced: hexadecimal digits (uuids) and numbers."""
-    return re.sub(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4,}){1,4}|[0-9]+", "*", name)
+    return re.sub(f"{UUID}|[0-9]+", "*", name)
+
+
+def _is_pool(ids: list[str]) -> bool:
+    """Instances with numbers from 0 or 1 on, few of which are missing; a program that counts its starts makes more."""
+    if len(ids) > POOL_AT_MOST or any(re.search(UUID, name) for name in ids):
+        return False
+    columns = list(zip(*([int(number) for number in re.findall("[0-9]+", name)] for name in ids), strict=True))
+    varying = [column for column in columns if min(column) != max(column)]
+    spans = math.prod(max(column) - min(column) + 1 for column in varying)
+    return all(min(column) <= 1 for column in varying) and spans <= 2 * len(ids)
 
 
 def _places(places: Iterable[TopicPartition]) -> str:

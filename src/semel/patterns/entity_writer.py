@@ -126,6 +126,15 @@ class PendingAppend:
         raise AppendRefusedError(f"{entity!r} has version {reply.version}, nothing was appended: {reply.detail}")
 
 
+def _uncertain(pending: PendingAppend, why: str) -> AppendUncertainError:
+    return AppendUncertainError(
+        f"{pending.entity!r}: {why} The command {pending.command.id!r} may be applied yet. To find out, append again "
+        "with this command_id, the same expected version and the same events",
+        None,
+        pending.command.id,
+    )
+
+
 class EntityWriter:
     """What appends. Any thread may use it."""
 
@@ -241,16 +250,14 @@ class EntityWriter:
                     self._waiting.pop(pending.command.attempt, None)
                     break
                 self._is_reading = True
-            self._read(min(left_ms, POLL_MS))
+            try:
+                self._read(min(left_ms, POLL_MS))
+            except KafkaError as error:
+                self._forget(pending)
+                raise _uncertain(pending, f"the replies cannot be read ({error})") from error
             self._check_delivery(pending)
         if pending.reply is None:
-            raise AppendUncertainError(
-                f"no reply for {pending.entity!r} within {limit_ms:g} ms: the command {pending.command.id!r} may be "
-                "applied yet. Is an owner running? To find out, append again with this command_id, the same expected "
-                "version and the same events",
-                None,
-                pending.command.id,
-            )
+            raise _uncertain(pending, f"no reply within {limit_ms:g} ms. Is an owner running?")
         return pending.reply
 
     def _read(self, timeout_ms: float) -> None:

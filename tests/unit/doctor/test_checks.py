@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from semel.cli import available_commands, doctor, main, txn
+from semel.cli.client_options import print_table
 from semel.client.admin.transactions import NO_TIMEOUT_MS, ProducerInfo, TransactionInfo
 from semel.client.immediate import run
 from semel.client.timing import Deadline
@@ -134,6 +135,17 @@ def test_the_password_of_a_connection_is_not_in_the_cure() -> None:
     assert "-X security.protocol=SASL_SSL" in cure
 
 
+def test_a_name_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    one = transaction(age_s=1000)
+    evil = type(one)("\x1b[2J\x1b]0;owned\x07\r\nok", *[getattr(one, name) for name in one.__struct_fields__[1:]])
+    (finding,) = find(snapshot(evil))
+    doctor._print(finding, finding.cure)
+    print_table(("id",), [(evil.transactional_id,)])
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert "\\x1b[2J" in shown
+
+
 def test_a_name_with_shell_characters_is_quoted_in_the_cure() -> None:
     evil = transaction(age_s=1000)
     evil = type(evil)("a'b; rm -rf /", *[getattr(evil, name) for name in evil.__struct_fields__[1:]])
@@ -167,6 +179,21 @@ def test_an_operator_who_moves_a_group_once_is_not_an_automatic_commit() -> None
 )
 def test_the_changing_part_of_a_name_is_recognised(name: str, pattern: str) -> None:
     assert checks._pattern(name) == pattern
+
+
+@pytest.mark.parametrize(
+    ("ids", "is_leak"),
+    [
+        ([f"worker-{number}" for number in range(500)], False),
+        ([f"eu2-task-{a}_{b}" for a in range(20) for b in range(1, 26)], False),
+        ([f"worker-{number}" for number in range(1_500)], True),  # one for each start
+        ([f"batch-{1_700_000_000 + 17 * number}" for number in range(300)], True),
+        ([f"app-{number:08x}-6a3c-4f7e-9b1d-5d5d7c9f0e11" for number in range(300)], True),
+    ],
+    ids=["a pool", "tasks", "a counter", "times", "uuids"],
+)
+def test_instances_that_are_numbered_are_no_leak(ids: list[str], is_leak: bool) -> None:
+    assert names(snapshot(ids=ids)) == ["leaking-ids"] * is_leak
 
 
 def test_risks_of_the_settings_are_findings() -> None:
