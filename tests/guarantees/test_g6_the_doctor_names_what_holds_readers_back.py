@@ -182,7 +182,7 @@ def test_ids_that_leak_are_found(cluster: Cluster, admin: Admin) -> None:
     stem = cluster.unique("leaky").replace("-", "_").rstrip("0123456789")
     with DirectClient(cluster.bootstrap) as client:
         for number in range(20):
-            client.new_producer(f"{stem}-{number:04d}")
+            client.new_producer(f"{stem}-{1_700_000_000 + 61 * number}")  # the seconds of its starts
     finding = find_in_time(admin, "leaking-ids", stem)
     assert finding.where == f"{stem}-*"
     assert not found(admin, "leaking-ids", stem, Limits())
