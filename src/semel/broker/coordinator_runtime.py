@@ -26,7 +26,7 @@ from semel.broker.topics import TopicError, Topics
 from semel.protocol.batch import BatchHeader, iter_headers
 from semel.protocol.errors import ErrorCode
 from semel.protocol.partitioning import coordinator_partition
-from semel.protocol.rows import DecodedBatch, Record, decode_batch, encode_batch, encode_single
+from semel.protocol.rows import DecodedBatch, Record, decode_batch, encode_batch
 from semel.storage import PartitionLog, StorageError, SyncGroup
 
 log = logging.getLogger(__name__)
@@ -90,17 +90,17 @@ class InternalTopic:
         now_ms = self._clock.now_ms()
         guard = None
         if len(records) == 1 and producer is None:
-            batch = encode_single(now_ms, *records[0])
-        else:
-            producer_id, producer_epoch = producer or (-1, -1)
-            batch = encode_batch(
-                [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transactional=producer is not None,
-            )
-            if producer is not None and not partition_log.has_open_transaction(*producer):
-                guard = partition_log.start_verification(*producer, -1, supports_epoch_bump=False)
+            offset = partition_log.append_record(*records[0], now_ms=now_ms)
+            return offset, partition_log.high_watermark > offset
+        producer_id, producer_epoch = producer or (-1, -1)
+        batch = encode_batch(
+            [Record(offset, now_ms, key, value) for offset, (key, value) in enumerate(records)],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transactional=producer is not None,
+        )
+        if producer is not None and not partition_log.has_open_transaction(*producer):
+            guard = partition_log.start_verification(*producer, -1, supports_epoch_bump=False)
         appended = partition_log.append_records(batch, now_ms=now_ms, guard=guard)
         return appended.base_offset, partition_log.high_watermark > appended.last_offset
 

@@ -423,6 +423,10 @@ class PartitionLog:
         """Appends batches of the broker itself (coordinators): any number of batches, no sequence check."""
         return (self._opened or self._open()).append_records(batches, now_ms, guard)
 
+    def append_record(self, key: bytes | None, value: bytes | None, *, now_ms: int) -> int:
+        """Appends one record of a coordinator, outside of transactions, as a batch. Returns its offset."""
+        return (self._opened or self._open()).append_record(key, value, now_ms)
+
     def append_marker(
         self,
         producer_id: int,

@@ -29,7 +29,7 @@ from semel.storage.recovery import LogContents, add_earlier_batches
 from semel.storage.results import AppendResult, Isolation, ReadResult, StorageError
 from semel.storage.segment import SNAPSHOT, AbortedTxn, Segment, file_name
 from semel.storage.segments import Limit, SegmentList
-from semel.storage.validation import Inspection, check_client_batch, check_coordinator_batches
+from semel.storage.validation import Inspection, check_client_batch, check_coordinator_batches, refuse_size
 
 _log = logging.getLogger("semel.storage")
 
@@ -158,6 +158,28 @@ class OpenLog:
         data = memoryview(batches)
         headers = check_coordinator_batches(data, self.config)
         return self._append(data, headers, now_ms, self.states.check_coordinator_batch, guard)
+
+    def append_record(self, key: bytes | None, value: bytes | None, now_ms: int) -> int:
+        """Appends one record of a coordinator, outside of transactions, as a batch. Returns its offset.
+
+        The same as `append_records` of that batch in a third of the time: nothing in it needs to be read back.
+        """
+        from semel.protocol.rows import encode_single
+
+        config, offset = self.config, self.end_offset
+        data = encode_single(now_ms, key, value, offset=offset, leader_epoch=self.leader_epoch)
+        if config.log_append_time:
+            return self.append_records(data, now_ms, None).base_offset
+        size = len(data)
+        if size > config.max_message_bytes:
+            refuse_size(size, config)
+        segment = self.segments.active
+        if self.segments.is_full(config, size, offset, now_ms, now_ms):
+            segment = self.roll(now_ms)
+        self._write(segment, data)
+        segment.note_batch(offset, now_ms, size, config.index_interval_bytes)
+        self._appended(segment, offset, offset + 1)
+        return offset
 
     def append_marker(self, marker: MarkerBatch, transaction_version: int) -> AppendResult:
         from semel.protocol.rows import MarkerType, encode_marker

@@ -37,6 +37,8 @@ class MemoryTopic:
         self.gate = asyncio.Event()
         self.gate.set()
         self.refuse: ErrorCode | None = None
+        self.most_records: int | None = None  # that a batch may have
+        self.batches: list[int] = []  # how many records each has, over all partitions
         self.fail_sync = False
         self.failed_syncs = 0
         self._offline: set[int] = set()
@@ -56,7 +58,10 @@ class MemoryTopic:
     ) -> tuple[int, bool]:
         if self.refuse is not None:
             raise StorageError(self.refuse, "refused by the test")
+        if self.most_records is not None and len(records) > self.most_records:
+            raise StorageError(ErrorCode.MESSAGE_TOO_LARGE, "too large for the test")
         self._heal(partition)
+        self.batches.append(len(records))
         base = len(self.records[partition])
         self.records[partition] += records
         return base, False

@@ -9,7 +9,7 @@ from functools import wraps
 
 import pytest
 
-from semel.broker.transactions.coordinator import SETTLE_LIMIT_S, TransactionCoordinator
+from semel.broker.transactions.coordinator import COMPLETED_TOGETHER, SETTLE_LIMIT_S, TransactionCoordinator
 from semel.broker.transactions.ids import TransactionRecord
 from semel.broker.transactions.states import LAST_CLIENT_EPOCH, TxnState
 from semel.protocol.errors import ErrorCode as E
@@ -489,3 +489,51 @@ async def test_sixteen_bits_of_epoch_are_enough():
         assert fresh != owner.producer_id
         assert seen == [(owner.producer_id, LAST_CLIENT_EPOCH), (fresh, 0), (fresh, 1), (fresh, 2)]
         assert max(epoch for _, _, epoch, _ in broker.markers) == LAST_CLIENT_EPOCH + 1
+
+
+async def _end_at_once(broker: StandInBroker, coordinator: TransactionCoordinator, names: list[str]) -> None:
+    """All of them begin, and are committed in one turn of the event loop."""
+    owners = [await coordinator.init(name, TIMEOUT_MS, None) for name in names]
+    for name, owner in zip(names, owners, strict=True):
+        assert await coordinator.add(name, owner.producer_id, owner.epoch, (A,)) is E.NONE
+    broker.log.batches.clear()
+    ends = [
+        coordinator.end(name, owner.producer_id, owner.epoch, commit=True, is_v2=True)
+        for name, owner in zip(names, owners, strict=True)
+    ]
+    assert all(ended.error is E.NONE for ended in await asyncio.gather(*ends))
+    await idle(coordinator)
+
+
+def _ids_of_one_partition(broker: StandInBroker, count: int) -> list[str]:
+    names = (f"id-{number}" for number in range(1_000))
+    return [name for name in names if broker.log.partition_for(name) == 0][:count]
+
+
+@in_loop
+async def test_transactions_that_end_in_one_turn_share_the_batch_of_their_last_records():
+    broker = StandInBroker()
+    names = _ids_of_one_partition(broker, COMPLETED_TOGETHER + 3)
+    async with running(broker) as coordinator:
+        await _end_at_once(broker, coordinator, names)
+        assert broker.log.batches == [1] * len(names) + [COMPLETED_TOGETHER, 3]
+        for name in names:
+            states = [txn.state for txn in broker.log.history(name) if txn]
+            assert states[-2:] == [TxnState.PREPARE_COMMIT, TxnState.COMPLETE_COMMIT]
+
+
+@in_loop
+async def test_ends_that_do_not_fit_one_batch_are_written_one_by_one():
+    from semel.broker.transactions import coordinator as module
+
+    before, module.RETRY_S = module.RETRY_S, 0.001
+    try:
+        broker = StandInBroker()
+        broker.log.most_records = 1
+        names = _ids_of_one_partition(broker, 3)
+        async with running(broker) as coordinator:
+            await _end_at_once(broker, coordinator, names)
+            assert broker.log.batches == [1] * 6
+            assert all(coordinator.ids.find(name).state is TxnState.COMPLETE_COMMIT for name in names)
+    finally:
+        module.RETRY_S = before

@@ -8,7 +8,7 @@ import pytest
 
 from semel.protocol.batch import read_header, seal_crc
 from semel.protocol.errors import ErrorCode
-from semel.protocol.rows import Record, encode_batch
+from semel.protocol.rows import Record, encode_batch, encode_single
 from semel.storage import HeavyBatch, LogConfig, PartitionLog, StorageError
 from tests.support.batches import decode_batches
 from tests.unit.storage.helpers import (
@@ -287,6 +287,23 @@ def test_coordinator_appends_several_batches_as_one(folder: Folder) -> None:
     with pytest.raises(StorageError) as refused:
         log.append_records(batch() + b"\x00", now_ms=START_MS)
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_one_record_of_a_coordinator_is_stored_as_the_batch_it_makes(folder: Folder, kind: str) -> None:
+    single, batches = (folder.log(topic, message_timestamp_type=kind, segment_bytes=250) for topic in ("one", "two"))
+    single.leader_epoch = batches.leader_epoch = 3
+    for number in range(5):
+        key, value = b"key-%d" % number, None if number == 3 else b"value"
+        assert single.append_record(key, value, now_ms=START_MS + number) == number
+        batches.append_records(encode_single(START_MS + number, key, value), now_ms=START_MS + number)
+    assert single.read(0, 1 << 20).records == batches.read(0, 1 << 20).records
+    assert [each.size for each in single.segments] == [each.size for each in batches.segments]
+    assert (len(single.segments), single.high_watermark) == (2, 5)
+    single.config = LogConfig(max_message_bytes=60)
+    with pytest.raises(StorageError) as refused:
+        single.append_record(b"key", b"value", now_ms=START_MS)
+    assert (refused.value.code, single.end_offset) == (ErrorCode.MESSAGE_TOO_LARGE, 5)
 
 
 def test_a_changed_setting_counts_from_the_next_append(folder: Folder) -> None:

@@ -423,9 +423,14 @@ class _Guards:
         """The rest of the request, whose batches were copied."""
         if self.needed:
             await self._ask_coordinator()
-        appends = _Appends(self._broker, self._context, self.needed)
-        response = await appends.in_turns(self._request)
-        responding = await _append_heavy(self._broker, self._context, self._request, response, appends)
+        broker, context, request = self._broker, self._context, self._request
+        appends = _Appends(broker, context, self.needed)
+        is_long = _count_partitions(request) > MANY
+        response = await appends.in_turns(request) if is_long else appends.at_once(request)
+        if appends.heavy:
+            responding = await _append_heavy(broker, context, request, response, appends)
+        else:
+            responding = _respond(broker, context, request, response, appends.waiting)
         if self._producers or self._refused:
             self._trace(response)
         return responding

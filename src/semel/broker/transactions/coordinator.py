@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 SETTLE_LIMIT_S = 0.1  # how long a request waits for the id's pending transition before it gets CONCURRENT_TRANSACTIONS
 RETRY_S = 1.0  # between two attempts to write a marker
 EXPIRY_CHUNK = 2000  # ids that one batch of tombstones forgets
+COMPLETED_TOGETHER = 16  # transactions whose end one batch says: ids may take 32 KB, and a batch must not exceed 1 MB
 
 _FAULT_POINTS = {
     TxnState.EMPTY: "init",
@@ -67,6 +68,7 @@ class Owner(NamedTuple):
 
 
 NOTHING_KEPT = (NO_PRODUCER_ID, NO_EPOCH)
+_Step = tuple[ActiveId, Transaction]  # an id that is held, and its next value
 _WhichTransaction = tuple[int, int, int]  # producer id, epoch, start
 WriteMarkers = Callable[..., Awaitable[dict[TopicPartition, ErrorCode]]]
 
@@ -92,6 +94,8 @@ class TransactionCoordinator:
         self._runtime = CoordinatorRuntime(topic, self.ids)
         self._partition_of = lru_cache(maxsize=4096)(self._runtime.partition_for)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._decided: list[ActiveId] = []  # their markers are due at the end of this turn of the event loop
+        self._marked: list[_Step] = []  # their last records are
         self._open_since: dict[str, tuple[_WhichTransaction, float]] = {}  # monotonic: when first looked at
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -108,6 +112,7 @@ class TransactionCoordinator:
 
     async def stop(self) -> None:
         """Ends the timers. A transaction whose markers are still under way is finished by the next start."""
+        self._decided, self._marked = [], []
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -201,7 +206,9 @@ class TransactionCoordinator:
         """AddPartitionsToTxn, AddOffsetsToTxn, and what TV2 does by writing."""
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
-        active = await self._settled_id(transactional_id)
+        active = self.ids.get(transactional_id)
+        if active is not None and active.is_pending:
+            active = await self._settled_id(transactional_id)
         if active is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         ask = self._ask(
@@ -363,7 +370,7 @@ class TransactionCoordinator:
     async def _transition(self, active: ActiveId, to: Transaction, event: TransactionEvent) -> ErrorCode | None:
         """One step of an id that is held. Returns the error if the value could not be made durable."""
         try:
-            failure = await self._write(active, to)
+            failure = await self._write(((active, to),))
         except Exception:
             log.exception("a transition failed", extra={"transactional_id": active.id})
             failure = ErrorCode.UNKNOWN_SERVER_ERROR
@@ -381,43 +388,85 @@ class TransactionCoordinator:
         if rebuilds and (rebuild := rebuilds.get(self._partition_of(active.id))) is not None:
             rebuild.add_done_callback(lambda _: self._go_on(active))
         elif active.txn.state in PREPARED:
-            self._spawn(self._finish(active))
+            if not self._decided:
+                asyncio.get_running_loop().call_soon(self._finish_decided)
+            self._decided.append(active)
         else:
             self.ids.release(active)
 
-    async def _write(self, active: ActiveId, to: Transaction) -> ErrorCode | None:
-        """Makes a value durable; the runtime replays it. An error: the value is as it was."""
-        point = _FAULT_POINTS[to.state]
+    async def _write(self, steps: Sequence[_Step]) -> ErrorCode | None:
+        """Makes values of one partition durable, as one batch; the runtime replays them. An error: nothing changed."""
         if faults.armed:
-            await faults.reach(f"{point}.before_log")
+            for _, to in steps:
+                await faults.reach(f"{_FAULT_POINTS[to.state]}.before_log")
+        partition = self._partition_of(steps[0][0].id)
         try:
-            written = self._runtime.write(self._partition_of(active.id), (TransactionRecord(active.id, to),))
+            written = self._runtime.write(partition, [TransactionRecord(active.id, to) for active, to in steps])
             failure = None if written is None else await written
         except StorageError as error:
             failure = error
         if failure is not None:
-            log.error("transaction log not written", extra={"transactional_id": active.id, "error": str(failure)})
+            ids = ", ".join(active.id for active, _ in steps)
+            log.error("transaction log not written", extra={"transactional_id": ids, "error": str(failure)})
             return client_error(failure)
         if faults.armed:
-            await faults.reach(f"{point}.after_log")
+            for _, to in steps:
+                await faults.reach(f"{_FAULT_POINTS[to.state]}.after_log")
         return None
 
+    # --- markers, and the end -----------------------------------------------------------------------------------------
+    def _finish_decided(self) -> None:
+        """Markers of what was decided in this turn of the event loop. Its responses have left."""
+        decided, self._decided = self._decided, []
+        for active in decided:
+            start_now(self._finish(active), self._spawn)
+        self._complete_marked()
+
     async def _finish(self, active: ActiveId, *, recovered: bool = False) -> None:
-        """From a durable decision to its end, whatever happens: nothing else ends the transaction."""
+        """From a durable decision to its markers, whatever happens: nothing else ends the transaction."""
         if recovered and faults.armed:
             await faults.reach("recovery.before_markers")
         while True:
             try:
                 await self._mark_partitions(active)
-                to = _completed(active.txn, self._clock.now_ms())
-                while await self._write(active, to) is not None:
-                    await asyncio.sleep(RETRY_S)
-                self.events.transition(active.id, TransactionEvent.MARKERS_WRITTEN, to)
+                step = active, _completed(active.txn, self._clock.now_ms())
                 break
             except Exception:
                 log.exception("a transaction cannot be finished; trying again", extra={"transactional_id": active.id})
             await asyncio.sleep(RETRY_S)
-        self.ids.release(active)
+        if not self._marked:
+            asyncio.get_running_loop().call_soon(self._complete_marked)
+        self._marked.append(step)
+
+    def _complete_marked(self) -> None:
+        """The last record of all transactions whose markers became durable in this turn: one batch per partition."""
+        marked, self._marked = self._marked, []
+        chunks: dict[int, list[_Step]] = {}
+        for step in marked:
+            partition = self._partition_of(step[0].id)
+            chunk = chunks.setdefault(partition, [])
+            chunk.append(step)
+            if len(chunk) == COMPLETED_TOGETHER:
+                start_now(self._complete(chunks.pop(partition)), self._spawn)
+        for chunk in chunks.values():
+            start_now(self._complete(chunk), self._spawn)
+
+    async def _complete(self, steps: list[_Step]) -> None:
+        """Until it is durable: a client can begin its next transaction only then."""
+        while True:
+            try:
+                if await self._write(steps) is None:
+                    break
+            except Exception:
+                log.exception("the ends of transactions cannot be written; trying again")
+            await asyncio.sleep(RETRY_S)
+            if len(steps) > 1:  # one by one from here on: together they may be too large
+                for step in steps:
+                    self._spawn(self._complete([step]))
+                return
+        for active, to in steps:
+            self.events.transition(active.id, TransactionEvent.MARKERS_WRITTEN, to)
+            self.ids.release(active)
 
     async def _mark_partitions(self, active: ActiveId) -> None:
         txn = active.txn

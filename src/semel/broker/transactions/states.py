@@ -46,9 +46,10 @@ class TxnState(IntEnum):
     @property
     def label(self) -> str:
         """The name that ListTransactions and DescribeTransactions show."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return _LABELS[self]
 
 
+_LABELS = {state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState}
 IDLE = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
 PREPARED = frozenset({TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT})
 
