@@ -127,19 +127,28 @@ def encode_single(
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytearray:
     """A batch of one record, as `encode_batch` makes it, by hand: coordinators write little else."""
-    fields = bytearray(3)  # attributes, timestamp delta, offset delta
-    _write_bytes(fields, key)
-    _write_bytes(fields, value)
-    fields.append(0)  # headers
-    body = bytearray()
-    write_varint(body, len(fields))
-    body += fields
-    length = HEADER_SIZE - LOG_OVERHEAD + len(body)
+    key_size, value_size = _signed(-1 if key is None else len(key)), _signed(-1 if value is None else len(value))
+    key, value = key or b"", value or b""
+    size = 4 + len(key_size) + len(key) + len(value_size) + len(value)
+    fields = (_signed(size), b"\0\0\0", key_size, key, value_size, value, b"\0")  # deltas and attributes; no headers
+    length = HEADER_SIZE - LOG_OVERHEAD + len(fields[0]) + size
     numbers = (attributes, 0, timestamp, timestamp, producer_id, producer_epoch, NO_SEQUENCE, 1)
-    batch = bytearray(HEADER.pack(offset, length, leader_epoch, MAGIC, 0, *numbers))
-    batch += body
+    batch = bytearray().join((HEADER.pack(offset, length, leader_epoch, MAGIC, 0, *numbers), *fields))
     seal_crc(batch)
     return batch
+
+
+def _signed(value: int) -> bytes:
+    """A varint; those of short keys and values are at hand."""
+    if value < len(_SMALL) - 1:
+        return _SMALL[value]
+    out = bytearray()
+    write_varint(out, value)
+    return bytes(out)
+
+
+_SMALL = [bytes(((number << 1) & 0x7F | 0x80, number >> 6) if number > 63 else (number << 1,)) for number in range(256)]
+_SMALL.append(b"\1")  # -1 comes last
 
 
 def seal_batch(

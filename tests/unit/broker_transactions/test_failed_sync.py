@@ -98,8 +98,10 @@ def test_an_end_whose_fsync_failed_can_be_sent_again(
     with_broker(tmp_path, body)
 
     async def after_restart(broker: BrokerNode, coordinator: TransactionCoordinator) -> None:
-        owner = await coordinator.init(ID, 60_000, None)
-        assert owner.error is E.NONE
+        async def init() -> E:
+            return (await coordinator.init(ID, 60_000, None)).error
+
+        await until(init, E.NONE)
 
     with_broker(tmp_path, after_restart)
 

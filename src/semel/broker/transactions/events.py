@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from enum import Enum
+from functools import cache
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -69,6 +70,15 @@ REASONS = {
     TransactionEvent.TIMEOUT: "timeout",
 }
 OPERATOR = "operator"  # a marker that somebody wrote by hand
+
+
+@cache
+def _decided_by(state: TxnState, event: TransactionEvent) -> tuple[str, str]:
+    """The reason of a decision, and what the event says of it."""
+    reason = REASONS.get(event, event.value)
+    return reason, f"{state.label}, decided by {reason.replace('_', ' ')}"
+
+
 _UNFINISHED = frozenset(
     {
         TraceStep.ADD,
@@ -104,7 +114,9 @@ class TransactionEvents:
         moment: tuple[int, int] | None = None,
     ) -> None:
         """`moment`: when a request came whose effects are events themselves (see `moment`)."""
-        if error in FENCED and step is not TraceStep.PRODUCE:  # a batch that is refused is counted where it is
+        if (
+            error is not ErrorCode.NONE and error in FENCED and step is not TraceStep.PRODUCE
+        ):  # a batch that is refused is counted where it is
             self._counters.fenced[step.api] += 1
         events = self._by_id.get(transactional_id)
         if events is None:
@@ -112,15 +124,17 @@ class TransactionEvents:
             events = self._by_id[transactional_id] = deque(maxlen=KEPT_EVENTS)
         else:
             self._by_id.move_to_end(transactional_id)
-        few = sorted(partitions) if len(partitions) <= KEPT_PARTITIONS else islice(partitions, KEPT_PARTITIONS)
-        named = tuple(few)
+        count = len(partitions)
+        if count < 2:
+            named = tuple(partitions)
+        else:
+            named = tuple(sorted(partitions) if count <= KEPT_PARTITIONS else islice(partitions, KEPT_PARTITIONS))
         if step is TraceStep.FIND and events and events[-1].step is TraceStep.FIND:
             events.pop()  # somebody who only looks: it would push out what happened
-        number, now_ms = moment or self.moment()
-        event = TraceEvent(
-            number, now_ms, step, transactional_id, producer_id, epoch, error, client, named, len(partitions), note
+        number, now_ms = moment or (next(self._numbers), self._now_ms())
+        events.append(
+            TraceEvent(number, now_ms, step, transactional_id, producer_id, epoch, error, client, named, count, note)
         )
-        events.append(event)
 
     def moment(self) -> tuple[int, int]:
         """Number and time of an event that happens now and is added later, when its outcome is known."""
@@ -131,9 +145,8 @@ class TransactionEvents:
         if event is TransactionEvent.MARKERS_WRITTEN:
             self.add(TraceStep.COMPLETE, transactional_id, to.producer_id, to.epoch, note=to.state.label)
         elif to.state in (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT):
-            is_commit, reason = to.state is TxnState.PREPARE_COMMIT, REASONS.get(event, event.value)
-            self._counters.ends[is_commit, reason] += 1
-            note = f"{to.state.label}, decided by {reason.replace('_', ' ')}"
+            reason, note = _decided_by(to.state, event)
+            self._counters.ends[to.state is TxnState.PREPARE_COMMIT, reason] += 1
             self.add(TraceStep.DECIDED, transactional_id, to.producer_id, to.epoch, partitions=to.partitions, note=note)
 
     def of(self, transactional_id: str) -> list[TraceEvent]:

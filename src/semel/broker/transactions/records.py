@@ -60,7 +60,7 @@ def encode_value(txn: Transaction) -> bytes:
     """By hand, for speed: VALUE says the same in the words of the schema."""
     parts = [
         _HEAD.pack(VALUE_VERSION, txn.producer_id, txn.epoch, txn.timeout_ms, txn.state),
-        b"\0" if txn.state is TxnState.EMPTY else _encode_partitions(txn.partitions),
+        _partitions_of(txn),
         _TIMES.pack(txn.updated_ms, txn.started_ms),
         _encode_tags(txn),
     ]
@@ -69,13 +69,25 @@ def encode_value(txn: Transaction) -> bytes:
 
 _HEAD = struct.Struct(">hqhib")  # version, producer id, epoch, timeout, state
 _TIMES = struct.Struct(">qq")  # last update, start
+_INDEX = struct.Struct(">i")
 _INT64_TAG = struct.Struct(">BBq")  # number of the tag, its size, a producer id
 _INT16_TAG = struct.Struct(">BBh")
 _LAST_EPOCH_NUMBER = bytes((LAST_EPOCH_TAG & 0x7F | 0x80, LAST_EPOCH_TAG >> 7))
 _LAST_EPOCH_TAG = struct.Struct(">2sBh")  # the same with a number that takes two bytes
 
 
+def _partitions_of(txn: Transaction) -> bytes:
+    if txn.state is TxnState.EMPTY:
+        return b"\0"  # null
+    return _encode_partitions(txn.partitions) if txn.partitions else b"\1"
+
+
 def _encode_partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    if len(partitions) == 1:  # nearly all
+        ((topic, partition),) = partitions
+        name = topic.encode()
+        if len(name) < 0x7F:
+            return b"".join((b"\2", bytes((len(name) + 1,)), name, b"\2", _INDEX.pack(partition), b"\0"))
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         by_topic.setdefault(topic, []).append(partition)
