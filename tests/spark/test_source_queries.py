@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 import semel
 from semel.spark.offsets import edge_of, from_json
@@ -50,6 +51,36 @@ def test_batch_queries_find_the_source_without_a_call_and_have_sparks_columns(
     found = rows.selectExpr("count(*)", "sum(offset)", "count(distinct partition)", "max(topic)").first()
     half = ROWS // PARTITIONS
     assert tuple(found) == (ROWS, PARTITIONS * half * (half - 1) // 2, PARTITIONS, query.source)
+
+
+@SEMEL
+def test_values_are_read_as_json_by_the_source_as_from_json_reads_them(
+    session: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    query = Query(cluster, tmp_path, "copy")
+    schema = "id long, `a b` struct<x: array<int>>, at timestamp, `day` date, ratio double, m map<string, boolean>"
+    order = {"a b": {"x": [1, None]}, "at": "2026-01-01T00:00:00+02:00", "day": "2026-01-02", "m": {"k": True}}
+    producer = Producer({"bootstrap.servers": query.bootstrap, "log_level": 0})
+    for n in range(20):
+        producer.produce(query.source, json.dumps({"id": n, **order, "ratio": 2}) if n % 5 else "not JSON")
+    producer.produce(query.source, '{"id": "of another type", "ratio": 2}')
+    producer.produce(query.source, key=b"a tombstone", value=None)
+    assert producer.flush(30) == 0
+    rows = session.read.format("semel").options(**options(query, jsonSchema=schema)).load()
+    assert rows.columns[-1] == "json"
+    readable = rows.where("json IS NOT NULL").selectExpr(
+        "json", f"from_json(cast(value AS string), '{schema}') AS sparks"
+    )
+    found = readable.collect()
+    assert sorted(row.json.id for row in found) == [n for n in range(20) if n % 5]
+    assert [row.json for row in found] == [row.sparks for row in found]
+    assert rows.where("json IS NULL").count() == 4 + 1 + 1
+
+    names = stream(session, query, startingOffsets="earliest", jsonSchema=schema, columns="json")
+    sink = semel.sink(cluster.bootstrap, application_id=query.application_id, topic=query.output)
+    query.run_through(names.where("json.id >= 10").selectExpr("to_json(json) AS value"), sink)
+    written = session.read.format("semel").options(**options(query, subscribe=query.output)).load()
+    assert sorted(json.loads(row.value)["id"] for row in written.collect()) == [11, 12, 13, 14, 16, 17, 18, 19]
 
 
 @needs_limits

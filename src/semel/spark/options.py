@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,20 +26,24 @@ TYPES = {
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
 }
 HEADERS = "headers"
+JSON = "json"  # see `json_column`
 
 
-def schema_of(columns: Sequence[str]) -> str:
-    return ", ".join(f"{name} {TYPES[name]}" for name in columns)
+def schema_of(columns: Sequence[str], json_schema: str | None = None) -> str:
+    types = TYPES if json_schema is None else {**TYPES, JSON: f"STRUCT<{json_schema}>"}
+    return ", ".join(f"{name} {types[name]}" for name in columns)
 
 
-def spark_columns(table: Any, wanted: Range, columns: Sequence[str]) -> Any:
+def spark_columns(
+    table: Any, wanted: Range, columns: Sequence[str], parse_json: Callable[[Any], Any] | None = None
+) -> Any:
     """A decoded table as Spark's source would give it."""
     import pyarrow as pa
 
-    return pa.table({name: _column(table, wanted, name) for name in columns})
+    return pa.table({name: _column(table, wanted, name, parse_json) for name in columns})
 
 
-def _column(table: Any, wanted: Range, name: str) -> Any:
+def _column(table: Any, wanted: Range, name: str, parse_json: Callable[[Any], Any] | None) -> Any:
     import numpy as np
     import pyarrow as pa
 
@@ -56,6 +60,8 @@ def _column(table: Any, wanted: Range, name: str) -> Any:
             return table.column("timestamp").cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC"))
         case "timestampType":
             return table.column("timestamp_type").cast(pa.int32())
+        case "json" if parse_json is not None:
+            return parse_json(table.column("value"))
         case _:
             return table.column(name)
 
@@ -84,6 +90,7 @@ SOURCE_OPTIONS = {
     "failOnDataLoss": "true (default): fail when records are gone before they were read",
     "includeHeaders": "true: a column headers",
     "columns": "only these columns, such as key,value: those that nobody reads cost time too",
+    "jsonSchema": "a column json: values read as JSON with these fields, such as id long, name string",
     "emit": "rows (default), or ranges: one row per range of offsets, as table_pipeline needs it",
     "committedOffsets": "what startingOffsets=committed means for a sink for PostgreSQL: its committed_offsets()",
     "applicationId": "the sink's: startingOffsets=committed reads its ledger, a pattern leaves out its dead letters",
@@ -155,6 +162,9 @@ class SourceOptions:
         starting, ending = _bound(given, "starting", LATEST if streaming else EARLIEST), _bound(given, "ending", LATEST)
         if not streaming:
             _refuse_empty_reads(starting, ending)
+        emit_ranges = _choice(given, "emit", ("rows", "ranges"), "rows") == "ranges"
+        if emit_ranges and json_schema(given) is not None:
+            raise OptionError("option jsonSchema needs records, but with emit=ranges there are none; leave it out")
         return cls(
             client=client_options(given, "kafka.isolation.level", "kafka.group.id"),
             **_selection(given),
@@ -172,7 +182,7 @@ class SourceOptions:
             read_committed=_isolation(given) == "read_committed",
             application_id=given.get("applicationid"),
             committed=_committed(given, starting),
-            emit_ranges=_choice(given, "emit", ("rows", "ranges"), "rows") == "ranges",
+            emit_ranges=emit_ranges,
         )
 
 
@@ -189,13 +199,21 @@ def _committed(given: Mapping[str, str], starting: Bound) -> str | None:
 def checked_columns(raw: Mapping[str, Any]) -> tuple[str, ...]:
     given = {str(name).lower(): str(value) for name, value in raw.items()}
     wants_headers = _boolean(given, "includeHeaders", False)
+    known = [*TYPES, *([] if json_schema(given) is None else [JSON])]
     if "columns" not in given:
-        return tuple(name for name in TYPES if name != HEADERS or wants_headers)
-    names = {name.lower(): name for name in TYPES}
+        return tuple(name for name in known if name != HEADERS or wants_headers)
+    names = {name.lower(): name for name in known}
     words = [word.strip().lower() for word in given["columns"].split(",") if word.strip()]
     if not words or any(word not in names for word in words):
-        raise OptionError(f"option columns is {given['columns']!r}; expected names out of {', '.join(TYPES)}")
+        raise OptionError(f"option columns is {given['columns']!r}; expected names out of {', '.join(known)}")
     return tuple(dict.fromkeys(names[word] for word in words))
+
+
+def json_schema(raw: Mapping[str, Any]) -> str | None:
+    found = next((str(text).strip() for name, text in raw.items() if str(name).lower() == "jsonschema"), None)
+    if found == "":
+        raise OptionError("option jsonSchema is empty; expected fields, such as id long, name string")
+    return found
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:

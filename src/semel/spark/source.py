@@ -26,6 +26,7 @@ from semel.client.cluster import Cluster
 from semel.client.settings import ClientSettings
 from semel.spark import stages
 from semel.spark.failures import reason_first
+from semel.spark.json_column import json_parser, read_as
 from semel.spark.ledger_topic import OwnTopics, last_entry
 from semel.spark.offsets import (
     INITIAL,
@@ -47,10 +48,12 @@ from semel.spark.options import (
     COMMITTED,
     EARLIEST,
     HEADERS,
+    JSON,
     LATEST,
     OptionError,
     SourceOptions,
     checked_columns,
+    json_schema,
     schema_of,
     spark_columns,
 )
@@ -99,7 +102,7 @@ class SemelDataSource(DataSource):
     def schema(self) -> str:
         if str(self.options.get("emit", "rows")).lower() == "ranges":
             return RANGE_COLUMNS
-        return schema_of(checked_columns(self.options))
+        return schema_of(checked_columns(self.options), json_schema(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from semel.spark.batch_writer import BatchWriter
@@ -114,11 +117,11 @@ class SemelDataSource(DataSource):
         return StreamWriter(dict(self.options), schema)  # overwrite: outputMode complete, the whole result each time
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(dict(self.options))
+        return BatchReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options))
+            return (StreamReader if HAS_ADMISSION_CONTROL else StreamReader41)(dict(self.options), schema)
         except OptionError as error:
             return RefusedReader(error)
 
@@ -126,11 +129,14 @@ class SemelDataSource(DataSource):
 class _Planner:
     """What batch and stream have in common: the options, and a connection that is made when it is first needed."""
 
-    def __init__(self, raw: Mapping[str, str], streaming: bool) -> None:
+    def __init__(self, raw: Mapping[str, str], streaming: bool, schema: StructType | None = None) -> None:
         self.options = SourceOptions.parse(raw, streaming)
+        self.json_type = schema[JSON].dataType if schema is not None and JSON in self.options.columns else None
+        if self.json_type is not None:
+            read_as(self.json_type)  # raises what cannot be read
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options}  # tasks connect for themselves
+        return {"options": self.options, "json_type": self.json_type}  # tasks connect for themselves
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -172,14 +178,14 @@ class _Planner:
             yield range_row(task.value)
             return
         with reason_first():
-            yield from stages.task("source", read_range(self.options, task.value))
+            yield from stages.task("source", read_range(self.options, task.value, self.json_type))
 
 
 class BatchReader(_Planner, DataSourceReader):
     """spark.read.format("semel")"""
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        super().__init__(raw, streaming=False)
+    def __init__(self, raw: Mapping[str, str], schema: StructType | None = None) -> None:
+        super().__init__(raw, streaming=False, schema=schema)
 
     @reason_first()
     def partitions(self) -> list[InputPartition]:
@@ -191,8 +197,8 @@ class BatchReader(_Planner, DataSourceReader):
 class StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """spark.readStream.format("semel")"""
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        super().__init__(raw, streaming=True)
+    def __init__(self, raw: Mapping[str, str], schema: StructType | None = None) -> None:
+        super().__init__(raw, streaming=True, schema=schema)
         self._target: Edge | None = None  # Trigger.AvailableNow: read up to here, then stop
         self._waiting_since_s = time.monotonic()
 
@@ -299,8 +305,8 @@ class StreamReader41(StreamReader):
     It reads everything that is there in one batch: maxOffsetsPerTrigger and minOffsetsPerTrigger have no effect.
     """
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        super().__init__(raw)
+    def __init__(self, raw: Mapping[str, str], schema: StructType | None = None) -> None:
+        super().__init__(raw, schema)
         self._seen: dict[str, Any] | None = None
         if self.options.max_offsets or self.options.min_offsets:
             log.warning(
@@ -357,9 +363,10 @@ def range_row(wanted: Range) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 
-def read_range(options: SourceOptions, wanted: Range) -> Iterator[Any]:
+def read_range(options: SourceOptions, wanted: Range, json_type: Any = None) -> Iterator[Any]:
     """The rows of a range as Arrow batches with the source's columns."""
+    parse_json = None if json_type is None else json_parser(json_type)
     for table in tables_of(options, wanted, headers=HEADERS in options.columns):
         with stages.stage(stages.DECODE):
-            batches = spark_columns(table, wanted, options.columns).to_batches()
+            batches = spark_columns(table, wanted, options.columns, parse_json).to_batches()
         yield from batches

@@ -50,6 +50,7 @@ def test_offsets_and_times():
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"kafka.isolation.level": "snapshot"}, "read_committed or read_uncommitted"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"jsonSchema": "id long", "emit": "ranges"}, "jsonSchema needs records"),
     ],
 )
 def test_wrong_options_are_refused_by_name(changes, message):
