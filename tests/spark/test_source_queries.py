@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 import semel
+from semel.local.processes import family
 from semel.spark.offsets import edge_of, from_json
 from semel.spark.session import SOURCE_ENVIRONMENT
 from semel.spark.source import HAS_ADMISSION_CONTROL
@@ -151,6 +153,19 @@ def test_errors_of_the_source_reach_the_user_with_their_text(session: Any, clust
         session.read.format("semel").options(**options(query, subscribe="no-such-topic")).load().count()
     with pytest.raises(Exception, match=r"kafka\.bootstrap\.servers"):
         session.read.format("semel").option("subscribe", query.source).load().count()
+
+
+@SEMEL
+def test_tasks_of_the_source_and_other_python_tasks_share_the_workers_of_one_daemon(
+    session: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    query = Query(cluster, tmp_path, "copy", ROWS)
+    rows = session.read.format("semel").options(**options(query)).load().select("value")
+    assert rows.mapInArrow(lambda batches: batches, "value BINARY").count() == ROWS
+    running = [(pid, parent) for pid, parent, command in family(os.getpid()) if ".daemon pyspark.worker" in command]
+    workers = [pid for pid, parent in running if parent in dict(running)]
+    assert workers, "no worker was seen"
+    assert len(running) - len(workers) == 1
 
 
 def source_environment(session: Any) -> Any:

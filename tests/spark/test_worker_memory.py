@@ -35,7 +35,7 @@ def peaks_bytes(ancestor: int) -> dict[int, int]:
         above = pid
         while above not in (ancestor, 0):
             above = parents.get(above, 0)
-        if above == ancestor and b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if above == ancestor and b".daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
             status = Path(f"/proc/{pid}/status").read_text()
             found[pid] = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return found

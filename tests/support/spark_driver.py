@@ -17,10 +17,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from semel.local.processes import Process
 from semel.local.spark_cluster import SparkCluster
 from semel.prove.injection import command
+from semel.spark.session import LAUNCHED_SETTINGS
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_values
 from tests.support.spark_cluster import Faults
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 DRIVER_TIMEOUT_S = 180
 PARTITIONS = 4
@@ -139,7 +140,7 @@ class SparkSite:
 
     def new_driver(self, **settings: str) -> SparkDriver:
         if self.cluster is None:
-            return SparkDriver(LOCAL, self.faults, settings)
+            return SparkDriver(LOCAL, self.faults, {**LAUNCHED_SETTINGS, **settings})
         return SparkDriver(self.cluster.url, self.faults, {**self.cluster.conf(), **settings})
 
     @contextmanager
@@ -148,7 +149,7 @@ class SparkSite:
         driver = SparkDriver(
             LOCAL if self.cluster is None else self.cluster.url,
             Faults(self.folder / f"no-faults-{next(self._numbers)}"),
-            {} if self.cluster is None else self.cluster.conf(),
+            LAUNCHED_SETTINGS if self.cluster is None else self.cluster.conf(),
         )
         try:
             yield driver
@@ -250,7 +251,7 @@ class Pipeline:
         settings = {"bootstrap.servers": self.reading_from, "group.id": self.application_id, "log_level": 0}
         consumer = Consumer({**settings, "isolation.level": "read_uncommitted"})
         wanted = [TopicPartition(self.source, p) for p in range(PARTITIONS)]
-        found = {tp.partition: tp.offset for tp in consumer.committed(wanted, timeout=20)}
+        found = {tp.partition: tp.offset for tp in consumer.committed(wanted, timeout=PATIENCE_S)}
         consumer.close()
         return found
 
@@ -262,6 +263,6 @@ class Pipeline:
         settings = {"bootstrap.servers": self.reading_from, "group.id": "ends", "isolation.level": isolation}
         consumer = Consumer({**settings, "log_level": 0})
         places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
-        found = {tp.partition: consumer.get_watermark_offsets(tp, timeout=20)[1] for tp in places}
+        found = {tp.partition: consumer.get_watermark_offsets(tp, timeout=PATIENCE_S)[1] for tp in places}
         consumer.close()
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from semel.prove.proxy import Proxy
 
 RESTARTS_MAX = 60  # of one process in one scene, beyond those that faults ask for
 SHOWS_STACKS = signal.SIGUSR1  # a worker prints what each of its threads does
+PYTHON_DAEMON = re.compile(r"-m (pyspark|semel\.spark)\.daemon ")  # it and what it forked
 QUICK_END_S = 0.4  # a process that ends sooner is not started again at once
 BROKER_SETTINGS = ("group.min.session.timeout.ms=500", "group.initial.rebalance.delay.ms=0")
 
@@ -104,7 +106,7 @@ class Actor:
 
     def tasks(self) -> list[int]:
         """The Python workers of a Spark driver or of its executors: those that a daemon has forked."""
-        daemons = {pid: parent for pid, parent, command in self._family() if "pyspark.daemon" in command}
+        daemons = {pid: parent for pid, parent, command in self._family() if PYTHON_DAEMON.search(command)}
         return [pid for pid, parent in daemons.items() if parent in daemons]
 
     def executors(self) -> list[int]:

@@ -44,6 +44,9 @@ LOCAL_SETTINGS = {
     ),
 }
 
+# Where the launcher starts the Python workers, they have this semel.
+LAUNCHED_SETTINGS = {"spark.python.daemon.module": "semel.spark.daemon"}
+
 
 def spark_session(app_name: str = "semel", *, master: str | None = None, **settings: Any) -> Any:
     """SparkSession.builder...getOrCreate() with these settings; `settings` are Spark's names with dots as "__".
@@ -58,10 +61,13 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    for name, value in {**SETTINGS, **(LOCAL_SETTINGS if stays_here(wanted) else {}), **named}.items():
+    local = LOCAL_SETTINGS if stays_here(wanted) else {}
+    is_launched = os.environ["PYSPARK_PYTHON"] == str(LAUNCHER)
+    launched = LAUNCHED_SETTINGS if is_launched else {}
+    for name, value in {**SETTINGS, **local, **launched, **named}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    reserve_environment(session)
+    reserve_environment(session, shares_workers=is_launched)
     return session
 
 
@@ -75,7 +81,7 @@ SOURCE_ENVIRONMENT = {
 _reserving = threading.Lock()
 
 
-def reserve_environment(session: Any) -> None:
+def reserve_environment(session: Any, *, shares_workers: bool = False) -> None:
     """Enters the names above into the environment that Spark keeps for the source `semel`.
 
     All queries of a JVM share that map, and Spark's threads add to it without a lock when queries start. Two at once
@@ -91,6 +97,9 @@ def reserve_environment(session: Any) -> None:
         with _reserving:
             found = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource("semel")
             environment = found.dataSourceCls().envVars()
+            if shares_workers and not any(map(environment.containsKey, SOURCE_ENVIRONMENT)):  # no query has started
+                environment.remove("PYTHONPATH")
+                environment.putAll(session.sparkContext.environment)
             for name, value in SOURCE_ENVIRONMENT.items():
                 environment.putIfAbsent(name, value)
     except (Py4JError, PySparkException) as error:

@@ -12,6 +12,7 @@ import pytest
 from pyspark import SparkContext
 
 from semel.spark import session
+from tests.support.waiting import PATIENCE_S
 
 HERE = [None, "local", "local[2]", "local[2,4]"]
 
@@ -59,7 +60,7 @@ def test_launcher_takes_sparks_zips_off_the_path_and_nothing_else() -> None:
         env={"SEMEL_PYTHON": sys.executable, "PYTHONPATH": path, "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert done.stdout == "/a folder/of mine:/s/jars/spark.jar ['a word', '*']\n"
@@ -83,6 +84,26 @@ def test_small_packets_to_and_from_workers_wait_for_nobody(made: Callable[..., d
     name = "spark.python.unix.domain.socket.enabled"
     assert made()[name] == "true"
     assert made(spark__python__unix__domain__socket__enabled="false")[name] == "false"
+
+
+def test_workers_are_forked_from_a_process_with_semel_only_where_the_launcher_starts_them(
+    monkeypatch: pytest.MonkeyPatch, made: Callable[..., dict[str, str]]
+) -> None:
+    """Elsewhere Spark's Python may have no semel."""
+    name = "spark.python.daemon.module"
+    assert made(master="local[2]")[name] == "semel.spark.daemon"
+    assert made(master="local[2]", spark__python__daemon__module="mine")[name] == "mine"
+    assert name not in made(master="spark://host:7077")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    assert name not in made(master="local[2]")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_that_workers_are_forked_from_has_semel_and_one_thread() -> None:
+    look = "print(len(os.listdir('/proc/self/task')), 'semel.spark.writing' in sys.modules)"
+    words = [sys.executable, "-c", f"import os, sys, semel.spark.daemon; {look}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["1", "True"]
 
 
 def test_checkpoints_of_a_cluster_are_written_as_spark_does(made: Callable[..., dict[str, str]]) -> None:
