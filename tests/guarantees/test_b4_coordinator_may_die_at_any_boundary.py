@@ -12,7 +12,7 @@ from semel.prove.injection import BROKER_POINTS
 from tests.support.crashes import GROUP, SOURCE, TOPICS, MortalBroker, Persistent
 from tests.support.reading import read_topic
 
-# In the order in which a transaction meets them. `:n` is the n-th visit since the start of the broker.
+# In the order in which a transaction meets them. `:n` is the n-th visit since it was armed.
 BEFORE_THE_END = [
     "init.before_log",
     "init.after_log",

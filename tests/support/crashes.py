@@ -37,11 +37,11 @@ class MortalBroker(OwnBroker):
         self.close()
 
     def arm(self, fault: str) -> None:
-        """Starts the broker anew with a fault, such as `marker.before:kill:2`."""
-        self.broker.kill()
+        """A fault such as `marker.before:kill:2`, at the second visit from now on."""
         point, _, action = fault.partition(":")
-        (self.faults / point).write_text(action)
-        self.broker.start()
+        draft = self.faults / "draft"
+        draft.write_text(action)
+        draft.rename(self.faults / point)
 
     def freeze_and_return(self, point: str) -> None:
         """Waits until the armed fault has frozen the broker, then lets it go on."""
