@@ -4,7 +4,6 @@ found if it did."""
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,8 +23,7 @@ from semel.client.group.membership import MembershipChange
 from tests.simulation.group_workload import consumers
 from tests.simulation.shrink import run, shrink
 
-SEEDS = range(5)
-FRESH = 2
+SEEDS = range(3)  # fresh ones are in test_campaign
 HUNTED = 40  # seeds, in which each deliberate bug must be found
 
 TRACE = """
@@ -40,10 +38,10 @@ print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdige
 
 def test_group_reads_everything_in_order_and_never_behind_a_commit(tmp_path: Path) -> None:
     faults = 0
-    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+    for seed in SEEDS:
         print(f'make simulate ARGS="--workload consumers --seed {seed}"')
         faults += consumers(seed, tmp_path / str(seed)).faults
-    assert faults > 100
+    assert faults > 50
 
 
 @pytest.mark.parametrize("seed", ["6", "2"], ids=["classic", "consumer"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from tests.simulation.processing_workload import processing
 
-SEEDS = range(6)
-FRESH = 2
+SEEDS = range(3)  # fresh ones are in test_campaign
 
 TRACE = """
 import hashlib, logging, sys
@@ -27,7 +25,7 @@ print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdige
 
 def test_offsets_and_output_agree_whoever_is_killed_or_frozen(tmp_path: Path) -> None:
     faults = 0
-    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+    for seed in SEEDS:
         print(f'make simulate ARGS="--workload processing --seed {seed}"')
         faults += processing(seed, tmp_path / str(seed)).faults
     assert faults > 100

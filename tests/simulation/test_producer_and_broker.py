@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,8 +21,7 @@ from tests.simulation.two_phase_workload import two_phase
 from tests.simulation.workloads import producer_and_broker, transactions
 from tests.simulation.world import World
 
-SEEDS = range(20)
-FRESH = 5
+SEEDS = range(10)  # fresh ones are in test_campaign
 HUNTED = 60  # seeds, in which each deliberate bug must be found
 
 TRACE = """
@@ -38,7 +36,7 @@ print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdige
 
 def test_no_promise_is_broken(tmp_path: Path) -> None:
     faults = 0
-    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+    for seed in SEEDS:
         print(f'make simulate ARGS="--workload producer --seed {seed}"')
         faults += producer_and_broker(seed, tmp_path / str(seed)).faults
     assert faults > 500
@@ -46,15 +44,15 @@ def test_no_promise_is_broken(tmp_path: Path) -> None:
 
 def test_transactions_are_visible_whole_or_not_at_all(tmp_path: Path) -> None:
     faults = 0
-    for seed in [*SEEDS, *(random.SystemRandom().randrange(2**32) for _ in range(FRESH))]:
+    for seed in SEEDS:
         print(f'make simulate ARGS="--workload transactions --seed {seed}"')
         faults += transactions(seed, tmp_path / str(seed)).faults
-    assert faults > 200
+    assert faults > 80
 
 
 def test_a_prepared_transaction_ends_as_it_was_decided_and_never_by_itself(tmp_path: Path) -> None:
     faults = 0
-    for seed in (0, 1, random.SystemRandom().randrange(2**32)):
+    for seed in (0, 1):
         print(f'make simulate ARGS="--workload two_phase --seed {seed}"')
         faults += two_phase(seed, tmp_path / str(seed)).faults
     assert faults > 50
