@@ -56,13 +56,13 @@ def test_without_java_it_says_what_to_do_and_runs_without_spark(tmp_path: Path) 
         process.wait_for_line("program is up", 60)
         process.interrupt(30)
     with demo(tmp_path, "--engine", "spark", env={"PATH": str(empty), "JAVA_HOME": ""}) as process:
-        assert process.wait(30) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert "Spark needs Java 17" in process.output
 
 
 def test_wrong_words_are_explained(tmp_path: Path) -> None:
     with demo(tmp_path, "casino") as process:
-        assert process.wait(30) == 2
+        assert process.wait(PATIENCE_S) == 2
         assert "bank" in process.output
 
 
@@ -70,5 +70,5 @@ def test_a_report_that_cannot_be_written_is_said_before_the_work(tmp_path: Path)
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with demo(tmp_path, "--engine", "process", "--report", str(blocked / "page.html")) as process:
-        assert process.wait(30) == 2
+        assert process.wait(PATIENCE_S) == 2
         assert "--report" in process.output

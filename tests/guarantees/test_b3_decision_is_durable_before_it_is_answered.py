@@ -55,7 +55,7 @@ def test_no_answer_and_no_visible_record_before_the_decision_is_written(tmp_path
             assert client.describe("id").transaction_state == "Ongoing"
         assert read_topic(broker.bootstrap, "t") == []
         assert ending.is_alive(), "the commit is not answered"
-        ending.join(30)
+        ending.join(PATIENCE_S)
         assert time.monotonic() - started_s >= 1.4
         assert [seen.value for seen in read_topic(broker.bootstrap, "t")] == [b"value"]
 

@@ -16,6 +16,7 @@ from semel.local.processes import Process
 from tests.support.crashes import MortalBroker
 from tests.support.reading import create_topic, read_topic
 from tests.support.transactional import FENCED, code_of, persist, transactional, write
+from tests.support.waiting import PATIENCE_S
 
 SCAN = "transaction.abort.timed.out.transaction.cleanup.interval.ms=100"
 
@@ -44,7 +45,7 @@ def during(work: Any, broker: MortalBroker, point: str) -> None:
     worker = threading.Thread(target=run)
     worker.start()
     broker.die_and_return(point)
-    worker.join(90)
+    worker.join(PATIENCE_S)
     assert not worker.is_alive()
     if failures:
         raise failures[0]

@@ -12,6 +12,7 @@ from semel.local.apache_kafka import ApacheKafka
 from tests.support.broker import Cluster
 from tests.support.reading import settle
 from tests.support.spark_driver import Pipeline, SparkSite
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.timeout(400)
@@ -45,6 +46,6 @@ def lag(pipeline: Pipeline) -> int:
     settle(pipeline.reading_from)
     admin = AdminClient({"bootstrap.servers": pipeline.reading_from, "log_level": 0})
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(pipeline.application_id)])
-    found = asked[pipeline.application_id].result(30).topic_partitions
+    found = asked[pipeline.application_id].result(PATIENCE_S).topic_partitions
     offsets = {tp.partition: tp.offset for tp in found if tp.topic == pipeline.source}
     return sum(pipeline.ends().values()) - sum(offsets.values())

@@ -270,7 +270,7 @@ def test_a_driver_that_dies_at_a_point_leaves_both_or_neither(
 @WITH_COPY
 def test_the_coordinator_may_abort_what_is_decided(ledger: Ledger, at: Callable[..., At]) -> None:
     """A pause between the two commits that exceeds transaction.timeout.ms."""
-    sink = ledger.sink(transaction_timeout_ms=1_000)
+    sink = ledger.sink(transaction_timeout_ms=3_000)
     fault = at("decision.made", lambda: abort_by_timeout(ledger))
     ledger.write(sink, 0)
     assert fault.fired

@@ -189,7 +189,7 @@ def test_the_coordinator_may_abort_what_is_decided(ledger: Ledger, broker: Semel
                 until(lambda: states() == ["CompleteAbort"], "the coordinator did not abort it")
 
     fault = at("decision.made", exceed_the_timeout)
-    ledger.process(transaction_timeout_ms=1_000)
+    ledger.process(transaction_timeout_ms=3_000)
     assert fault.fired
     ledger.check()
 

@@ -50,7 +50,7 @@ class Secured(NamedTuple):
 
 
 def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def make_certificates(folder: Path) -> None:

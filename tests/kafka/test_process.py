@@ -151,7 +151,7 @@ def test_output_and_positions_become_visible_together(cluster: Cluster, topics) 
         assert admin.group_offsets(settings["application_id"]) == {}
         assert read_topic(cluster.bootstrap, sink) == []
         processor.stop()
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         # The commit is decided; Apache Kafka writes the markers a moment later.
         eventually(lambda: admin.group_offsets(settings["application_id"]), lambda found: _sum(found) == COUNT)

@@ -14,6 +14,7 @@ import semel
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import Query
 from tests.support.broker import Cluster
+from tests.support.waiting import PATIENCE_S
 
 ROWS = 90
 SEMEL = pytest.mark.parametrize("cluster", ["semel"], indirect=True)
@@ -72,7 +73,7 @@ def test_rows_retries_and_times_of_every_batch_are_visible(
             .start()
         )
         assert running.awaitTermination(120)
-    assert complete.wait(30)
+    assert complete.wait(PATIENCE_S)
     session.streams.removeListener(listener)
     sink.close()
     sizes = [40, 40, 10] if HAS_ADMISSION_CONTROL else [90]

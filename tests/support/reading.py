@@ -100,7 +100,7 @@ def committed_offset(bootstrap: str, group: str, topic: str, partition: int = 0)
     """A group's position; negative if it has none."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 0})
     try:
-        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=20)
+        (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=PATIENCE_S)
         assert found.error is None, found.error
         return int(found.offset)
     finally:

@@ -18,6 +18,7 @@ from semel.cli import COMMANDS, available_commands, main
 from semel.cli.errors import CommandError, UsageError
 from semel.local.brokers import semel_command
 from semel.local.processes import Process
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_reader_that_goes_away_makes_no_noise() -> None:
     os.close(reading)
     process = run_inline("    for i in range(100000): print('line', i)", stdout=writing)
     os.close(writing)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=PATIENCE_S)
     assert error == ""
     assert process.returncode == 141
 
@@ -158,7 +159,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=PATIENCE_S)
     assert error == ""
     assert process.returncode == 130
 

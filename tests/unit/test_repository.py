@@ -18,6 +18,7 @@ import semel
 from semel.cli import available_commands
 from semel.local.apache_kafka import KafkaMissing, java
 from tests.support.missing import skip_loudly
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -181,7 +182,7 @@ def test_setup_says_what_is_missing_when_python_is_too_old(tmp_path: Path) -> No
     old.chmod(0o755)
     words = [str(ROOT / "scripts" / "setup")]
     done = subprocess.run(
-        words, env={**os.environ, "PYTHON": str(old)}, capture_output=True, text=True, timeout=30, check=False
+        words, env={**os.environ, "PYTHON": str(old)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 1
     assert "needs Python 3.11 or newer, found: Python 3.9.2" in done.stderr

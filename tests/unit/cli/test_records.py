@@ -19,7 +19,7 @@ from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import Process
 from tests.support.reading import read_topic
-from tests.support.waiting import STALL_S
+from tests.support.waiting import PATIENCE_S, STALL_S
 
 _numbers = count()
 
@@ -227,7 +227,7 @@ def test_open_transactions_are_shown_only_on_request(run: Run, ten: str, shared_
 def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_broker: SemelBroker) -> None:
     command = " ".join([*semel_command(), "consume", ten, "-b", shared_semel_broker.bootstrap, "-c", "10", "|", "true"])
     with Process(["bash", "-c", command]) as process:
-        process.wait(30)
+        process.wait(PATIENCE_S)
         assert "Traceback" not in process.output
 
 

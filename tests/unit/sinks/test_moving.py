@@ -18,6 +18,7 @@ from semel.sinks.postgres.owners import OWNERS, claim
 from semel.sinks.postgres.staging import STAGING, Staged, StagingRound, fill, leftovers, sweep
 from semel.sinks.postgres.tables import install
 from semel.sinks.postgres.target import RowColumn, TableMismatchError, describe, fitting, upsert_key
+from tests.support.waiting import PATIENCE_S
 
 
 class Bench:
@@ -378,7 +379,7 @@ def test_attempts_that_write_at_once_do_not_meet(bench: Bench, dsn: str) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     Move("semel", describe(bench.connection, "t"), columns, "insert")(bench.connection, [made[2]], "app", 0)
     bench.connection.commit()
     assert bench.sql("SELECT id, count(*) FROM t GROUP BY id") == [(2, 20)]

@@ -109,7 +109,7 @@ def test_apache_kafka_serves_a_copy_of_the_folder(folder: Folder, kafka_installa
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         topic = NewTopic("t", 1, config={"retention.ms": "-1"})
         for future in admin.create_topics([topic]).values():
-            future.result(30)
+            future.result(PATIENCE_S)
         kafka.stop()
         (target,) = (path for path in (tmp_path / "kafka").rglob("t-0") if path.is_dir())
         for path in target.iterdir():

@@ -37,7 +37,7 @@ class FaultyFiles(DiskFiles):
 
     def sync_file(self, fd: int, path: str) -> None:
         if self.sync_gate is not None and path.endswith(".log"):
-            self.sync_gate.wait(20)
+            self.sync_gate.wait(PATIENCE_S)
         self.file_syncs += 1
         if self.failing_syncs and path.endswith(".log"):
             self.failing_syncs -= 1
