@@ -30,7 +30,7 @@ class Cancelled(Exception):
 
 # When a function for foreachBatch fails, Spark searches its traceback for an interruption behind these words, with a
 # regular expression that recurses for every character. Where more than a thousand follow it overflows the stack of the
-# query's thread: the query then ends, and nobody is told that it failed.
+# query's thread: the query then ends, and nothing says that it failed.
 SEARCHED_BEHIND = "py4j.protocol.Py4JJavaError: An error occurred while calling"
 SEARCHED_CHARS = 500
 INTERRUPTIONS = (

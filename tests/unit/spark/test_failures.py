@@ -127,7 +127,7 @@ def failing_after(cause: Exception, error: Exception) -> Failing:
 @pytest.mark.parametrize("lines", [10, 80])
 @pytest.mark.parametrize("is_cause", [True, False])
 def test_no_error_overflows_the_stack_of_sparks_thread(is_cause: bool, lines: int) -> None:
-    """It would end the query, and nobody would be told that it failed."""
+    """It would end the query, and nothing would say that it failed."""
     java = of_java("org.apache.spark.SparkException: executor lost", lines)
     sink = failing_after(java, SinkError(SENTENCE)) if is_cause else Failing(java)
     with pytest.raises(Exception) as failed:
