@@ -9,6 +9,7 @@ The steps are in `postgres_transaction`, what tasks do in `postgres_tasks`, the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -25,10 +26,10 @@ from semel.spark.options import OptionError
 from semel.spark.postgres_options import PostgresOptions, SinkTopics
 from semel.spark.postgres_tasks import row_column, stage_task
 from semel.spark.postgres_transaction import BatchHandle, PostgresTransaction
-from semel.spark.reruns import settled
+from semel.spark.reruns import StageWatch, settled, spark_notices
 from semel.spark.sink import no_brokers
 from semel.spark.transactional_sink import TransactionalSink
-from semel.spark.write_job import WriteJob, collected
+from semel.spark.write_job import Reports, WriteJob, collected
 from semel.spark.writing import COPIED, REPORT_COLUMNS, Report
 
 # By database and owner: the sink of this process that took it over last.
@@ -97,7 +98,7 @@ class PostgresSink(TransactionalSink):
     def _hashed_columns(self, df: Any) -> list[str]:
         return list(df.columns)
 
-    def _write(self, df: Any, batch: MicroBatch, handle: BatchHandle) -> list[Report]:
+    def _write(self, df: Any, batch: MicroBatch, handle: BatchHandle) -> Reports:
         options = self.options
         columns = fitting(handle.table, [row_column(*pair) for pair in df.dtypes], options.aside())
         self._check_named(df.columns)
@@ -131,12 +132,15 @@ class DecidedSink(PostgresSink):
     def _write(self, df: Any, batch: MicroBatch, handle: Any) -> Any:
         """Rows and records come from the same computed rows: a function such as uuid() gives other values when it runs
         again."""
-        topics = self.options.topics
-        with settled(df, always=True) as kept:
+        topics, session = self.options.topics, df.sparkSession
+        watched = self.options.precautions.single_runs and not spark_notices(session)
+        with StageWatch(session) if watched else nullcontext() as watch, settled(df, always=True) as kept:
             if tasks_without_shuffle(df) is None:  # from a shuffle, with as many partitions as that, 200 by default
-                kept = kept.coalesce(df.sparkSession.sparkContext.defaultParallelism)
+                kept = kept.coalesce(session.sparkContext.defaultParallelism)
             records = self._write_records(topics.records(kept), batch, handle)
             rows = super()._write(topics.rows(kept), batch, handle.tables)
+        if watch is not None:
+            rows.watch = watch  # of all jobs, that which computed the rows among them
         copied = [report for report in records if report.failure == COPIED]
         records[:] = [report for report in records if report.failure != COPIED]
         return DecidedReports(rows, records, copied)

@@ -137,7 +137,7 @@ class Reports(list[Report]):
     watch: StageWatch | None = None
 
 
-def collected(job: Any, precautions: Precautions | None = None) -> list[Report]:
+def collected(job: Any, precautions: Precautions | None = None) -> Reports:
     """Runs the job; raises what a task reported instead of rows. With precautions, `check_single_runs` may be called
     about it."""
     if precautions is None or not precautions.single_runs or spark_notices(job.sparkSession):
