@@ -62,10 +62,10 @@ class WriteJob:
         rows = prepared(df, options)
         routing = routing_of(options, targets, batch.batch_id, handle.settings)
         precautions = careful(options.precautions, df.sparkSession)
-        if needs_no_shuffle(rows, options):
-            fewest = min(topic.partitions for topic in targets.topics)
+        direct = direct_tasks(rows, options, targets)
+        if direct is not None:
             task = direct_task(handle, replace(routing, partitioner=SPREAD), precautions, keep=keep)
-            job = rows.coalesce(fewest).mapInArrow(task, REPORT_COLUMNS)
+            job = rows.coalesce(direct).mapInArrow(task, REPORT_COLUMNS)
             return without_stragglers(job, df, lambda: collected(job, precautions))
         few = write_tasks(rows, targets)  # tasks that read several partitions one after the other
         if may_guess(df, options, precautions) and self._in_place.allows(df, options, targets, batch, few):
@@ -123,6 +123,17 @@ def plain_job(df: Any, options: SinkOptions, targets: Targets, batch_id: int, ha
 def needs_no_shuffle(rows: Any, options: SinkOptions) -> bool:
     """Where neither keys nor given partitions count, any task may have any partition, so each keeps one to itself."""
     return "partition" not in rows.columns and (options.partitioner == SPREAD or "key" not in rows.columns)
+
+
+def direct_tasks(rows: Any, options: SinkOptions, targets: Targets) -> int | None:
+    """How many tasks may write the rows that they have, each with a partition of every topic to itself; None: they are
+    shuffled. A dead-letter topic often has one partition: then a single task would have to compute the whole batch."""
+    if not needs_no_shuffle(rows, options):
+        return None
+    fewest = min(topic.partitions for topic in targets.topics)
+    for_rows = min(topic.partitions for topic in targets.topics if topic.name != options.dead_letter_topic)
+    slots: int = rows.sparkSession.sparkContext.defaultParallelism
+    return None if fewest < min(for_rows, slots) else fewest
 
 
 def write_tasks(rows: Any, targets: Targets) -> int:
