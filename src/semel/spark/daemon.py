@@ -15,7 +15,9 @@ import semel.spark.batch_writer
 import semel.spark.source
 import semel.spark.stream_writer
 import semel.spark.write_job  # noqa: F401
+from semel.spark.workers import end_quietly_when_idle
 
 if __name__ == "__main__":
+    end_quietly_when_idle()
     gc.freeze()  # what is imported never becomes garbage, and workers look for garbage after every task
     manager()

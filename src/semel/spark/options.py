@@ -57,13 +57,26 @@ def _column(table: Any, wanted: Range, name: str, parse_json: Callable[[Any], An
         case "partition":
             return to_arrow(np.full(rows, wanted.partition, np.int32))
         case "timestamp":
-            return table.column("timestamp").cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC"))
+            return _timestamps(table.column("timestamp"), wanted)
         case "timestampType":
             return table.column("timestamp_type").cast(pa.int32())
         case "json" if parse_json is not None:
             return parse_json(table.column("value"))
         case _:
             return table.column(name)
+
+
+def _timestamps(milliseconds: Any, wanted: Range) -> Any:
+    import pyarrow as pa
+
+    try:
+        return milliseconds.cast(pa.timestamp("ms")).cast(pa.timestamp("us", "UTC"))
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"{wanted.topic}-{wanted.partition}, a record between offsets {wanted.start} and {wanted.end}: its "
+            f"timestamp is no number of milliseconds that Spark can hold, perhaps one of nanoseconds ({error}). Leave "
+            "the column out with the option columns, such as columns=key,value"
+        ) from error
 
 
 EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"

@@ -45,7 +45,7 @@ def end_quietly_when_idle() -> None:
     PySpark takes that for a failed task, reports it to the closed connection, and prints a traceback (BrokenPipeError).
     From the next task on this process ends without one."""
     module: Any = sys.modules.get("pyspark.worker")  # in a process that the daemon has forked
-    if module is None:
+    if module is None or module.main.__module__ == __name__:
         return
     run_task = module.main
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
-from semel.spark.options import Bound, OptionError, SourceOptions
+from semel.spark.offsets import Range
+from semel.spark.options import Bound, OptionError, SourceOptions, spark_columns
 from semel.spark.sink_options import SinkOptions
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a, b"}
@@ -97,3 +99,9 @@ def test_client_options_reach_the_client_and_are_checked_there():
     assert options.producer_settings().client_id == "me"
     with pytest.raises(OptionError, match=r"no option 'client\.idd'"):
         SinkOptions("h:1", "app", "t", client={"client.idd": "me"}).producer_settings()
+
+
+def test_timestamp_that_spark_cannot_hold_is_named_with_its_place_and_the_way_out():
+    nanoseconds = pa.table({"timestamp": pa.array([1, 1_700_000_000_000_000_000], pa.int64())})
+    with pytest.raises(ValueError, match=r"orders-3, .* offsets 5 and 7: .*columns=key,value"):
+        spark_columns(nanoseconds, Range("orders", 3, 5, 7), ["timestamp"])
