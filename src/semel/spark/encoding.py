@@ -156,6 +156,7 @@ class Encoder:
 
         if not table.num_rows:
             return
+        table = with_readable_texts(table)
         targets, dead = self._targets(table)
         if dead is not None:
             table = self._with_reasons(table, dead)
@@ -211,6 +212,9 @@ class Encoder:
         outside = (partitions < 0) | (partitions >= sizes[known])
         reasons = self._mark(reasons, outside & (topics >= 0), "partition out of range")
         reasons = self._mark(reasons, self._too_large(table), "record larger than max.request.size")
+        if "headers" in table.column_names:
+            nameless = self._nameless_headers(table.column("headers").combine_chunks())
+            reasons = self._mark(reasons, nameless, "a header has no name")
         if "bad" in table.column_names:
             reasons = self._marked_bad(reasons, table.column("bad"))
         targets = firsts[known] + np.where(outside, 0, partitions)
@@ -280,9 +284,23 @@ class Encoder:
     def _header_bytes(self, headers: Any) -> Any:
         import pyarrow.compute as pc
 
-        np, flat = self._np, headers.flatten()
+        flat = headers.flatten()
         each = sum(self._numbers.filled(pc.binary_length(flat.field(i)), 0) for i in range(2))
-        before = np.concatenate([[0], np.cumsum(each + HEADER_OVERHEAD_BYTES)])
+        return self._by_row(headers, each + HEADER_OVERHEAD_BYTES)
+
+    def _nameless_headers(self, headers: Any) -> Any:
+        """Rows with a header that is null, or whose name is."""
+        np, flat = self._np, headers.flatten()
+        names = flat.field(0)
+        if not flat.null_count and not names.null_count:
+            return np.zeros(len(headers), bool)
+        is_nameless = ~(self._numbers.valid(flat) & self._numbers.valid(names))
+        return self._by_row(headers, is_nameless.astype(np.int64)) > 0
+
+    def _by_row(self, headers: Any, each: Any) -> Any:
+        """The sum over the headers of each row, of a number for each header."""
+        np = self._np
+        before = np.concatenate([[0], np.cumsum(each)])
         counts = self._numbers.filled(headers.value_lengths(), 0)
         ends = np.cumsum(counts)
         return before[ends] - before[ends - counts]
@@ -324,7 +342,7 @@ class Encoder:
         """Dead letters say in their headers why they are dead and where they were going. Slow, and rare."""
         pa = self._pa
         topics = table.column("topic").to_pylist() if "topic" in table.column_names else [None] * table.num_rows
-        headers = table.column("headers").to_pylist() if "headers" in table.column_names else [None] * table.num_rows
+        headers = named_headers(table)
         sizes, cut = self._sizes(table).tolist(), self._np.zeros(table.num_rows, bool)
         for row in self._np.flatnonzero(reasons != None).tolist():  # noqa: E711 (an array)
             why = reason_headers(str(reasons[row]), topics[row] or self._routing.topic)
@@ -350,6 +368,42 @@ class Encoder:
                 chosen = pc.if_else(self._pa.array(cut), pc.binary_slice(whole, 0, most), whole)
                 table = table.set_column(table.column_names.index(name), name, chosen)
         return table
+
+
+def with_readable_texts(table: Any) -> Any:
+    """A table whose topics and reasons are UTF-8. Spark makes strings of any bytes: `cast(value AS string)`, say."""
+    import pyarrow as pa
+
+    for number, name in enumerate(table.column_names):
+        column = table.column(number)
+        if name in ("topic", "bad") and pa.types.is_string(column.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid:
+                texts = [_text(value) for value in column.cast(pa.binary()).to_pylist()]
+                table = table.set_column(number, name, pa.array(texts, pa.string()))
+    return table
+
+
+def named_headers(table: Any) -> list[Any]:
+    """The headers of each row that have a name, in texts that are UTF-8."""
+    import pyarrow as pa
+
+    if "headers" not in table.column_names:
+        return [None] * table.num_rows
+    raw = pa.list_(pa.struct([pa.field("key", pa.binary()), pa.field("value", pa.binary())]))
+    return [
+        [
+            {"key": _text(header["key"]), "value": header["value"]}
+            for header in row or ()
+            if header is not None and header["key"] is not None
+        ]
+        for row in table.column("headers").cast(raw).to_pylist()
+    ]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
 
 
 def in_parts(batches: Iterator[Any]) -> Iterator[Any]:

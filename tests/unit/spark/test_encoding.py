@@ -137,6 +137,42 @@ def test_a_row_that_is_too_large_for_a_dead_letter_too_keeps_its_beginning_and_s
     assert [(row["key"], row["value"]) for rows in found.values() for row in rows] == [(b"k", b"v")] * 2
 
 
+def not_utf8(*values: bytes) -> pa.Array:
+    """A column of strings as Spark makes them of bytes."""
+    offsets = b"".join(sum(map(len, values[:n])).to_bytes(4, "little") for n in range(len(values) + 1))
+    return pa.Array.from_buffers(
+        pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    )
+
+
+def reasons_of(rows: list[dict]) -> list[bytes]:
+    return [header["value"] for row in rows for header in row["headers"] if header["key"] == REASON_HEADER]
+
+
+def test_texts_that_are_not_utf8_stop_no_query_that_has_dead_letters():
+    values = pa.array([b"a", b"b"])
+    garbage = not_utf8(b"out", b"\xff\xfe")
+    found, dead = encode(pa.table({"value": values, "topic": garbage}))
+    assert (dead, reasons_of(found["dead", 0])) == (1, [b"unknown topic"])
+    found, dead = encode(pa.table({"value": values, "bad": not_utf8(b"", b"no JSON: \xff")}))
+    assert (dead, reasons_of(found["dead", 0])) == (1, ["no JSON: \ufffd".encode()])
+    named = pa.StructArray.from_arrays([garbage, values], names=["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2]), named)
+    found, dead = encode(pa.table({"value": values, "headers": headers, "bad": [False, True]}))
+    assert dead == 1
+    assert found["dead", 0][0]["headers"][0] == {"key": "\ufffd\ufffd", "value": b"b"}
+
+
+@pytest.mark.parametrize("headers", [[None, {"key": "a", "value": b"1"}], [{"key": None, "value": b"1"}]])
+def test_a_header_without_a_name_makes_its_row_a_dead_letter(headers):
+    table = pa.table({"value": [b"a", b"b", b"c"], "headers": pa.array([None, headers, []], HEADERS)})
+    found, dead = encode(table)
+    assert (dead, reasons_of(found["dead", 0])) == (1, [b"a header has no name"])
+    assert sum(map(len, found.values())) == 3
+    with pytest.raises(BadRowError, match="a header has no name"):
+        encode(table, dead_letter=None)
+
+
 def test_headers_count_for_the_size_of_a_record():
     headers = pa.array([None, [], [{"key": "h", "value": b"x" * 2000}], [{"key": "h", "value": None}]], HEADERS)
     with pytest.raises(BadRowError, match=r"^1 rows .*larger than max\.request\.size"):
