@@ -20,6 +20,7 @@ from semel.cli import main
 from semel.local.brokers import SemelBroker
 from semel.local.postgres import PostgresServer
 from semel.local.processes import Process
+from semel.patterns import outbox as outbox_module
 from semel.prove.injection import Injection, command
 from semel.prove.postgres_proxy import PostgresProxy
 from tests.support.broker import Cluster
@@ -383,6 +384,31 @@ def test_one_row_that_nobody_can_send_does_not_hold_up_the_others(shop: Shop) ->
     assert (stats.rows, stats.set_aside) == (1, len(bad))
     assert shop.values() == ["good"]
     shop.relay()  # its own topic can be read
+
+
+def test_a_topic_is_awaited_once_however_many_rows_name_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand rows of a misspelled topic would hold up all others for hours."""
+    asked: list[tuple[str, int]] = []
+
+    class Counting(semel.Consumer):
+        def partitions_for(self, topic: str, *args: Any) -> Any:
+            asked.extend((topic, timeout_ms) for timeout_ms in args)
+            return super().partitions_for(topic, 100)
+
+    monkeypatch.setattr(outbox_module, "Consumer", Counting)
+    with shop.connect() as connection:
+        for _ in range(20):
+            shop.outbox().send(connection, "misspelled", "x")
+            shop.outbox().send(connection, shop.topics[0], "x", partition=7)
+        shop.insert(connection, "good")
+    outbox = shop.outbox(missing_topic_timeout_ms=60_000)
+    stats = outbox.run(until_empty=True)
+    assert (stats.rows, stats.set_aside, shop.values()) == (1, 40, ["good"])
+    assert asked == [("misspelled", 60_000), (shop.topics[0], 60_000)]
+    with shop.connect() as connection:
+        outbox.send(connection, "misspelled", "x")
+    assert outbox.run(until_empty=True).set_aside == 41
+    assert asked[2:] == [("misspelled", 500)]
 
 
 @pytest.mark.parametrize("at", ["infinity", "-infinity", "1960-01-01", "0044-03-15 BC"])

@@ -80,6 +80,7 @@ HOPELESS = (  # for this row, whenever it is sent
 )
 SHORT_WAIT_MS = (2, 100)  # while rows wait for a transaction that gives no sign when it ends
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+MISSING_BEFORE_MS = 500  # for a topic that was awaited in vain before
 FIRST_LOOK_BACK = 16
 RANGE_BYTES = 2 * 19 + 4  # of two ids as JSON
 RANGES_BYTES = 256 << 10  # of one record of the topic of chunks
@@ -176,6 +177,8 @@ class Outbox:
         self._bad: dict[int, str] = {}  # rows that cannot be sent, and why
         self._is_careful = False
         self._partitions: dict[str, int] = {}  # of the topics that rows have named
+        self._missing: set[str] = set()  # topics that were awaited in vain
+        self._looked_up: dict[str, str] = {}  # topics, once for each chunk, and what is wrong with them
         self._short = Backoff(*SHORT_WAIT_MS)
         self.stats = RelayStats()
 
@@ -343,6 +346,7 @@ class Outbox:
     # -- one chunk -----------------------------------------------------------------------------------------------------
     def _relay(self, rows: list[OutboxRow]) -> Release | None:
         """Sends a chunk and removes it; what may be sent next, where the same transaction has found some."""
+        self._looked_up.clear()
         sendable = [row for row in rows if self._is_sendable(row)]
         chunk = self._chunk + 1
         if sendable:
@@ -442,16 +446,27 @@ class Outbox:
     def _check_place(self, row: OutboxRow) -> None:
         """A topic is not created by sending to it: it may be a misspelled one."""
         count = self._partitions.get(row.topic)
-        if count is None or (row.partition is not None and row.partition >= count):
+        if row.topic in self._looked_up:
+            if count is None:
+                self._bad[row.id] = self._looked_up[row.topic]
+                return
+        elif count is None or (row.partition is not None and row.partition >= count):
+            self._looked_up[row.topic] = ""
             try:
                 with Consumer({**self._client_options, "allow_auto_create_topics": False}) as consumer:
-                    count = len(consumer.partitions_for(row.topic, self._missing_topic_timeout_ms))
+                    timeout_ms = self._missing_topic_timeout_ms
+                    if row.topic in self._missing:
+                        timeout_ms = min(timeout_ms, MISSING_BEFORE_MS)
+                    count = len(consumer.partitions_for(row.topic, timeout_ms))
             except KafkaError as error:
                 if error.code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
                     raise
-                self._bad[row.id] = f"topic {row.topic!r}: {error}"
+                self._partitions.pop(row.topic, None)
+                self._missing.add(row.topic)
+                self._bad[row.id] = self._looked_up[row.topic] = f"topic {row.topic!r}: {error}"
                 return
             self._partitions[row.topic] = count
+            self._missing.discard(row.topic)
         if row.partition is not None and not 0 <= row.partition < count:
             self._bad[row.id] = f"partition {row.partition} of topic {row.topic!r} does not exist; it has {count}"
 
