@@ -7,6 +7,8 @@ database has decided, and the output is written again from the database's copy.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,6 +265,27 @@ def test_an_instance_that_was_frozen_before_it_took_its_id_cannot_abort_what_ano
     assert deaths[0] < 0, "the other one died when it had decided"
     ledger.process(instance="the one")
     ledger.check()
+
+
+@WITH_COPY
+def test_an_instance_that_was_replaced_does_not_take_its_successors_name_off_the_partitions(ledger: Ledger) -> None:
+    """By it the next owner of a partition finds what the successor has decided and not ended."""
+    ledger.produce(20)
+
+    def holders() -> set[str]:
+        return {holder.rpartition(" ")[2] for (holder,) in ledger.execute("SELECT holder FROM semel.offsets")}
+
+    with ledger.member("", "named") as first:
+        until(lambda: len(ledger.rows()) == 20)
+        first.pause()
+        with ledger.member("", "named") as second:
+            until(lambda: holders() == {str(second.pid)}, "the second one did not take over")
+            until(lambda: ledger.execute("SELECT 1 FROM semel.loop_partitions"))
+            os.kill(first.pid, signal.SIGTERM)
+            first.resume()
+            first.wait(PATIENCE_S)
+            left = ledger.execute("SELECT transactional_id FROM semel.loop_partitions")
+    assert left == [(f"{ledger.application_id}-the one",)] * PARTITIONS
 
 
 @pytest.mark.full

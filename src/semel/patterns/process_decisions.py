@@ -131,9 +131,15 @@ class PostgresAndTopics(PostgresMode):
                 log.warning("the next owner of %s looks for what this one left: %s", mine, error)
 
     def _release(self, partitions: list[TopicPartition]) -> None:
-        self._session.run(
-            "releasing partitions", lambda connection: self._decisions.release(connection, partitions, self._id)
-        )
+        """Raises if another process has the name: what stands at the partitions is that one's."""
+        assert self._owned is not None
+        generation = self._owned.generation
+
+        def work(connection: Connection[Any]) -> None:
+            self._decisions.hold(connection, self._id, generation)
+            self._decisions.release(connection, partitions, self._id)
+
+        self._session.run("releasing partitions", work)
 
     # -- work ----------------------------------------------------------------------------------------------------------
     def take(self, batch: Any, firsts: dict[TopicPartition, int]) -> None:
