@@ -5,7 +5,8 @@ follows, by any instance that is alive. `loop_partitions` names, for each partit
 something open about it: the next owner of the partition settles that id first.
 
 A row has a generation, as every owner row: `claim` raises it, `hold` compares it. So an id that somebody settles cannot
-be decided about by its former owner any more.
+be decided about by its former owner any more. A row that is removed takes its generation with it; a new one begins with
+the time, hence with one that nobody had.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class DecisionsTable:
         row = connection.execute(
             filled(
                 "INSERT INTO {schema}.loop_decisions AS d (application_id, transactional_id, generation, is_owner, "
-                "holder) VALUES (%s, %s, 1, %s, %s) ON CONFLICT (application_id, transactional_id) "
+                "holder) VALUES (%s, %s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, %s, %s) "
+                "ON CONFLICT (application_id, transactional_id) "
                 "DO UPDATE SET generation = d.generation + 1, is_owner = excluded.is_owner, holder = excluded.holder "
                 "RETURNING generation, state, producer_id, epoch, transaction_version, written, copy",
                 self._schema,
