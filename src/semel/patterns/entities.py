@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError
 from semel.client.types import ConsumerRecord
 from semel.patterns.entity_view import EntityView, Fold, listed
@@ -73,7 +74,7 @@ class Decide:
             new, outputs = self._applied(record, command, known)
             state.put(record.key, new)
         except Exception as error:  # of the user's fold, or a value that is too large: nothing has changed
-            refused = EntityReply("", "refused", known.version, f"{type(error).__name__}: {error}")
+            refused = EntityReply("", "refused", known.version, reason_of(error)[:REASON_CHARACTERS])
             return [self._reply(command, refused)]
         return [*outputs, self._reply(command, EntityReply("", "appended", new.version))]
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from semel.client.consumer import Consumer
+from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
@@ -250,7 +251,7 @@ class Participate:
             except Exception as failure:
                 state.roll_back()
                 status = "failed" if isinstance(failure, StepFailedError) else "error"
-                result, error = None, f"{type(failure).__name__}: {failure}"
+                result, error = None, reason_of(failure)[:REASON_CHARACTERS]
         return SagaReply(order.step, order.action, order.attempt, status, result, error)
 
 

@@ -108,3 +108,12 @@ def test_tokens() -> None:
     for text in ("", "4", "@e", "x@e", "4@", "-1@e"):
         with pytest.raises(ValueError, match="VERSION@ENTITY"):
             parse_token(text)
+
+
+@pytest.mark.parametrize("quoted", ["\ud800", "x" * 100_000], ids=["half a character", "long"])
+def test_an_error_of_the_fold_that_quotes_anything_is_replied(tmp_path: Path, quoted: str) -> None:
+    def fold(value: Any, event: bytes) -> Any:
+        raise ValueError(quoted)
+
+    status, version, outputs = Owner(tmp_path, fold=fold).append(0)
+    assert (status, version, outputs) == ("refused", 0, [])

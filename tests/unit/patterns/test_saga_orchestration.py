@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from semel.client.types import ConsumerRecord
-from semel.patterns.saga_states import SagaState, SagaStep, SagaTable
-from semel.patterns.sagas import TICK, Orchestrate
+from semel.patterns.saga_states import SagaOrder, SagaReply, SagaState, SagaStep, SagaTable
+from semel.patterns.sagas import TICK, Orchestrate, Participate
 from semel.patterns.state import KeyedState, State
 from semel.patterns.state_store import StateStore, StoreIdentity
 
@@ -20,6 +20,23 @@ LIMIT_BYTES = 10_000
 
 def nothing(_: Any) -> None:
     return None
+
+
+@pytest.mark.parametrize("quoted", ["\ud800", "x" * LIMIT_BYTES], ids=["half a character", "long"])
+def test_an_error_that_quotes_anything_is_replied(tmp_path: Path, quoted: str) -> None:
+    """A reply that cannot be written leaves the saga to its timeout, and a compensation stuck."""
+
+    def fail(_: Any) -> None:
+        raise ValueError(quoted)
+
+    state = State(KeyedState(format="json").codec(), LIMIT_BYTES)
+    state.attach(0, StateStore(tmp_path / "0.sqlite", StoreIdentity("app", "state", 1, 0, "t")))
+    state.enter(0)
+    order = SagaOrder("s", "debit", "do", 1, "s", reply_to=0)
+    record = ConsumerRecord("transfer.steps.commands", 0, 0, 0, b"s", msgspec.json.encode(order))
+    (reply,) = Participate("transfer", {"debit": SagaStep("debit", do=fail)}, 1)(record, state)
+    assert msgspec.json.decode(reply.value or b"", type=SagaReply).status == "error"
+    assert len(reply.value or b"") < LIMIT_BYTES
 
 
 def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

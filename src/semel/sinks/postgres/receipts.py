@@ -45,7 +45,7 @@ def event_id_of(setting: str | Callable[[Any], Any]) -> Callable[[Any], str]:
             where = "event_id returned nothing" if callable(setting) else f"it has no header {setting!r}"
             raise NoEventIdError(f"the record has no event id: {where}")
         text = found.decode(errors="backslashreplace") if isinstance(found, bytes) else str(found)
-        text = text.replace("\0", "\\x00")
+        text = text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")  # half characters of JSON
         return text if len(text) <= LONGEST_ID else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     return event_id
