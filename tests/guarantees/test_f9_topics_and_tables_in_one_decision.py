@@ -268,8 +268,8 @@ def test_an_instance_that_was_frozen_before_it_took_its_id_cannot_abort_what_ano
 
 
 @WITH_COPY
-def test_an_instance_that_was_replaced_does_not_take_its_successors_name_off_the_partitions(ledger: Ledger) -> None:
-    """By it the next owner of a partition finds what the successor has decided and not ended."""
+def test_an_instance_that_was_replaced_leaves_the_entries_of_the_new_owner_alone(ledger: Ledger) -> None:
+    """By it the next owner of a partition finds what the new owner has decided and not ended."""
     ledger.produce(20)
 
     def holders() -> set[str]:
