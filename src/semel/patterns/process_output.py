@@ -19,6 +19,11 @@ from semel.protocol.errors import ErrorCode
 PLACE_COLUMNS = ("topic", "partition", "offset")
 TARGET_COLUMN = "to_partition"
 
+TABLE_FROM_ROWS = 256  # outputs of one batch of rows that become a table
+LAST_TIME_MS = 2**53
+PLAIN_BYTES = 8_192  # key and value of such a row together
+_PLAIN = {bytes, type(None)}
+
 
 class Output(NamedTuple):
     """A record to write. Without a topic it goes to the sink; without a partition, where its key belongs."""
@@ -159,9 +164,15 @@ class Emitter:
         if self.tables:
             count, deliveries = self._send_tables(producer, made.outputs)
         else:
-            deliveries = self.send_outputs(producer, made.outputs)
-            count = len(deliveries)
+            deliveries, count = self._send_rows(producer, made.outputs), len(made.outputs)
         return Sent(count, len(dead), deliveries + dead if dead else deliveries)
+
+    def _send_rows(self, producer: Producer, outputs: list[Output]) -> Deliveries:
+        """Many plain rows of one topic are sent as a table, which costs a fifth of as many calls."""
+        table = as_table(outputs) if len(outputs) >= TABLE_FROM_ROWS else None
+        if table is None:
+            return self.send_outputs(producer, outputs)
+        return [producer.send_table(outputs[0].topic or self._target(), table)]
 
     def send_outputs(self, producer: Producer, outputs: list[Output]) -> Deliveries:
         deliveries: Deliveries = []
@@ -187,6 +198,28 @@ class Emitter:
                 "there is no sink topic: give process() one, or return Output(..., topic=...) or {topic: table}"
             )
         return self.sink
+
+
+def as_table(outputs: list[Output]) -> Any:
+    """Rows of one topic as columns. None: they have what `send` has to look at (text, headers, a partition, sizes)."""
+    values, keys, topics, partitions, timestamps, headers = zip(*outputs, strict=True)
+    has_times = None not in timestamps
+    if (  # the order matters: each line may be asked only where those before it do not hold
+        any(headers)
+        or len(set(topics)) > 1
+        or any(partition is not None for partition in partitions)
+        or not {*map(type, values), *map(type, keys)} <= _PLAIN
+        or set(map(type, timestamps)) != {int if has_times else type(None)}
+        or (has_times and not 0 <= min(timestamps) <= max(timestamps) <= LAST_TIME_MS)
+        or max(len(value or b"") + len(key or b"") for value, key in zip(values, keys, strict=True)) > PLAIN_BYTES
+    ):
+        return None
+    import pyarrow as pa
+
+    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    if has_times:
+        columns["timestamp"] = pa.array(timestamps, pa.timestamp("ms"))
+    return pa.table(columns)
 
 
 def rows_of(returned: Any, record: ConsumerRecord) -> list[Output]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,16 @@ import pytest
 
 from semel.client.errors import ConfigError
 from semel.client.types import ConsumerRecord
-from semel.patterns.process_output import Emitter, Output, RecordError, rows_of, sendable
+from semel.patterns.process_output import (
+    TABLE_FROM_ROWS,
+    Emitter,
+    Made,
+    Output,
+    RecordError,
+    as_table,
+    rows_of,
+    sendable,
+)
 
 RECORD = ConsumerRecord("in", 1, 5, 1000, b"key", b"value", (("h", b"1"),))
 
@@ -65,6 +75,51 @@ class Recorder:
     def send_table(self, topic: str, table: pa.Table) -> str:
         self.sent.append((topic, table.num_rows))
         return "delivery"
+
+
+MANY = TABLE_FROM_ROWS
+
+
+def sent_of(outputs: list[Output]) -> list[tuple]:
+    producer = Recorder()
+    sent = Emitter(lambda record: None, "sink", tables=False).send(producer, Made(outputs, []))  # type: ignore[arg-type]
+    assert sent.records == len(outputs)
+    return producer.sent
+
+
+def test_many_plain_rows_are_sent_as_a_table() -> None:
+    rows = [Output(b"v%d" % number, None if number % 2 else b"k", None, None, number) for number in range(MANY)]
+    assert sent_of(rows) == [("sink", MANY)]
+    table = as_table(rows)
+    assert table.schema == pa.schema({"key": pa.binary(), "value": pa.binary(), "timestamp": pa.timestamp("ms")})
+    columns = [table.column(name).to_pylist() for name in ("value", "key")]
+    assert list(zip(*columns, table.column("timestamp").cast(pa.int64()).to_pylist(), strict=True)) == [
+        (row.value, row.key, row.timestamp) for row in rows
+    ]
+    tombstones = [Output(None, b"k", "elsewhere")] * MANY
+    assert sent_of(tombstones) == [("elsewhere", MANY)]
+    assert as_table(tombstones).column_names == ["key", "value"]
+    assert as_table(tombstones).column("value").null_count == MANY
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Output("text", b"k"),
+        Output(b"v", "text"),
+        Output(b"v", b"k", "elsewhere"),
+        Output(b"v", b"k", None, 0),
+        Output(b"v", b"k", None, None, 1000),
+        Output(b"v", b"k", None, None, -5),
+        Output(b"v", b"k", None, None, datetime.now(UTC)),
+        Output(b"v", b"k", None, None, None, (("h", b"1"),)),
+        Output(b"v" * 100_000, b"k"),
+    ],
+)
+def test_rows_of_which_one_is_special_are_sent_one_by_one(other: Output) -> None:
+    rows = [Output(b"v", b"k")] * MANY
+    assert len(sent_of([*rows, other])) == MANY + 1
+    assert len(sent_of(rows[1:])) == MANY - 1
 
 
 def test_function_runs_on_the_whole_batch_before_anything_is_sent() -> None:
