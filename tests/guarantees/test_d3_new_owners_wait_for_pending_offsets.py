@@ -108,22 +108,24 @@ def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker:
 
 
 BEFORE_THE_DECISION = "prepare_commit.before_log"
+POINTS = [
+    (BEFORE_THE_DECISION, True),
+    ("marker.after", True),
+    ("prepare_abort.after_log", False),
+]
+MORE = [  # B4 reads the committed offset after a death at each of them
+    ("prepare_commit.after_log", True),
+    ("marker.before", True),
+    ("markers.durable", True),
+    ("complete_commit.before_log", True),
+    ("complete_commit.after_log", True),
+    ("marker.after", False),
+    ("complete_abort.after_log", False),
+]
 
 
 @pytest.mark.parametrize(
-    ("point", "commit"),
-    [
-        (BEFORE_THE_DECISION, True),
-        ("prepare_commit.after_log", True),
-        ("marker.before", True),
-        ("marker.after", True),
-        ("markers.durable", True),
-        ("complete_commit.before_log", True),
-        ("complete_commit.after_log", True),
-        ("prepare_abort.after_log", False),
-        ("marker.after", False),
-        ("complete_abort.after_log", False),
-    ],
+    ("point", "commit"), [*POINTS, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE)]
 )
 def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"{point}:kill")) as broker:

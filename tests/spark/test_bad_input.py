@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,10 @@ from tests.support.spark_driver import Pipeline, SparkDriver, SparkSite
 QUICKLY = {"request.timeout.ms": 1000, "default.api.timeout.ms": 3000}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSite]:
-    """A local Spark is enough here: nothing happens to its processes."""
-    site = SparkSite(tmp_path_factory.mktemp("local-spark"), None)
-    yield site
-    site.close()
-
-
 @pytest.fixture
-def driver(site: SparkSite) -> Iterator[SparkDriver]:
-    yield site.driver()
-    site.settle()
+def driver(local_spark: SparkSite) -> SparkDriver:
+    """A local Spark is enough here: nothing happens to its processes."""
+    return local_spark.driver()
 
 
 @pytest.fixture
@@ -136,15 +127,15 @@ def test_broker_that_cannot_be_reached_at_the_start(pipeline: Pipeline, driver: 
 
 @pytest.mark.timeout(200)
 def test_broker_that_cannot_be_reached_in_the_middle(
-    shared_semel_broker: SemelBroker, site: SparkSite, driver: SparkDriver, tmp_path: Path
+    shared_semel_broker: SemelBroker, local_spark: SparkSite, driver: SparkDriver, tmp_path: Path
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         cluster = Cluster("semel", shared_semel_broker)
         pipeline = Pipeline(cluster, tmp_path, rows=20, bootstrap=proxy.bootstrap)
-        site.faults.arm("sink.after_write", "stop")
+        local_spark.faults.arm("sink.after_write", "stop")
         job = pipeline.job(sink={"client": QUICKLY}, source={f"kafka.{name}": str(v) for name, v in QUICKLY.items()})
         number = driver.begin(job)
-        site.faults.fired("sink.after_write")
+        local_spark.faults.fired("sink.after_write")
         proxy.refuse()
         driver.process.resume()
         driver.end(number).failed_with(proxy.bootstrap)

@@ -18,8 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 FIRST = ("spark", "simulation", "demo", "guarantees", "prove", "audit", "kafka", "clients")  # folders; all others later
 SPARK = {
     "drivers": re.compile(  # with programs of their own, on a cluster or not
-        r"tests/spark/test_(declarative|modes|stage_reruns|two_attempts|worker_memory)"
-        r"|tests/guarantees/test_(d6|e[1-578])_"
+        r"tests/spark/test_(bad_input|declarative|modes|stage_reruns|two_attempts|worker_memory)"
+        r"|tests/guarantees/test_(d6|e[1-57]|f1_spark)_"
     ),
     "session": re.compile(
         r"tests/spark/(?!test_source_offsets|test_stream_writer_protocol)"  # they need no Spark
