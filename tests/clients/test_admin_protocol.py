@@ -166,7 +166,7 @@ def test_bad_settings_of_groups_and_client_metrics_are_refused(
     assert set_config(client, kind, name, key, value) == code
 
 
-def test_members_are_told_the_heartbeat_interval_of_their_group(cluster: Cluster, client: DirectClient) -> None:
+def test_members_get_the_heartbeat_interval_of_their_group(cluster: Cluster, client: DirectClient) -> None:
     group, topic = cluster.unique("timing"), cluster.unique("timing")
     assert set_config(client, GROUP, group, "consumer.heartbeat.interval.ms", "7000") == E.NONE
     soon(lambda: configs(client, GROUP, group)["consumer.heartbeat.interval.ms"], ("7000", SOURCE_GROUP))
@@ -242,7 +242,9 @@ def test_bad_quotas_are_refused(client: DirectClient, entity: dict[str, str | No
     assert set_quota(client, entity, key, value) == E.INVALID_REQUEST
 
 
-def test_clients_over_their_quota_are_told_and_slowed_down(cluster: Cluster, client: DirectClient) -> None:
+def test_clients_over_their_quota_get_the_throttle_time_and_are_slowed_down(
+    cluster: Cluster, client: DirectClient
+) -> None:
     """Twenty seconds' worth of bytes, of which ten may come in a burst: the rest has to be waited for."""
     topic, slow_id = cluster.unique("quota"), cluster.unique("slow")
     client.create_topic(topic, 1)
@@ -445,7 +447,7 @@ def test_delegation_tokens_need_somebody_who_logged_in(client: DirectClient, api
 # --- what clients read beside the codes ---
 
 
-def test_old_clients_are_told_none_instead_of_an_error_message(cluster: Cluster, client: DirectClient) -> None:
+def test_old_clients_get_none_instead_of_an_error_message(cluster: Cluster, client: DirectClient) -> None:
     group = cluster.unique("word")
     client.find_coordinator(group, 0)
     for version in (1, 2, 3):

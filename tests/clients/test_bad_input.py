@@ -104,7 +104,7 @@ def test_random_garbage_closes_the_connection(broker: SemelBroker, neighbour: Di
                 pass
 
 
-def test_api_versions_from_the_future_is_told_which_version_to_use(broker: SemelBroker) -> None:
+def test_api_versions_from_the_future_names_the_version_to_use(broker: SemelBroker) -> None:
     with connect(broker) as sock:
         sock.sendall(frame(API_VERSIONS_KEY, 77, b"\0who knows what"))
         (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))

@@ -443,7 +443,7 @@ def test_a_closed_session_is_gone(client: DirectClient, topic: str) -> None:
     assert again.error_code == E.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_errors_are_told_in_every_answer_of_a_session(client: DirectClient, topic: str) -> None:
+def test_errors_are_in_every_response_of_a_session(client: DirectClient, topic: str) -> None:
     session_id = client.call(FETCH, fetch_request(topic, 99, session=(0, 0)), 12).session_id
     for epoch in (1, 2):
         answer = client.call(FETCH, FetchRequest(max_wait_ms=0, session_id=session_id, session_epoch=epoch), 12)
@@ -757,7 +757,7 @@ def test_one_replica_is_enough_whatever_min_insync_replicas_says(cluster: Cluste
 
 # -- versions ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("version", range(5))
-def test_versions_are_told_in_every_version(client: DirectClient, version: int) -> None:
+def test_versions_are_returned_in_every_version(client: DirectClient, version: int) -> None:
     answer = client.call(API_VERSIONS, ApiVersionsRequest("test", "1.0"), version)
     served = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
     assert served[0] == (0, 13)

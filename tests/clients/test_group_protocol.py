@@ -302,7 +302,7 @@ def test_static_member_comes_back_without_a_rebalance(groups: Groups) -> None:
     assert groups.commit(1, **{**fenced, "member_id": new.member_id}) == 0
 
 
-def test_static_leader_of_an_older_version_is_told_that_another_leads(groups: Groups) -> None:
+def test_static_leader_of_an_older_version_learns_that_another_leads(groups: Groups) -> None:
     old = groups.member(group_instance_id="i")
     new = groups.join(version=8, group_instance_id="i")
     assert (new.generation_id, new.leader, new.members) == (1, old.member_id, [])
@@ -353,7 +353,7 @@ def test_simple_consumer_commits_to_an_empty_group_even_with_a_member_id(groups:
     assert groups.fetch() == {0: 4}
 
 
-def test_positions_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
+def test_offsets_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
     groups.commit(5)
     old = groups.client.call(
         OFFSET_FETCH,
@@ -378,7 +378,7 @@ def test_positions_are_fetched_in_old_and_new_forms(groups: Groups) -> None:
     assert (new.groups[1].group_id, new.groups[1].topics, new.groups[1].error_code) == ("not there", [], 0)
 
 
-def test_positions_are_deleted_unless_they_are_read(groups: Groups) -> None:
+def test_offsets_are_deleted_unless_they_are_read(groups: Groups) -> None:
     joined = groups.member(metadata=b"\0\0\0\0\0\1" + _string(groups.topic) + b"\xff\xff\xff\xff")
     groups.commit(5, generation_id_or_member_epoch=1, member_id=joined.member_id)
 

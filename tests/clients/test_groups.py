@@ -362,7 +362,7 @@ def test_members_take_up_where_they_were_after_kill_9_of_the_broker(semel_broker
         assert (first.assignments, second.assignments) == before, "the generation survived: nobody had to rebalance"
 
 
-def test_committed_positions_survive_kill_9(semel_broker: SemelBroker) -> None:
+def test_committed_offsets_survive_kill_9(semel_broker: SemelBroker) -> None:
     create_topic(semel_broker.bootstrap, "positions")
     consumer = Consumer({"bootstrap.servers": semel_broker.bootstrap, "group.id": "g"})
     acknowledged: dict[int, int] = {}
@@ -395,7 +395,7 @@ def test_lag_is_a_metric(tmp_path: Path) -> None:
 
 
 # -- Kafka's tools -----------------------------------------------------------------------------------------------------
-def test_kafkas_tools_show_members_and_lag_and_move_positions(
+def test_kafkas_tools_show_members_and_lag_and_reset_offsets(
     semel_broker: SemelBroker, kafka_installation: Path
 ) -> None:
     bootstrap = semel_broker.bootstrap

@@ -42,7 +42,7 @@ def test_all_topics_show_a_transaction_or_none_when_the_broker_dies_between_two_
         assert [sorted(values(broker.bootstrap, topic)) for topic in TOPICS] == [expected] * 3
 
 
-def test_topics_and_positions_never_disagree_through_kills_at_random_moments(semel_broker: SemelBroker):
+def test_topics_and_offsets_never_disagree_through_kills_at_random_moments(semel_broker: SemelBroker):
     rng = random.Random(7)
     bootstrap = semel_broker.bootstrap
     for topic in (*TOPICS, "source"):

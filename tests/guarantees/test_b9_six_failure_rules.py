@@ -73,7 +73,7 @@ def test_2_broker_fault_while_sending_leaves_the_commit_possible(broker: MortalB
     assert values(broker) == [b"one", b"two"]
 
 
-def test_3_time_out_passed_so_a_new_instance_aborts_and_does_it_again(broker: MortalBroker):
+def test_3_timeout_passed_so_a_new_instance_aborts_and_does_it_again(broker: MortalBroker):
     producer = transactional(broker.bootstrap, "id", **{"transaction.timeout.ms": 1000})
     producer.begin_transaction()
     write(producer, [b"value"], "t")
@@ -101,7 +101,7 @@ def test_4_commit_answer_lost_so_it_is_asked_for_again(broker: MortalBroker, poi
     assert values(broker) == [b"value", b"next"]
 
 
-def test_5_network_cut_so_the_time_out_aborts(broker: MortalBroker):
+def test_5_network_cut_so_the_timeout_aborts(broker: MortalBroker):
     command = [sys.executable, "-m", "tests.guarantees.frozen_producer", broker.bootstrap, "id", "t", "1000"]
     with Process(command, stdin=True) as cut_off:
         cut_off.wait_for_line("^open$", 40)

@@ -54,7 +54,7 @@ def committed(bootstrap: str, group: str, topic: str, isolation: str = "read_com
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_heir_is_told_nothing_until_the_transaction_ends(cluster: Cluster, commit: bool) -> None:
+def test_new_owner_gets_no_offset_until_the_transaction_ends(cluster: Cluster, commit: bool) -> None:
     group, topic = cluster.unique("d3-group"), cluster.unique("d3")
     create_topic(cluster.bootstrap, topic)
     owner = owner_commits_old(cluster.bootstrap, group, topic)
@@ -67,7 +67,7 @@ def test_heir_is_told_nothing_until_the_transaction_ends(cluster: Cluster, commi
     owner.close()
 
 
-def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster) -> None:
+def test_new_owner_starts_reading_at_the_offset_that_it_waited_for(cluster: Cluster) -> None:
     group, topic = cluster.unique("d3-group"), cluster.unique("d3")
     create_topic(cluster.bootstrap, topic)
     plain = Producer({"bootstrap.servers": cluster.bootstrap})
@@ -93,7 +93,7 @@ def test_heir_starts_reading_at_the_position_that_it_waited_for(cluster: Cluster
     new_owner.close()
 
 
-def test_pending_positions_survive_kill_9_and_are_still_waited_for(semel_broker: SemelBroker) -> None:
+def test_pending_offsets_survive_kill_9_and_are_still_waited_for(semel_broker: SemelBroker) -> None:
     bootstrap = semel_broker.bootstrap
     create_topic(bootstrap, "t")
     owner = owner_commits_old(bootstrap, "g", "t")
@@ -127,7 +127,7 @@ MORE = [  # B4 reads the committed offset after a death at each of them
 @pytest.mark.parametrize(
     ("point", "commit"), [*POINTS, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE)]
 )
-def test_decision_holds_for_positions_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:
+def test_decision_holds_for_offsets_when_the_broker_dies_at(tmp_path: Path, point: str, commit: bool) -> None:
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(f"{point}:kill")) as broker:
         create_topic(broker.bootstrap, "t")
         owner = owner_commits_old(broker.bootstrap, "g", "t")

@@ -341,7 +341,7 @@ def test_automatic_commits_cover_what_was_returned(cluster: Cluster, single: str
     assert committed() == 10
 
 
-def test_committed_waits_for_a_transaction_with_newer_positions(cluster: Cluster, single: str) -> None:
+def test_committed_waits_for_a_transaction_with_newer_offsets(cluster: Cluster, single: str) -> None:
     """D3: require_stable, asked for under read_committed."""
     group, place = cluster.unique("g"), TopicPartition(single, 0)
     with (
@@ -359,7 +359,7 @@ def test_committed_waits_for_a_transaction_with_newer_positions(cluster: Cluster
         assert consumer.committed([place])[place].offset == 5
 
 
-def test_java_sees_the_group_and_its_positions(cluster: Cluster, single: str) -> None:
+def test_java_sees_the_group_and_its_offsets(cluster: Cluster, single: str) -> None:
     fill(cluster, single, 8)
     group = cluster.unique("g")
     with consumer_for(cluster, group_id=group) as consumer:

@@ -259,7 +259,7 @@ def test_dump_tool_reads_aborted_transactions_and_producer_snapshots(written: Wr
     assert f"lastSequence: 0 lastOffset: {offset} " in replayed
 
 
-def test_dump_tool_decodes_the_positions_of_groups(written: Written) -> None:
+def test_dump_tool_decodes_the_offsets_of_groups(written: Written) -> None:
     lines = dump("--offsets-decoder", files=written.files(".log", "__consumer_offsets"))
     assert complaints(lines) == []
     text = "\n".join(lines)

@@ -139,7 +139,7 @@ def test_function_may_filter_multiply_and_choose_topics(cluster: Cluster, topics
     assert routed[0].headers == [("from", source.encode())]
 
 
-def test_output_and_positions_become_visible_together(cluster: Cluster, topics) -> None:
+def test_output_and_offsets_become_visible_together(cluster: Cluster, topics) -> None:
     """D1: while a transaction is open, neither its records nor its positions can be seen."""
     source, sink = topics
     settings = options(cluster, commit_interval_ms=60_000, transaction_timeout_ms=90_000, max_records=100_000)
@@ -215,7 +215,7 @@ def test_exactly_once_survives_cut_connections(cluster: Cluster, topics, api, ef
     assert values(cluster, sink) == expected()
 
 
-def test_at_least_once_loses_nothing_when_the_commit_of_positions_fails(cluster: Cluster, topics) -> None:
+def test_at_least_once_loses_nothing_when_the_commit_of_offsets_fails(cluster: Cluster, topics) -> None:
     source, sink = topics
     with Proxy(cluster.bootstrap) as proxy:
         injected = proxy.add(Rule(OFFSET_COMMIT, Effect.DROP_RESPONSE, times=2))

@@ -384,7 +384,7 @@ def test_wrong_calls_say_what_to_do(cluster: Cluster, topic: str) -> None:
         producer.flush()
 
 
-def test_a_topic_that_is_not_there_is_named_within_the_time_out(cluster: Cluster) -> None:
+def test_a_topic_that_is_not_there_is_named_within_the_timeout(cluster: Cluster) -> None:
     options = {"allow_auto_create_topics": False, "max_block_ms": 500}
     with producer_for(cluster, **options) as producer:
         started_s = time.monotonic()

@@ -88,7 +88,7 @@ def values(cluster: Cluster, topic: str) -> list[bytes | None]:
 # --- what a transaction promises ---
 
 
-def test_all_partitions_and_positions_become_visible_together(
+def test_all_partitions_and_offsets_become_visible_together(
     cluster: Cluster, topic: str, make: Callable[..., Producer]
 ) -> None:
     producer, group = make(), cluster.unique("group")
@@ -180,7 +180,7 @@ def test_a_zombie_that_writes_is_fenced(cluster: Cluster, topic: str, make: Call
     assert values(cluster, topic) == []
 
 
-def test_a_member_of_an_old_generation_cannot_commit_positions(
+def test_a_member_of_an_old_generation_cannot_commit_offsets(
     cluster: Cluster, topic: str, make: Callable[..., Producer]
 ) -> None:
     producer = make()
@@ -435,7 +435,7 @@ def test_calls_in_the_wrong_order_say_what_comes_first(cluster: Cluster, topic: 
         producer.abort_transaction()
 
 
-def test_an_unreachable_coordinator_is_named_within_the_time_out(cluster: Cluster, proxy: Proxy) -> None:
+def test_an_unreachable_coordinator_is_named_within_the_timeout(cluster: Cluster, proxy: Proxy) -> None:
     fault = proxy.add(Rule(INIT_PRODUCER_ID, Effect.SILENCE_RESPONSE, times=100))
     options = {"transactional_id": cluster.unique("late"), "request_timeout_ms": 200}
     with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:

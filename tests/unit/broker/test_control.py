@@ -60,7 +60,7 @@ def test_full_disk_refuses_writes_and_a_start_and_lets_them_pass_when_it_is_free
         consumer.close()
 
 
-def test_clock_steps_forward_past_a_transactions_time_out(tmp_path: Path) -> None:
+def test_clock_steps_forward_past_a_transactions_timeout(tmp_path: Path) -> None:
     control = Control.create(tmp_path / "control")
     with SemelBroker(tmp_path / "broker", semel=faulty_semel(control=tmp_path / "control")) as broker:
         create_topics(broker.bootstrap, {"t": 1})

@@ -29,7 +29,7 @@ def test_epochs_count_up_and_wrap_to_one() -> None:
     assert session.epoch == 1
 
 
-def test_only_changes_are_told_and_partitions_with_records_go_to_the_end() -> None:
+def test_only_changes_are_returned_and_partitions_with_records_go_to_the_end() -> None:
     session = FetchSessions(10).open(full(0, 1, 2), False, 0.0)
     assert session is not None
     assert len(session.changes([answer(0), answer(1), answer(2)])) == 3
@@ -39,7 +39,7 @@ def test_only_changes_are_told_and_partitions_with_records_go_to_the_end() -> No
     assert [index for _, _, index in session.partitions] == [1, 2, 0]
 
 
-def test_errors_are_told_again_and_so_is_what_follows_them() -> None:
+def test_errors_are_returned_again_and_so_is_what_follows_them() -> None:
     session = FetchSessions(10).open(full(0), False, 0.0)
     assert session is not None
     failed = answer(0, high_watermark=-1, code=1)
@@ -48,7 +48,7 @@ def test_errors_are_told_again_and_so_is_what_follows_them() -> None:
     assert session.changes([answer(0)]) == []
 
 
-def test_a_request_moves_positions_and_forgets_partitions() -> None:
+def test_a_request_moves_offsets_and_forgets_partitions() -> None:
     sessions = FetchSessions(10)
     session = sessions.open(full(0, 1), False, 0.0)
     assert session is not None

@@ -60,7 +60,7 @@ def test_frames_come_out_whole_and_in_order(sizes: list[int], step: int) -> None
     sizes=st.lists(st.integers(0, LARGE_BYTES), min_size=1, max_size=4),
     step=st.integers(1000, 2 * LARGE_BYTES),
 )
-def test_connections_that_share_a_room_do_not_mix_their_frames(sizes: list[int], step: int) -> None:
+def test_connections_that_share_a_buffer_do_not_mix_their_frames(sizes: list[int], step: int) -> None:
     shared = SharedBuffer()
     buffers = [ReceiveBuffer(3 * LARGE_BYTES, shared) for _ in range(3)]
     sent = [[bytes([40 * number + index]) * size for index, size in enumerate(sizes)] for number in range(3)]

@@ -84,7 +84,7 @@ async def refused(work: Any) -> E:
 
 
 @in_world()
-async def test_two_members_share_and_the_heir_gets_all(world: World) -> None:
+async def test_two_members_share_and_the_one_that_stays_gets_all(world: World) -> None:
     topic = world.topics.create("t", 4)
     first = await Member(world, "a").join()
     assert first.has == {topic: [0, 1, 2, 3]}

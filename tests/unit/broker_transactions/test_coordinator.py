@@ -86,7 +86,7 @@ def test_nothing_is_answered_before_it_is_durable(step: str):
 
 
 @in_loop
-async def test_while_a_transition_is_pending_others_are_told_to_come_again():
+async def test_while_a_transition_is_pending_others_get_a_retriable_error():
     broker = StandInBroker()
     async with running(broker) as coordinator:
         pid, epoch = await begun(coordinator)

@@ -139,7 +139,7 @@ def test_a_cut_connection_fails_all_that_was_on_its_way() -> None:
             late.result()
 
 
-def test_a_request_without_an_answer_closes_the_connection_at_its_time_out() -> None:
+def test_a_request_without_a_response_closes_the_connection_at_its_timeout() -> None:
     with server(as_kafka(lambda sock: read_request(sock) and sock.recv(1) and None)) as address:
         connection = open_connection(address)
         with pytest.raises(RequestTimedOutError, match="did not respond to Metadata"):
@@ -155,7 +155,7 @@ def test_versions_that_do_not_meet_are_named() -> None:
         capabilities.version_of(API_VERSIONS)
 
 
-def test_a_cluster_that_cannot_be_reached_is_named_within_the_time_out() -> None:
+def test_a_cluster_that_cannot_be_reached_is_named_within_the_timeout() -> None:
     cluster = Cluster(ClientSettings.of(bootstrap_servers="127.0.0.1:1,127.0.0.1:2"))
     started_s = time.monotonic()
     with pytest.raises(TimedOutError, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):

@@ -161,7 +161,7 @@ def test_a_cut_in_the_middle_of_an_answer_fails_it_and_the_connection() -> None:
         assert connection.closed
 
 
-def test_an_answer_that_stops_in_the_middle_is_given_up_at_its_time_out() -> None:
+def test_a_response_that_stops_in_the_middle_is_given_up_at_its_timeout() -> None:
     hold = threading.Event()
     started_s = time.monotonic()
     with reading_ahead(half(hold), timeout_s=0.3) as (connection, pending):

@@ -180,7 +180,7 @@ def test_part_of_a_transaction_that_the_running_reader_did_not_get_is_named(topi
 
 
 @pytest.mark.parametrize(("offset", "input_offset", "where"), [(1, 1, "is in the output"), (3, 2, "is not")])
-def test_positions_that_disagree_with_the_output_are_named(
+def test_offsets_that_disagree_with_the_output_are_named(
     cluster: Cluster, topic: Topic, offset: int, input_offset: int, where: str
 ) -> None:
     source, group = Topic(cluster), cluster.unique("checked-group")

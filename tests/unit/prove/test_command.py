@@ -116,7 +116,7 @@ def test_campaign_without_a_fault_that_fires_shows_nothing(tmp_path: Path) -> No
     assert "no fault fired" in proof.told
 
 
-def test_unreachable_cluster_is_told_in_one_line(tmp_path: Path) -> None:
+def test_unreachable_cluster_is_named_in_one_line(tmp_path: Path) -> None:
     with Process(semel_command("prove", "--brokers", "127.0.0.1:1", "--save", str(tmp_path / "s.json"))) as process:
         assert process.wait(PATIENCE_S) == 4
         assert "no broker can be reached: 127.0.0.1:1 (Connection refused)" in process.output

@@ -192,7 +192,7 @@ def test_a_log_stays_offline_while_the_disk_is_broken(slow: Folder, disk: Faulty
     asyncio.run(scenario())
 
 
-def test_full_disk_refuses_and_goes_on_when_there_is_room_again(slow: Folder, disk: FaultyFiles) -> None:
+def test_full_disk_refuses_and_goes_on_when_there_is_space_again(slow: Folder, disk: FaultyFiles) -> None:
     async def scenario() -> None:
         log = slow.log()
         await acknowledge(slow, log, append(log, values=[b"before"], producer_id=1, epoch=0, sequence=0))
