@@ -10,6 +10,7 @@ import pytest
 from benchmarks.peers.raw_client import RawClient
 from benchmarks.produce_load import BrokerRefused, Load, closed_loop, open_loop, percentile
 from semel.local.brokers import SemelBroker
+from tests.support.waiting import until
 
 
 def load_on(broker: SemelBroker, topic: str) -> Load:
@@ -36,14 +37,14 @@ def test_a_stall_is_felt_by_the_requests_that_it_held_up(semel_broker: SemelBrok
         client.create_topic("stall", 2)
 
     def stall() -> None:
-        time.sleep(0.4)
+        until(lambda: sum(end_offsets(semel_broker, "stall")))
         semel_broker.pause()
         time.sleep(0.4)
         semel_broker.resume()
 
     thread = threading.Thread(target=stall)
     thread.start()
-    latencies = open_loop(load_on(semel_broker, "stall"), rate=500, seconds=1.0, warmup_s=0.1)
+    latencies = open_loop(load_on(semel_broker, "stall"), rate=500, seconds=2.0, warmup_s=0.01)
     thread.join()
     # a closed loop would have had one slow request for each connection
     assert sum(latency > 0.1 for latency in latencies) > 100

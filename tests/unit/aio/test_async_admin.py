@@ -111,7 +111,7 @@ def test_a_cancelled_call_leaves_an_admin_that_can_be_used(shared_semel_broker: 
     async def main() -> None:
         with Proxy(shared_semel_broker.bootstrap) as proxy:
             async with AsyncAdmin(bootstrap_servers=proxy.bootstrap) as admin:
-                fault = proxy.add(Rule(CREATE_TOPICS, Effect.DELAY_RESPONSE, delay_ms=500))
+                fault = proxy.add(Rule(CREATE_TOPICS, Effect.DELAY_RESPONSE, delay_ms=5_000))
                 creating = asyncio.create_task(admin.create_topic("aio-cancelled", partitions=1))
                 await asyncio.to_thread(fault.fired.wait, PATIENCE_S)
                 creating.cancel()

@@ -30,6 +30,7 @@ from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, eventually
 
 PATIENCE_MS = PATIENCE_S * 1000
+HELD_MS = 5_000  # a response that must not come before a task is cancelled, on a busy machine
 _numbers = count(1)
 
 
@@ -247,7 +248,7 @@ def test_a_commit_that_is_cancelled_before_its_records_are_stored_commits_nothin
         with Proxy(broker) as proxy:
             async with transactional(proxy.bootstrap, topic) as producer:
                 await producer.init_transactions()
-                fault = proxy.add(Rule(PRODUCE, Effect.DELAY_RESPONSE, delay_ms=300))
+                fault = proxy.add(Rule(PRODUCE, Effect.DELAY_RESPONSE, delay_ms=HELD_MS))
                 await producer.begin_transaction()
                 await producer.send(topic, b"x")
                 commit = asyncio.create_task(producer.commit_transaction())
@@ -270,7 +271,7 @@ def test_a_commit_that_is_cancelled_when_it_may_have_happened_is_settled_by_the_
         with Proxy(broker) as proxy:
             async with transactional(proxy.bootstrap, topic, generation) as producer:
                 await producer.init_transactions()
-                fault = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=300))
+                fault = proxy.add(Rule(END_TXN, Effect.DELAY_RESPONSE, delay_ms=HELD_MS))
 
                 async def write() -> None:
                     async with producer.transaction() as txn:
@@ -313,7 +314,7 @@ def test_the_end_of_a_transaction_waits_for_offsets_whose_caller_was_cancelled(b
         with Proxy(broker) as proxy:
             async with transactional(proxy.bootstrap, topic) as producer:
                 await producer.init_transactions()
-                fault = proxy.add(Rule(TXN_OFFSET_COMMIT, Effect.DELAY_REQUEST, delay_ms=300))
+                fault = proxy.add(Rule(TXN_OFFSET_COMMIT, Effect.DELAY_REQUEST, delay_ms=HELD_MS))
                 await producer.begin_transaction()
                 adding = asyncio.create_task(producer.send_offsets_to_transaction({(topic, 0): 5}, f"g-{topic}"))
                 await asyncio.to_thread(fault.fired.wait, PATIENCE_S)

@@ -29,6 +29,7 @@ class FaultyFiles(DiskFiles):
 
     def __init__(self) -> None:
         self.sync_gate: threading.Event | None = None
+        self.at_the_gate = threading.Event()
         self.failing_syncs = 0
         self.free_bytes: int | None = None
         self.file_syncs = 0
@@ -37,6 +38,7 @@ class FaultyFiles(DiskFiles):
 
     def sync_file(self, fd: int, path: str) -> None:
         if self.sync_gate is not None and path.endswith(".log"):
+            self.at_the_gate.set()
             self.sync_gate.wait(PATIENCE_S)
         self.file_syncs += 1
         if self.failing_syncs and path.endswith(".log"):
@@ -78,7 +80,7 @@ def test_nothing_is_visible_before_it_is_on_the_disk(slow: Folder, disk: FaultyF
         log.on_advance = lambda advanced: woken.append(advanced.high_watermark)
         result = append(log)
         waiting = slow.data_dir._sync.wait(log, result.last_offset + 1)
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(disk.at_the_gate.wait, PATIENCE_S)
         assert not waiting.done()
         assert (log.end_offset, log.high_watermark, woken) == (1, 0, [])
         assert log.read(0, 1000).records == b""
@@ -98,11 +100,9 @@ def test_many_waiting_appends_share_one_fsync(slow: Folder, disk: FaultyFiles) -
         sync = slow.data_dir._sync
         await acknowledge(slow, log, append(log))
         disk.sync_gate = threading.Event()
-        syncs_before, logs_before = disk.file_syncs, sync.synced_logs
+        logs_before = sync.synced_logs
         first = sync.wait(log, append(log).last_offset + 1)
-        while disk.file_syncs == syncs_before and not len(log._shared.cache._open):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.02)  # the first sync is at the gate
+        assert await asyncio.to_thread(disk.at_the_gate.wait, PATIENCE_S)
         others = [sync.wait(log, append(log).last_offset + 1) for _ in range(500)]
         disk.sync_gate.set()
         await asyncio.wait_for(asyncio.gather(first, *others), PATIENCE_S)
@@ -121,7 +121,7 @@ def test_a_duplicate_waits_for_the_first_time_it_was_written(slow: Folder, disk:
         again = append(log, producer_id=1, epoch=0, sequence=0)
         assert again.duplicate
         waiting = slow.data_dir._sync.wait(log, again.last_offset + 1)
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(disk.at_the_gate.wait, PATIENCE_S)
         assert not waiting.done()
         disk.sync_gate.set()
         await asyncio.wait_for(waiting, PATIENCE_S)
@@ -275,7 +275,7 @@ def test_waiting_for_a_deleted_partition_ends_with_an_error(slow: Folder, disk: 
         log = slow.log()
         disk.sync_gate = threading.Event()
         waiting = slow.data_dir._sync.wait(log, append(log).last_offset + 1)
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(disk.at_the_gate.wait, PATIENCE_S)
         slow.data_dir.delete("t", 0)
         with pytest.raises(StorageError) as refused:
             await waiting
