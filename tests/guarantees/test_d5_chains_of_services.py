@@ -17,6 +17,7 @@ from semel.client.producer import Producer
 from tests.support.broker import KAFKA_IN_FULL, Cluster
 from tests.support.process_campaign import Pipeline
 from tests.support.reading import read_values
+from tests.support.waiting import PATIENCE_S
 
 COUNT = 2500
 KILLS = 3
@@ -60,7 +61,7 @@ def _kill_in_the_middle(links: list[Pipeline], rng: random.Random) -> None:
 
 
 def _await_end(admin: Admin, links: list[Pipeline]) -> None:
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + PATIENCE_S
     for link in links:
         while True:
             link.revive()

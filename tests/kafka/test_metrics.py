@@ -58,7 +58,7 @@ def test_a_lost_response_is_a_retry_and_not_a_second_record(cluster: Cluster, to
 def test_records_that_are_not_delivered_are_errors(cluster: Cluster, topic: str) -> None:
     with Proxy(cluster.bootstrap) as proxy:
         fault = proxy.add(Rule(PRODUCE, Effect.DROP_REQUEST, times=10_000))
-        options = {"delivery_timeout_ms": 500, "request_timeout_ms": 200}
+        options = {"delivery_timeout_ms": 5_000, "request_timeout_ms": 1_000}  # the request must have been sent
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             assert producer.send(topic, b"x").exception(timeout_ms=PATIENCE_MS) is not None
             found = producer.metrics()

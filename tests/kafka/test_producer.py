@@ -290,7 +290,7 @@ def test_tables_and_rows_on_many_partitions_survive_random_faults(cluster: Clust
 
 def test_an_expired_delivery_is_reported_and_the_next_write_starts_a_new_epoch(cluster: Cluster, topic: str) -> None:
     with Proxy(cluster.bootstrap) as proxy:
-        options = {"delivery_timeout_ms": 800, "request_timeout_ms": 300, "linger_ms": 0, "retry_backoff_ms": 20}
+        options = {"delivery_timeout_ms": 5_000, "request_timeout_ms": 1_000, "linger_ms": 0, "retry_backoff_ms": 20}
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
             fault = proxy.add(Rule(PRODUCE, Effect.DROP_REQUEST, times=10_000))
@@ -327,6 +327,7 @@ def test_full_memory_blocks_and_says_so_in_time(cluster: Cluster, topic: str) ->
     with Proxy(cluster.bootstrap) as proxy:
         options = {"buffer_memory": 20_000, "batch_size": 5_000, "max_block_ms": 400, "request_timeout_ms": 60_000}
         producer = Producer(bootstrap_servers=proxy.bootstrap, **options)
+        producer.partitions_for(topic, timeout_ms=PATIENCE_S * 1000)  # not within max.block.ms
         producer.send(topic, b"first").result(timeout_ms=PATIENCE_S * 1000)
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=10_000))
         started_s = time.monotonic()
@@ -398,7 +399,7 @@ def test_a_topic_that_is_not_there_is_named_within_the_timeout(cluster: Cluster)
 def test_an_identity_that_cannot_be_had_ends_in_a_clear_error(cluster: Cluster, topic: str) -> None:
     with Proxy(cluster.bootstrap) as proxy:
         fault = proxy.add(Rule(INIT_PRODUCER_ID, Effect.DROP_REQUEST, times=10_000))
-        options = {"delivery_timeout_ms": 500, "request_timeout_ms": 200}
+        options = {"delivery_timeout_ms": 5_000, "request_timeout_ms": 1_000}  # the request must have been sent
         with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
             with pytest.raises(DeliveryTimedOutError, match="they were not sent"):
                 producer.send(topic, b"x").result(timeout_ms=PATIENCE_S * 1000)

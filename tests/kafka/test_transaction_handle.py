@@ -200,7 +200,7 @@ def test_after_an_end_without_an_answer_renewing_tells_whether_the_id_is_ours(
                 writer.finish(30)
             fault = proxy.add(Rule(END_TXN, Effect.SILENCE_RESPONSE, times=100))
             with pytest.raises(EndUnknownError) as unknown:
-                owner.end(True, 0.7)
+                owner.end(True, 4.0)  # time enough to send it
             fault.assert_fired()
             assert unknown.value.maybe_sent
             proxy.clear()

@@ -437,11 +437,11 @@ def test_calls_in_the_wrong_order_say_what_comes_first(cluster: Cluster, topic: 
 
 def test_an_unreachable_coordinator_is_named_within_the_timeout(cluster: Cluster, proxy: Proxy) -> None:
     fault = proxy.add(Rule(INIT_PRODUCER_ID, Effect.SILENCE_RESPONSE, times=100))
-    options = {"transactional_id": cluster.unique("late"), "request_timeout_ms": 200}
+    options = {"transactional_id": cluster.unique("late"), "request_timeout_ms": 1_000}
     with Producer(bootstrap_servers=proxy.bootstrap, **options) as producer:
         started_s = time.monotonic()
         with pytest.raises(TimedOutError, match="InitProducerId to coordinator of transactional id"):
-            producer.init_transactions(timeout_ms=1000)
+            producer.init_transactions(timeout_ms=5_000)  # time enough to find the coordinator
         assert time.monotonic() - started_s < STALL_S
         fault.assert_fired()
         proxy.clear()

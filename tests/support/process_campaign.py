@@ -156,7 +156,7 @@ def run_campaign(
     """Runs the faults for so long, lets everything settle, stops with SIGTERM and reads the sinks."""
     rng = random.Random(seed)
     pipelines = [_pipeline(cluster, guarantee, consumer) for guarantee in guarantees]
-    feeder = Feeder(cluster.bootstrap, [pipeline.source for pipeline in pipelines], per_s=300)
+    feeder = Feeder(cluster.bootstrap, [pipeline.source for pipeline in pipelines], per_s=200)
     try:
         for pipeline in pipelines:
             for name in INSTANCES:
@@ -224,7 +224,7 @@ def _freeze(pipelines: list[Pipeline], name: str) -> None:
 
 
 def _wait_until_caught_up(cluster: Cluster, pipelines: list[Pipeline]) -> None:
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + PATIENCE_S
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
         for pipeline in pipelines:
             while True:

@@ -19,7 +19,7 @@ class Window:
     """Says when a kill would hurt, and keeps that moment open for a while: positions committed and output not sent, or
     output sent and positions not committed."""
 
-    OPEN_S = 0.08
+    OPEN_S = 0.2
 
     def __init__(self, guarantee: str) -> None:
         self._after_s = (

@@ -154,7 +154,7 @@ WAYS = [expires, cannot_be_encoded, sender_crashes, is_closed]
 def test_a_batch_that_fails_fails_its_transaction_in_the_same_step(
     way: Any, shared_semel_broker: SemelBroker, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"delivery_timeout_ms": 1000, "request_timeout_ms": 500} if way is expires else {}
+    options = {"delivery_timeout_ms": 5_000, "request_timeout_ms": 1_000} if way is expires else {}
     with (
         Proxy(shared_semel_broker.bootstrap) as proxy,
         transactional(proxy.bootstrap, narrow, **options) as producer,

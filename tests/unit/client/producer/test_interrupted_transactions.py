@@ -87,7 +87,7 @@ def test_the_with_block_does_not_leave_a_transaction_open_whose_commit_was_not_s
     shared_semel_broker: SemelBroker, topic: str, make: Make
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
-        producer = make(proxy.bootstrap, max_block_ms=1000, request_timeout_ms=1500)
+        producer = make(proxy.bootstrap, max_block_ms=4_000, request_timeout_ms=5_000)
         producer.init_transactions(timeout_ms=PATIENCE_S * 1000)
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE))
         with pytest.raises(TimedOutError), producer.transaction() as txn:

@@ -66,7 +66,7 @@ def test_records_of_a_collected_producer_fail_when_their_time_is_over(
 ) -> None:
     with Proxy(shared_semel_broker.bootstrap) as proxy:
         fault = proxy.add(Rule(PRODUCE, Effect.SILENCE_RESPONSE, times=1000))
-        options = {"request_timeout_ms": 300, "delivery_timeout_ms": 1000, "linger_ms": 0}
+        options = {"request_timeout_ms": 1_000, "delivery_timeout_ms": 5_000, "linger_ms": 0}
         error = (
             Producer(bootstrap_servers=proxy.bootstrap, **options)
             .send(topic, b"x")
