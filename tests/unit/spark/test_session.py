@@ -98,14 +98,6 @@ def test_workers_are_forked_from_a_process_with_semel_only_where_the_launcher_st
     assert name not in made(master="local[2]")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_that_workers_are_forked_from_has_semel_and_one_thread() -> None:
-    look = "print(len(os.listdir('/proc/self/task')), 'semel.spark.writing' in sys.modules)"
-    words = [sys.executable, "-c", f"import os, sys, semel.spark.daemon; {look}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout.split() == ["1", "True"]
-
-
 def test_checkpoints_of_a_cluster_are_written_as_spark_does(made: Callable[..., dict[str, str]]) -> None:
     assert session.LOCAL_SETTINGS.items() <= made(master="local[2]").items()
     assert not session.LOCAL_SETTINGS.keys() & made(master="spark://host:7077").keys()
