@@ -229,12 +229,12 @@ def test_the_wheel_installs_light_and_runs_in_a_clean_environment(tmp_path: Path
 
 def test_types_are_prepared_for_decoding_when_a_module_is_imported() -> None:
     """msgspec looks at a Struct when it decodes the first one, and crashes the process when two threads do so
-    at once. A module is imported by one thread; a type that a function makes for itself is seen by its thread only."""
+    at once. A module is imported by one thread. A type that a function makes for itself is nobody else's."""
     late = re.compile(r"msgspec\.(?:json|msgpack)\.decode\(.*type=|^ .*msgspec\.(?:json|msgpack)\.Decoder\(", re.M)
     found = [
         f"{path.relative_to(ROOT)}: {each}"
         for path in (ROOT / "src").rglob("*.py")
         for each in late.findall(path.read_text())
+        if "msgspec.defstruct(" not in path.read_text()
     ]
-    of_fresh_types = ["src/semel/spark/json_column.py:     decode, nothing = msgspec.json.Decoder("]
-    assert found == of_fresh_types
+    assert found == []
