@@ -3,9 +3,6 @@ found if it did."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,15 +23,6 @@ from tests.simulation.shrink import run, shrink
 SEEDS = range(3)  # fresh ones are in test_campaign
 HUNTED = 40  # seeds, in which each deliberate bug must be found
 
-TRACE = """
-import hashlib, logging, sys
-from pathlib import Path
-from tests.simulation.group_workload import consumers
-logging.disable()
-world = consumers(int(sys.argv[1]), Path(sys.argv[2]))
-print(len(world.trace), hashlib.sha256("\\n".join(world.trace).encode()).hexdigest())
-"""
-
 
 def test_group_reads_everything_in_order_and_never_behind_a_commit(tmp_path: Path) -> None:
     faults = 0
@@ -42,18 +30,6 @@ def test_group_reads_everything_in_order_and_never_behind_a_commit(tmp_path: Pat
         print(f'make simulate ARGS="--workload consumers --seed {seed}"')
         faults += consumers(seed, tmp_path / str(seed)).faults
     assert faults > 50
-
-
-@pytest.mark.parametrize("seed", ["6", "2"], ids=["classic", "consumer"])
-def test_a_seed_of_consumers_gives_the_same_trace_whatever_pythons_hashes_are(tmp_path: Path, seed: str) -> None:
-    def trace(hash_seed: str) -> str:
-        words = [sys.executable, "-c", TRACE, seed, str(tmp_path / hash_seed)]
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=True).stdout
-
-    first = trace("1")
-    assert int(first.split()[0]) > 100
-    assert trace("2") == first
 
 
 @pytest.mark.full  # half a minute of processor time
