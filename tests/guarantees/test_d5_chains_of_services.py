@@ -40,7 +40,7 @@ def test_chain_of_services_is_exactly_once_end_to_end(cluster: Cluster) -> None:
             _kill_in_the_middle(links, random.Random(5))
             _await_end(admin, links)
             for link in links:
-                link.workers["one"].wait_for_line("^started$", timeout_s=60)  # the last kill was perhaps just now
+                link.workers["one"].wait_for_line("^started$", PATIENCE_S)  # the last kill was perhaps just now
                 assert link.workers["one"].terminate() == 0
                 assert link.outcome.kills >= 1, "no service was killed"
         finally:
@@ -55,7 +55,7 @@ def _kill_in_the_middle(links: list[Pipeline], rng: random.Random) -> None:
     for _ in range(KILLS):
         for link in links:
             worker = link.workers["one"]
-            worker.wait_for_line("settled", timeout_s=60)
+            worker.wait_for_line("settled", timeout_s=PATIENCE_S)
             time.sleep(rng.uniform(0.05, 0.3))  # anywhere in a transaction
             link.kill("one")
 
