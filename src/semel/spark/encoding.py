@@ -376,7 +376,7 @@ def with_readable_texts(table: Any) -> Any:
 
     for number, name in enumerate(table.column_names):
         column = table.column(number)
-        if name in ("topic", "bad") and pa.types.is_string(column.type):
+        if name in ("topic", "bad") and not pa.types.is_boolean(column.type):
             try:
                 column.validate(full=True)
             except pa.ArrowInvalid:

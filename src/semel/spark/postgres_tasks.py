@@ -203,7 +203,8 @@ def checked_texts(batch: Any, sets_aside: bool) -> Any:
 def _holds_text(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_string(kind.value_type if pa.types.is_list(kind) else kind))
+    inside = kind.value_type if pa.types.is_list(kind) else kind
+    return bool(pa.types.is_string(inside) or pa.types.is_large_string(inside))
 
 
 def _bad_texts(column: Any) -> dict[int, str]:

@@ -154,8 +154,10 @@ def test_texts_that_are_not_utf8_stop_no_query_that_has_dead_letters():
     garbage = not_utf8(b"out", b"\xff\xfe")
     found, dead = encode(pa.table({"value": values, "topic": garbage}))
     assert (dead, reasons_of(found["dead", 0])) == (1, [b"unknown topic"])
-    found, dead = encode(pa.table({"value": values, "bad": not_utf8(b"", b"no JSON: \xff")}))
-    assert (dead, reasons_of(found["dead", 0])) == (1, ["no JSON: \ufffd".encode()])
+    marked = not_utf8(b"", b"no JSON: \xff")
+    for bad in (marked, marked.cast(pa.large_binary()).cast(pa.large_string(), safe=False)):
+        found, dead = encode(pa.table({"value": values, "bad": bad}))
+        assert (dead, reasons_of(found["dead", 0])) == (1, ["no JSON: \ufffd".encode()])
     named = pa.StructArray.from_arrays([garbage, values], names=["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 1, 2]), named)
     found, dead = encode(pa.table({"value": values, "headers": headers, "bad": [False, True]}))
