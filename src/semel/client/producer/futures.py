@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from threading import Condition, RLock
+from threading import RLock
 from typing import Any, Self
 
 RUNNING, FINISHED = "RUNNING", "FINISHED"  # as concurrent.futures writes them
-CONDITION = Condition(RLock())  # taken before the lock of a producer, never after it
+CONDITION = RLock()  # taken before the lock of a producer, never after it; nothing waits for it to be notified
 
 
 class Waiting:
@@ -85,7 +85,7 @@ class DeliveryFuture:
 
     # --- concurrent.futures ---
     @property
-    def _condition(self) -> Condition:
+    def _condition(self) -> Any:
         return CONDITION
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from semel.client.aside import Waker
@@ -52,9 +51,9 @@ class Sender(BatchSender[DeliveryCondition]):
         forget_count: Callable[[str], object] | None = None,
     ) -> None:
         self.cluster = cluster
-        self.lock = Lock()  # guards the core
+        self.lock = DeliveryCondition()  # guards the core
         calls = None if coordinator is None else coordinator.calls
-        super().__init__(settings, cluster.calls, identity, calls, DeliveryCondition(self.lock), forget_count)
+        super().__init__(settings, cluster.calls, identity, calls, self.lock, forget_count)
         self._waker = Waker()
         self._asleep = False
 

@@ -21,7 +21,7 @@ class Sending:
     """A sender's part in the life of batches: it finishes them under its lock and runs their callbacks without it."""
 
     def __init__(self) -> None:
-        self.changed = DeliveryCondition(threading.Lock())
+        self.changed = DeliveryCondition()
 
     def batch(self, count: int = 1) -> ProducerBatch:
         batch = ProducerBatch("t", 0, 0.0, 0.0)

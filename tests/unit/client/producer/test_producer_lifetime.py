@@ -140,7 +140,7 @@ def test_a_caller_that_waits_for_memory_learns_that_the_producer_was_closed(
 
         waiting = threading.Thread(target=send)
         waiting.start()
-        until(lambda: producer._sender.changed._waiters)  # type: ignore[attr-defined]
+        until(lambda: producer._sender.changed._sleepers)  # type: ignore[attr-defined]
         producer.close(timeout_ms=0)
         waiting.join(PATIENCE_S)
         assert [type(error) for error in errors] == [ClosedError]

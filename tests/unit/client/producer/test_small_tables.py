@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +33,7 @@ class Sending:
             if batch is None:
                 batch = self.accumulator.append_new_table("t", partition, part, 0.0)
             shares.append(TableShare(batch, batch.count - part.row_count, part.row_count, rows))
-        return TableDelivery(shares, table.num_rows, DeliveryCondition(Lock()))
+        return TableDelivery(shares, table.num_rows, DeliveryCondition())
 
     def batches(self, partition: int = 0) -> list[ProducerBatch]:
         batches = list(self.accumulator.queues["t", partition].batches())
