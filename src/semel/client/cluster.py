@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from semel.client.closing import Closing
 from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
@@ -121,7 +122,7 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
         self._end = threading.Event()  # wakes those that pause before a retry
         self.lock: threading.RLock = threading.RLock()  # guards what follows and the metadata
         self.connections: dict[tuple[str, str, int], BrokerConnection] = {}
-        self._openings: dict[tuple[str, str, int], threading.Lock] = {}
+        self._openings: dict[tuple[str, str, int], threading.RLock] = {}
         self._reconnects = Reconnects(settings)
         self._owner_pid = os.getpid()
         self.outages: Outages = Outages()
@@ -191,16 +192,19 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
     def _opening(self, key: tuple[str, str, int], deadline: Deadline) -> Iterator[None]:
         """One thread at a time opens a connection; those that want the same one wait for it, up to their deadline."""
         with self.lock:
-            lock = self._openings.setdefault(key, threading.Lock())
-        if not lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
-            raise ConnectionFailedError(
-                f"another thread has been connecting to {key[1]}:{key[2]} for longer than {deadline.total_s:.3g} s",
-                ErrorCode.NETWORK_EXCEPTION,
-            )
+            lock: Any = self._openings.setdefault(key, threading.RLock())
         try:
+            if not lock.acquire(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+                raise ConnectionFailedError(
+                    f"another thread has been connecting to {key[1]}:{key[2]} for longer than {deadline.total_s:.3g} s",
+                    ErrorCode.NETWORK_EXCEPTION,
+                )
             yield
-        finally:
-            lock.release()
+        finally:  # Ctrl-C may come before this thread knows that it has the lock, and while it gives it back
+            try:
+                _give_back(lock)
+            finally:
+                _give_back(lock)
 
     def close(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -292,3 +296,8 @@ class _Outage:
     def __init__(self, now_s: float) -> None:
         self.since_s = self.last_s = now_s
         self.next_message_s = now_s + FIRST_S
+
+
+def _give_back(lock: Any) -> None:
+    if lock._is_owned():
+        lock.release()

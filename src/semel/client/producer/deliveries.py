@@ -44,10 +44,10 @@ class DeliveryCondition(RLock):  # type: ignore[misc]  # it may be subclassed, w
             )
         deadline = Deadline(TIMEOUT_MAX if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
         while not (value := predicate()) and not deadline.expired:
-            self._sleep(deadline.remaining_s())
+            self.wait(deadline.remaining_s())
         return value
 
-    def _sleep(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Gives the lock back until `notify_all`. It is taken again whatever happens: `acquire` ends with a signal."""
         sleeper = Lock()
         sleeper.acquire()
