@@ -347,6 +347,7 @@ class Processor(RebalanceListener):
         self._is_at_end = False
         self._backoff = Backoff(50, 2_000)
         self._collected = self._retries = 0
+        self._took_last = False  # of this unit of work: the read after its time is done
         self._seconds: dict[str, float] = {}
         self._began_s = self._started_s = time.monotonic()
         self._has_joined = False  # this instance has its assignment, perhaps empty
@@ -418,7 +419,7 @@ class Processor(RebalanceListener):
             if self._has_joined and not consumer.assignment():  # others have all of them, or there are none any more
                 find_source(consumer, self._topics, FIRST_CONTACT_S)
             is_at_end = self._ends is not None and self._has_joined and self._ends.reached(consumer)
-            if mode.is_working and (is_at_end or not self._ms_to_settle()):
+            if mode.is_working and (is_at_end or self._is_due()):
                 self._settle(mode)
             self._is_at_end = is_at_end
         except KafkaError as error:
@@ -477,7 +478,7 @@ class Processor(RebalanceListener):
         return ProducerSettings.of(options)
 
     def _settled(self, mode: Mode) -> None:
-        self._collected = 0
+        self._collected, self._took_last = 0, False
         self._has_worked = True
         self._timed_out_in_a_row = 0
         self._backoff.reset()
@@ -496,6 +497,15 @@ class Processor(RebalanceListener):
             return 0.0
         return max(0.0, self._interval_s - (time.monotonic() - self._began_s)) * 1000
 
+    def _is_due(self) -> bool:
+        """Whether the unit of work ends. When its time is over it takes once more what has come meanwhile: a loop whose
+        turns are slow would commit the few records of an old fetch response again and again, and never catch up."""
+        if self._ms_to_settle():
+            return False
+        is_due = self._took_last or self._collected >= self._max_records or not self._interval_s
+        self._took_last = True
+        return is_due
+
     def _is_idle(self, consumer: Consumer) -> bool:
         return self._idle is not None and self._idle.is_over(consumer)
 
@@ -512,7 +522,7 @@ class Processor(RebalanceListener):
 
     def _undo(self, mode: Mode) -> None:
         mode.undo()
-        self._collected = 0
+        self._collected, self._took_last = 0, False
         self._count(mode)
 
     def _can_go_on(self, error: KafkaError) -> bool:

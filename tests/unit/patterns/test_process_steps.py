@@ -130,6 +130,26 @@ def test_what_was_read_during_a_rebalance_is_read_again_when_the_work_could_not_
     assert writer.committed == [again], "from where each began"
 
 
+def test_what_came_while_a_slow_unit_of_work_went_on_belongs_to_it() -> None:
+    reader, writer = Reader(), Writer()
+    processor, mode = made(reader, writer)
+    writer.has_failed, processor._interval_s = True, 1e-9  # over when the first records were taken
+    for unit in (1, 2):
+        processor._turn(reader, mode)  # type: ignore[arg-type]
+        assert len(writer.committed) == unit - 1
+        processor._turn(reader, mode)  # type: ignore[arg-type]
+        after = OffsetAndMetadata(2 * unit * READ_AT_ONCE)
+        assert writer.committed[unit - 1] == {KEPT: after, GOING: after}
+
+
+def test_a_full_unit_of_work_ends_at_once() -> None:
+    reader, writer = Reader(), Writer()
+    processor, mode = made(reader, writer)
+    writer.has_failed, processor._max_records = True, 2 * READ_AT_ONCE
+    processor._turn(reader, mode)  # type: ignore[arg-type]
+    assert len(writer.committed) == 1
+
+
 @pytest.mark.parametrize("instance", [None, "a"], ids=["a name of its own", "a given name"])
 def test_fenced_while_it_aborts_only_who_owns_the_name_takes_it_back(instance: str | None) -> None:
     reader, writer = Reader(), Writer()
