@@ -25,6 +25,7 @@ NAMES = (
     "decisions",
     "outbox",
     "state",
+    "loop",
     "recovery",
     "watching",
 )

@@ -1,7 +1,7 @@
 // Kafka Streams as a peer: copies one topic to another, job after job in one warm JVM. With CACHE_BYTES it counts the
 // records of each key instead (RocksDB, changelog).
 // java -cp ... StreamsPeer.java THREADS GUARANTEE COMMIT_MS [CACHE_BYTES]
-// A job is a line on stdin: BOOTSTRAP APPLICATION IN OUT. It answers "first" when the first record is there and runs until
+// A job is a line on stdin: BOOTSTRAP APPLICATION IN OUT [COMMIT_MS]. It answers "first" when the first record is there and runs until
 // the next line comes ("stop"), which it answers with "stopped".
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
@@ -35,7 +35,7 @@ public class StreamsPeer {
         settings.put("application.id", job[1]);
         settings.put("num.stream.threads", args[0]);
         settings.put("processing.guarantee", args[1]);
-        settings.put("commit.interval.ms", args[2]);
+        settings.put("commit.interval.ms", job.length > 4 ? job[4] : args[2]);
         settings.put("auto.offset.reset", "earliest");
         settings.put("state.dir", state.toString());
         settings.put("default.key.serde", Serdes.ByteArray().getClass());
