@@ -118,6 +118,7 @@ def _is_shuffled(rdd: Any) -> bool:
     return True
 
 
+KEPT_PLANS = 8  # a function that projects a batch before it calls the sink makes new columns every time
 LOOKED_AT = 200  # offsets of each partition
 LOOK_BYTES = 64 << 10  # fetched at once; a batch that is larger comes whole
 
@@ -140,21 +141,26 @@ class InPlace:
         count = partitions_of_all(targets, options)
         if wanted is None or count is None:
             return False
+        name = "partition" if "partition" in df.columns else "key"
+        # First, as this is known from the batch before: the next look costs dozens of calls of the JVM.
+        if self._origins(df, ("key", "partition")).get(name) != name:
+            return False
         tasks = tasks_without_shuffle(df)
         if tasks is None or tasks > max(1, len(wanted)):  # more: a partition is read by several
             return False
         if not dead_letters_fit(targets, options, min(tasks, most_tasks)):
             return False
-        unchanged = self._origins(df, ("key", "partition"))
-        if "partition" in df.columns:
-            return unchanged.get("partition") == "partition" and all(r.partition < count for r in wanted)
-        return unchanged.get("key") == "key" and self._keys_belong(wanted, options, count)
+        if name == "partition":
+            return all(r.partition < count for r in wanted)
+        return self._keys_belong(wanted, options, count)
 
     def _origins(self, df: Any, names: tuple[str, ...]) -> dict[str, str]:
         """`origins` of a batch. The query's plan does not change while it runs, so it is read once."""
         plan = df._jdf.queryExecution().analyzed()
         ids = plan.output().mkString(",")
         if ids not in self._unchanged:
+            while len(self._unchanged) >= KEPT_PLANS:
+                self._unchanged.pop(next(iter(self._unchanged)))
             self._unchanged[ids] = origins(plan, running_query(df.sparkSession).lastExecution().analyzed(), names)
         return self._unchanged[ids]
 
