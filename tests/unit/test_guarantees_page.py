@@ -23,5 +23,4 @@ def test_every_guarantee_test_is_on_the_page():
 def test_every_promise_has_a_test_among_the_guarantees():
     rows = re.findall(r"^\| ([A-H]\d+) \|(.*)$", PAGE, re.MULTILINE)
     assert len(rows) > 45
-    without = [promise for promise, row in rows if "](../tests/guarantees/test_" not in row]
-    assert without == ["G4"], "a figure: `semel bench transactions` measures it"
+    assert [promise for promise, row in rows if "](../tests/guarantees/test_" not in row] == []
