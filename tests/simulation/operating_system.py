@@ -376,6 +376,9 @@ class SimulatedRLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
+    def _is_owned(self) -> bool:
+        return bool(self._count) and self._owner is _scheduler.running
+
     def release_all(self) -> int:
         count, self._count = self._count, 0
         return count
@@ -428,6 +431,17 @@ class SimulatedCondition:
 
     def notify_all(self) -> None:
         self.notify(len(self._waiters))
+
+
+class SimulatedDeliveryCondition(SimulatedCondition):
+    """As `deliveries.DeliveryCondition`, which is a lock in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sending_thread: int | None = None
+
+    def check_process(self) -> None:
+        """All processes of a world are one."""
 
 
 class SimulatedEvent:
@@ -741,7 +755,9 @@ def _find_changes() -> list[Change]:
             for name, value in list(vars(module).items()):
                 changes.extend(_changes_of(module, name, value))
         futures = importlib.import_module("semel.client.producer.futures")
-        changes.append((futures, "CONDITION", futures.CONDITION, SimulatedCondition()))
+        changes.append((futures, "CONDITION", futures.CONDITION, SimulatedRLock()))
+        sender = importlib.import_module("semel.client.producer.sender")
+        changes.append((sender, "DeliveryCondition", sender.DeliveryCondition, SimulatedDeliveryCondition))
     return _found[len(modules)]
 
 
