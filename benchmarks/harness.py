@@ -21,6 +21,8 @@ NAMES = (
     "client",
     "spark",
     "jobs",
+    "nexmark",
+    "spark_latency",
     "postgres",
     "decisions",
     "outbox",

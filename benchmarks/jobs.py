@@ -1,15 +1,20 @@
 """Ordinary jobs, Kafka -> Spark -> Kafka on one Apache Kafka node: JSON in, JSON out, exactly once, beside Spark's own
-connector (at-least-once) and Kafka Streams (exactly_once_v2).
+connector (at-least-once), Kafka Streams (exactly_once_v2) and Quix Streams (exactly-once).
 
     filter and re-key   JSON is read, filtered, gets another key, and is written as JSON
     windowed count      orders of each user and minute, every change of a count is written (state)
     static join         each order with the name of its product
     several topics      one topic for each currency, one for what cannot be read
 
-Everybody reads the same topic of four partitions, with aborted transactions in between, on two cores. Both Spark
-programs run the same queries (`peers/spark_jobs.py`) with the same settings. The value is input records per second of
-wall time, from the making of a query to its end in a warm session; beside Kafka Streams, which is timed from its first
-record, from the first batch ("started"). What the two Spark programs have written is compared.
+Everybody reads the same topic of four partitions, with aborted transactions in between, on two cores. All Spark
+programs run the same queries (`peers/spark_jobs.py`). The value is input records per second of wall time, from the
+making of a query to its end in a warm session; beside Kafka Streams and Quix Streams (on a tenth of the records), which
+are timed from their first record, from the first batch ("started"). What the Spark programs have written is compared.
+
+    semel                             the query with from_json
+    semel, jsonSchema                 the same with JSON that semel's source has read
+    Spark's own                       as it comes
+    Spark's own with semel's settings those of semel.spark_session()
 """
 
 from __future__ import annotations
@@ -24,12 +29,15 @@ from benchmarks.spark_contestants import (
     Contestant,
     Job,
     KafkaStreamsJobs,
+    QuixJobs,
     Result,
     peers_there,
     semel_frame,
+    semel_json,
     spark_own,
+    spark_same,
 )
-from benchmarks.spark_topics import count_committed, filled, fresh_topic, orders, removed
+from benchmarks.spark_topics import Input, count_committed, filled, fresh_topic, in_hour, orders, removed
 from semel.local.apache_kafka import ApacheKafka
 
 BENCH = "jobs"
@@ -39,11 +47,17 @@ TARGETS = 4  # of "several topics"
 SIZES = {"100 B": 110, "1 KB": 1_000, "100 KB": 100_000}
 RECORDS = {"100 B": 1_000_000, "1 KB": 300_000, "100 KB": 3_000}
 BATCHES = 6
+SUBJECTS = ("semel", "semel, jsonSchema")
 CONTESTANTS: dict[str, Callable[[], Contestant]] = {
     "semel": semel_frame,
+    "json": semel_json,
     "spark": spark_own,
+    "same": spark_same,
     "streams": KafkaStreamsJobs,
+    "quix": QuixJobs,
 }
+JOINING = (KafkaStreamsJobs.name, QuixJobs.name)  # timed from their first record, see `spark_contestants`
+SLOW_SHARE = 10  # Quix Streams gets a tenth
 
 
 class Plan(NamedTuple):
@@ -65,16 +79,18 @@ def run_plan(report: Report, plan: Plan, show: Callable[[str, Result], None] = l
     with ApacheKafka() as kafka, contextlib.ExitStack() as stack:
         contestants = peers_there(BENCH, {name: CONTESTANTS[name] for name in plan.names}, stack)
         for size in plan.sizes:
-            source = filled(kafka.bootstrap, size, SIZES[size], int(RECORDS[size] * plan.share), make=orders)
+            count = int(RECORDS[size] * plan.share)
+            source = filled(kafka.bootstrap, size, SIZES[size], count, make=orders, later=in_hour)
+            part = filled(kafka.bootstrap, size, SIZES[size], count // SLOW_SHARE, make=orders, later=in_hour)
             for work in plan.works:
-                _measure(
-                    report, Job(kafka.bootstrap, source, BATCHES, work=work, sink=plan.sink), contestants, plan, show
-                )
+                job = Job(kafka.bootstrap, source, BATCHES, work=work, sink=plan.sink)
+                _measure(report, job, part, contestants, plan, show)
 
 
 def _measure(
     report: Report,
     job: Job,
+    part: Input,  # for those that are much slower
     contestants: Mapping[str, Contestant],
     plan: Plan,
     show: Callable[[str, Result], None],
@@ -83,21 +99,26 @@ def _measure(
     started: dict[str, list[float]] = {}  # rates without the start of a query
 
     def once(name: str) -> float:
-        result, written[name] = _run(contestants[name], job)
+        source = part if name == "quix" else job.source
+        result, written[name] = _run(contestants[name], job._replace(source=source))
+        if not written[name][0]:
+            raise RuntimeError(f"{job.work}: {contestants[name].name} wrote nothing")
         show(name, result)
-        started.setdefault(contestants[name].name, []).append(job.source.record_count / result.running_seconds)
-        return job.source.record_count / result.seconds
+        started.setdefault(contestants[name].name, []).append(source.record_count / result.running_seconds)
+        return source.record_count / result.seconds
 
     values = interleave({name: lambda name=name: once(name) for name in contestants}, runs=plan.runs)  # type: ignore[misc]
     _compare_written(job, written)
     by_title = {contestants[name].name: found for name, found in values.items()}
     case = f"{job.work}, {job.source.size}"
-    streams = KafkaStreamsJobs.name
-    queries = {title: found for title, found in by_title.items() if title != streams}
-    compare(report, bench=BENCH, case=case, unit=UNIT, values=queries)
-    if streams in by_title:
-        rates = {title: started[title][-plan.runs :] for title in ("semel", streams)}
-        compare(report, bench=BENCH, case=f"{case}, started", unit=UNIT, values=rates)
+    peers = [title for title in by_title if title not in SUBJECTS]
+    for subject in (title for title in SUBJECTS if title in by_title):
+        queries = {title: by_title[title] for title in (subject, *peers) if title not in JOINING}
+        where = case if subject == "semel" else f"{case}: {subject}"
+        compare(report, bench=BENCH, case=where, unit=UNIT, values=queries, subject=subject)
+        rates = {title: started[title][-plan.runs :] for title in (subject, *JOINING) if title in by_title}
+        if len(rates) > 1:
+            compare(report, bench=BENCH, case=f"{where}, started", unit=UNIT, values=rates, subject=subject)
 
 
 def _run(contestant: Contestant, job: Job) -> tuple[Result, tuple[int, int]]:
@@ -114,11 +135,10 @@ def _run(contestant: Contestant, job: Job) -> tuple[Result, tuple[int, int]]:
 
 
 def _compare_written(job: Job, written: Mapping[str, tuple[int, int]]) -> None:
-    """Both Spark programs ran the same query over the same batches."""
-    if {"semel", "spark"} <= written.keys() and written["semel"] != written["spark"]:
-        raise RuntimeError(
-            f"{job.work}: semel wrote {written['semel']} (records, bytes of values), Spark's own {written['spark']}"
-        )
+    """All Spark programs ran the same query over the same batches."""
+    found = {name: what for name, what in written.items() if name not in ("streams", "quix")}
+    if len(set(found.values())) > 1:
+        raise RuntimeError(f"{job.work}: not everybody wrote the same (records, bytes of values): {found}")
 
 
 def main() -> None:

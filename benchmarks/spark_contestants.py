@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ CORES = 2
 START_S = 180
 RUN_S = 300
 COMMIT_MS = 100
+MANY = 1_000_000_000
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PROGRAMS = Path(peers.__file__).parent
 STREAMS_WORKS = {
@@ -142,15 +143,23 @@ def run_job(contestant: Contestant, job: Job, check: bool) -> Result:
 class SparkProgram:
     """`peers/spark_copy.py` in one of its kinds."""
 
-    def __init__(self, kind: str, name: str, python: Path, jars: list[Path], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        python: Path,
+        jars: list[Path],
+        env: dict[str, str] | None = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._folder = Path(tempfile.mkdtemp(prefix="semel-bench-spark-"))
-        settings = {"cores": CORES, "jars": [str(jar) for jar in jars]}
+        settings = {"cores": CORES, "jars": [str(jar) for jar in jars], "conf": dict(conf or {})}
         command: list[str | Path] = [python, PROGRAMS / "spark_copy.py", kind, json.dumps(settings)]
         self._process = Process(command, env=env, cwd=self._folder, stdin=True)
         self._process.wait_for_line(r'^\{"ready"', START_S)
 
-    def copy(self, job: Job, target: str) -> Result:
+    def _words(self, job: Job, target: str) -> dict[str, Any]:
         number = next(_numbers)
         words = {
             "brokers": job.bootstrap,
@@ -165,13 +174,35 @@ class SparkProgram:
         }
         if job.targets:
             words["targets"] = job.targets
+        return words
+
+    @contextlib.contextmanager
+    def streaming(self, job: Job, target: str, trigger_ms: int) -> Iterator[dict[str, Any]]:
+        """The query runs until the end of the block; what it reports then is in the dict."""
+        answer: dict[str, Any] = {}
+        words = {**self._words(job, target), "per_batch": MANY, "trigger_ms": trigger_ms}
+        seen = self._process.line_count
+        self._process.write(json.dumps(words) + "\n")
+        self._process.wait_for_line(r'^\{"started"', RUN_S, after=seen)
+        try:
+            yield answer
+        finally:
+            self._process.write("stop\n")
+            answer.update(self._answer(seen))
+
+    def _answer(self, seen: int) -> dict[str, Any]:
+        line = self._process.wait_for_line(r'^\{"(seconds|error)".*$', RUN_S, after=seen)[0]
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def copy(self, job: Job, target: str) -> Result:
+        words = self._words(job, target)
         seen = self._process.line_count
         before = cpu_seconds(self._process.pid)
         self._process.write(json.dumps(words) + "\n")
-        line = self._process.wait_for_line(r'^\{"(seconds|error)".*$', RUN_S, after=seen)[0]
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(f"{self.name}: {answer['error']}")
+        answer = self._answer(seen)
         ran = sum(1 for batch in answer["batches"] if "addBatch" in batch)
         if ran not in (job.batches, job.batches + 1):  # a query that keeps state may end with a batch without rows
             raise RuntimeError(f"{self.name} ran {ran} batches, {job.batches} were requested")
@@ -188,20 +219,32 @@ class SparkProgram:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def semel_frame(env: dict[str, str] | None = None) -> SparkProgram:
-    return SparkProgram("semel", "semel", Path(sys.executable), [], env)
+def semel_frame(env: dict[str, str] | None = None, conf: Mapping[str, str] | None = None) -> SparkProgram:
+    return SparkProgram("semel", "semel", Path(sys.executable), [], env, conf)
+
+
+def semel_json() -> SparkProgram:
+    """With the source's option jsonSchema."""
+    return SparkProgram("json", "semel, jsonSchema", Path(sys.executable), [])
 
 
 def semel_fast(env: dict[str, str] | None = None) -> SparkProgram:
     return SparkProgram("fast", "semel, fast lane", Path(sys.executable), [], env)
 
 
-def spark_own() -> SparkProgram:
+def spark_own(name: str = "Spark's own (at-least-once)", conf: Mapping[str, str] | None = None) -> SparkProgram:
     folder = peers_folder()
     jars, python = sorted((folder / "spark-jars").glob("*.jar")), folder / "spark/bin/python"
     if not jars or not (folder / "spark/complete").exists():
         raise PeerMissing("Spark's own Kafka connector is not in .cache/bench-peers; `scripts/bench-peers` fetches it")
-    return SparkProgram("spark", "Spark's own (at-least-once)", python.absolute(), [jar.absolute() for jar in jars])
+    return SparkProgram("spark", name, python.absolute(), [jar.absolute() for jar in jars], conf=conf)
+
+
+def spark_same() -> SparkProgram:
+    """Spark's own connector in a session with the settings that `semel.spark_session()` makes."""
+    from semel.spark.session import LOCAL_SETTINGS, SETTINGS
+
+    return spark_own("Spark's own with semel's settings", {**SETTINGS, **LOCAL_SETTINGS})
 
 
 class KafkaStreams:
@@ -256,6 +299,7 @@ class QuixStreams:
     """`peers/quix_peer.py`: one process, which is what it offers."""
 
     name = "Quix Streams (exactly-once)"
+    program = "quix_peer.py"
 
     def __init__(self) -> None:
         folder = peers_folder() / "quix"
@@ -266,13 +310,31 @@ class QuixStreams:
 
     def copy(self, job: Job, target: str) -> Result:
         group = f"bench-{time.time_ns()}"
-        words = {"brokers": job.bootstrap, "id": group, "source": job.source.topic, "target": target, "commit_s": 1.0}
-        with Process([self._python, PROGRAMS / "quix_peer.py", json.dumps(words)], cwd=self._folder) as process:
+        words: dict[str, Any] = {
+            "brokers": job.bootstrap,
+            "id": group,
+            "source": job.source.topic,
+            "commit_s": 1.0,
+        }
+        words |= self.words(job, target)
+        with Process([self._python, PROGRAMS / self.program, json.dumps(words)], cwd=self._folder) as process:
             process.wait_for_line("^first", START_S)
             return Result(until_committed(job, group))
 
+    def words(self, job: Job, target: str) -> dict[str, Any]:
+        return {"target": target}
+
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class QuixJobs(QuixStreams):
+    """`peers/quix_jobs.py`: what is no copy."""
+
+    program = "quix_jobs.py"
+
+    def words(self, job: Job, target: str) -> dict[str, Any]:
+        return {"work": job.work, "targets": job.targets or (target,), "folder": str(self._folder / "state")}
 
 
 def until_committed(job: Job, group: str) -> float:

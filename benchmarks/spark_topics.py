@@ -46,29 +46,33 @@ def filled(
     record_count: int,
     partitions: int = PARTITIONS,
     make: Callable[[int, int], Any] | None = None,
+    later: Callable[[Any, int], Any] = lambda table, number: table,
 ) -> Input:
-    """A topic with about so many committed records, whose values have `value_bytes` on average (`rows` makes them)."""
+    """A topic with about so many committed records, whose values have `value_bytes` on average (`rows` makes them).
+    Each transaction has the same ones, as `later` changes them for its number: event time goes on."""
     from semel.client.admin import LATEST, Admin
     from semel.client.producer import Producer
 
     name = fresh_topic(bootstrap, "bench-in", partitions)
     table = (make or rows)(value_bytes, min(record_count, ROUND_BYTES // value_bytes))
-    committed = number = 0
+    committed = number = size_bytes = 0
     with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
         producer.init_transactions()
         while committed * table.num_rows < record_count:
             producer.begin_transaction()
-            producer.send_table(name, table)
+            sent = later(table, number)
+            producer.send_table(name, sent)
             number += 1
             if number % ABORTED_EVERY == 0:
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
                 committed += 1
+                size_bytes += sum(lengths(sent))
     with Admin(bootstrap_servers=bootstrap) as admin:
         ends = admin.list_offsets({(name, p): LATEST for p in range(partitions)})
     lasts = {(name, p): end.offset - 1 for (_, p), end in ends.items()}  # the marker of the last commit is no record
-    return Input(name, size, committed * table.num_rows, committed * sum(lengths(table)), lasts)
+    return Input(name, size, committed * table.num_rows, size_bytes, lasts)
 
 
 def fresh_topic(bootstrap: str, prefix: str, partitions: int = PARTITIONS) -> str:
@@ -131,6 +135,17 @@ def orders(value_bytes: int, count: int) -> Any:
         values.append(b"not JSON" if number % 1_000 == 999 else json.dumps(order).encode())
     keys = [b"%d" % number for number in range(count)]
     return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+def in_hour(table: Any, number: int) -> Any:
+    """The same orders in another hour."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    hour = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)).strftime("%Y-%m-%dT%H")
+    texts = table.column("value").cast(pa.string())
+    moved = pc.replace_substring(texts, '"at": "2026-01-01T00', f'"at": "{hour}').cast(pa.binary())
+    return table.set_column(table.column_names.index("value"), "value", moved)
 
 
 def lengths(table: Any) -> list[int]:

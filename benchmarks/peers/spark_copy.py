@@ -1,7 +1,7 @@
 """A Spark program from topics to topics (see `spark_jobs.py`), made to run in a process of its own: one warm session,
 one job after the other.
 
-    python spark_copy.py KIND '{"jars": [...], "cores": 2}'        KIND: spark, semel or fast
+    python spark_copy.py KIND '{"jars": [...], "cores": 2}'        KIND: spark, semel, json or fast
 
 It reads jobs from stdin, one JSON object a line, and answers each with one line of JSON. It runs in the peers' virtual
 environment as well, so that nothing but PySpark is imported at the top.
@@ -16,7 +16,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from spark_jobs import JOBS, Output  # type: ignore[import-not-found]  # beside this file, which is run as a program
+from spark_jobs import JOBS, Output, json_schema  # type: ignore[import-not-found]  # beside this file, which is run as a program
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -75,17 +75,24 @@ def spark_own(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     return writer.option("kafka.bootstrap.servers", job["brokers"]), None
 
 
-def semel_frame(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
+def semel_frame(spark: Any, job: dict[str, Any], **more: str) -> tuple[Any, Any]:
     """semel's source and sink, exactly once, rows to the partition of their key. The option `columns` names what is
     read: Spark does not hand that to a Python source."""
     import semel
 
     where = {"topics": job["targets"]} if "targets" in job else {"topic": job["target"]}
     sink = semel.sink(job["brokers"], application_id=job["id"], **where, **job.get("sink", {}))
-    source = {**source_options(job), "columns": "key,value,headers" if _is_copy(job) else "key,value"}
+    source = {**source_options(job), "columns": "key,value,headers" if _is_copy(job) else "key,value", **more}
     rows = spark.readStream.format("semel").options(**source).load()
     output = _output(rows, job)
     return output.rows.writeStream.outputMode(output.mode).foreachBatch(sink), sink
+
+
+def semel_json(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
+    """The same, with JSON that the source has read."""
+    return semel_frame(
+        spark, job, jsonSchema=json_schema(job["work"]), columns="key,value,json" if "targets" in job else "json"
+    )
 
 
 def semel_fast(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
@@ -97,16 +104,23 @@ def semel_fast(spark: Any, job: dict[str, Any]) -> tuple[Any, Any]:
     return semel.table_pipeline(spark, source=source, sink=sink), sink
 
 
-KINDS = {"spark": spark_own, "semel": semel_frame, "fast": semel_fast}
+KINDS = {"spark": spark_own, "semel": semel_frame, "json": semel_json, "fast": semel_fast}
 
 
 def run(spark: Any, kind: str, job: dict[str, Any]) -> dict[str, Any]:
-    """One query from its making to its end, by the clock on the wall."""
+    """One query from its making to its end, by the clock on the wall; with a trigger, until the next line comes."""
     started_s = time.perf_counter()
     writer, sink = KINDS[kind](spark, job)
     made_s = time.perf_counter()
-    query = writer.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True).start()
-    query.awaitTermination()
+    prepared = writer.option("checkpointLocation", job["checkpoint"])
+    if "trigger_ms" in job:
+        query = prepared.trigger(processingTime=f"{job['trigger_ms']} milliseconds").start()
+        print(json.dumps({"started": True}), flush=True)
+        sys.stdin.readline()  # "stop"
+        query.stop()
+    else:
+        query = prepared.trigger(availableNow=True).start()
+        query.awaitTermination()
     took_s, ended_s = time.perf_counter() - started_s, time.time()
     progress = [dict(json.loads(p.json) if hasattr(p, "json") else p) for p in query.recentProgress]
     if sink is not None:
@@ -124,7 +138,7 @@ def run(spark: Any, kind: str, job: dict[str, Any]) -> dict[str, Any]:
 def main(kind: str, settings: dict[str, Any]) -> None:
     spark = session(kind, settings)
     print(json.dumps({"ready": spark.version}), flush=True)
-    for line in sys.stdin:
+    for line in iter(sys.stdin.readline, ""):
         try:
             answer = run(spark, kind, json.loads(line))
         except Exception as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nexmark_jobs import EVENT, NEXMARK  # type: ignore[import-not-found]  # beside this file
+
 ORDER = "order_id long, user string, product int, amount double, currency string, at timestamp, note string"
 PRODUCTS = 1_000
 LEAST_AMOUNT = 20
@@ -21,6 +23,10 @@ class Output(NamedTuple):
 
 def copied(rows: Any, job: dict[str, Any]) -> Output:
     return Output(rows.select("key", "value", "headers"))
+
+
+def key_changed(rows: Any, job: dict[str, Any]) -> Output:
+    return Output(rows.selectExpr("concat('new ', cast(key AS string)) AS key", "value"))
 
 
 def rekeyed(rows: Any, job: dict[str, Any]) -> Output:
@@ -52,7 +58,7 @@ def sorted_out(rows: Any, job: dict[str, Any]) -> Output:
     """A topic for each currency, and one for what cannot be read. `targets`: one for each currency, then that one."""
     from pyspark.sql.functions import lit, when
 
-    parsed = rows.withColumn("o", _sql(f"from_json(cast(value AS string), '{ORDER}')"))
+    parsed = rows.withColumn("o", _order(rows))
     *currencies, unread = job["targets"]
     topic = lit(unread)
     for currency, target in zip(CURRENCIES, currencies, strict=True):
@@ -60,12 +66,22 @@ def sorted_out(rows: Any, job: dict[str, Any]) -> Output:
     return Output(parsed.select(_sql("coalesce(cast(o.user AS binary), key) AS key"), "value", topic.alias("topic")))
 
 
+def nexmark(rows: Any, job: dict[str, Any]) -> Output:
+    return Output(NEXMARK[job["work"]](rows).selectExpr("to_json(struct(*)) AS value"))
+
+
+def json_schema(work: str) -> str:
+    return str(EVENT) if work in NEXMARK else ORDER
+
+
 JOBS: dict[str, Callable[[Any, dict[str, Any]], Output]] = {
     "copy": copied,
+    "new key": key_changed,
     "filter and re-key": rekeyed,
     "windowed count": counted,
     "static join": joined,
     "several topics": sorted_out,
+    **dict.fromkeys(NEXMARK, nexmark),
 }
 
 
@@ -75,9 +91,13 @@ def _sql(text: str) -> Any:
     return expr(text)
 
 
+def _order(rows: Any) -> Any:
+    """The order in a value: read by Spark, or by a source that has read it already."""
+    return _sql("json" if "json" in rows.columns else f"from_json(cast(value AS string), '{ORDER}')")
+
+
 def _orders(rows: Any) -> Any:
-    read = rows.select(_sql(f"from_json(cast(value AS string), '{ORDER}') AS o"))
-    return read.select("o.*").where("order_id IS NOT NULL")
+    return rows.select(_order(rows).alias("o")).select("o.*").where("order_id IS NOT NULL")
 
 
 def _as_records(rows: Any, key: str, columns: str) -> Any:
