@@ -2,7 +2,7 @@
 
 Rates vary by more than that from run to run on a busy machine, so what is asserted is processor time: what the broker
 spends on a whole transaction (first batch, decision, marker, end) must fit into 3 % of the 100 ms that it lasts.
-`semel bench transactions` and `semel bench costs` measure rates.
+`semel bench transactions` measures rates.
 """
 
 from __future__ import annotations
