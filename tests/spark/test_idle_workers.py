@@ -7,8 +7,12 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
+
+import pytest
 
 from tests.support.waiting import until
 
@@ -28,10 +32,17 @@ def number(stream: IO[bytes]) -> int:
     return found
 
 
-def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_traceback(tmp_path: Path) -> None:
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """The path of a socket has at most 107 bytes; pytest's folders may be longer."""
+    with TemporaryDirectory(prefix="semel-") as folder:
+        yield folder
+
+
+def test_worker_whose_connection_spark_closes_when_it_is_idle_prints_no_traceback(short_path: str) -> None:
     named = {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": short_path,
         "SPARK_REUSE_WORKER": "1",
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
     }
