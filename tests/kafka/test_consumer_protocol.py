@@ -321,7 +321,11 @@ def test_frozen_member_comes_back_as_a_zombie_and_is_refused(cluster: Cluster, t
         assert new_owner.committed() == {}
         proxy.remove(lost)
         settle(frozen, new_owner)
-        assert diary.kinds[:3] == ["assigned", "lost", "assigned"]
+        lost_at = diary.kinds.index("lost")
+        assert set(diary.kinds[:lost_at]) == {"assigned"}, (
+            "in several steps where a coordinator is slow to see the topic"
+        )
+        assert diary.kinds[lost_at + 1 : lost_at + 2] == ["assigned"]
 
 
 def test_program_that_does_not_poll_leaves_by_itself_and_joins_again(cluster: Cluster, topic: str, group: str) -> None:

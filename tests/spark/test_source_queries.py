@@ -128,6 +128,7 @@ def test_with_a_trigger_by_time_new_records_and_new_partitions_are_read(
     )
 
     def found() -> list[str]:
+        assert running.exception() is None
         return sorted((row.value for row in session.table(name).collect()), key=int)
 
     try:
@@ -155,6 +156,9 @@ def test_errors_of_the_source_reach_the_user_with_their_text(session: Any, clust
         session.read.format("semel").option("subscribe", query.source).load().count()
 
 
+DAEMON = ".daemon pyspark.worker"
+
+
 @SEMEL
 def test_tasks_of_the_source_and_other_python_tasks_share_the_workers_of_one_daemon(
     session: Any, cluster: Cluster, tmp_path: Path
@@ -162,10 +166,18 @@ def test_tasks_of_the_source_and_other_python_tasks_share_the_workers_of_one_dae
     query = Query(cluster, tmp_path, "copy", ROWS)
     rows = session.read.format("semel").options(**options(query)).load().select("value")
     assert rows.mapInArrow(lambda batches: batches, "value BINARY").count() == ROWS
-    running = [(pid, parent) for pid, parent, command in family(os.getpid()) if ".daemon pyspark.worker" in command]
-    workers = [pid for pid, parent in running if parent in dict(running)]
-    assert workers, "no worker was seen"
-    assert len(running) - len(workers) == 1
+    jvm = session.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    daemons = [pid for pid, parent, command in family(os.getpid()) if parent == jvm and DAEMON in command]
+    assert daemons, "no daemon was seen"
+    # Tests before this one may have started others, by jobs of RDDs: these have fewer variables.
+    kinds = [tuple(sorted(name for name in environment_of(pid) if name != "PYTHONPATH")) for pid in daemons]
+    assert len(set(kinds)) == len(kinds), "two that differ in their PYTHONPATH alone"
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process was started with."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def source_environment(session: Any) -> Any:

@@ -396,9 +396,9 @@ class TransactionCoordinator:
 
     async def _write(self, steps: Sequence[_Step]) -> ErrorCode | None:
         """Makes values of one partition durable, as one batch; the runtime replays them. An error: nothing changed."""
-        if faults.armed:
-            for _, to in steps:
-                await faults.reach(f"{_FAULT_POINTS[to.state]}.before_log")
+        points = [_FAULT_POINTS[to.state] for _, to in steps] if faults.armed else ()
+        for point in points:
+            await faults.reach(f"{point}.before_log")
         partition = self._partition_of(steps[0][0].id)
         try:
             written = self._runtime.write(partition, [TransactionRecord(active.id, to) for active, to in steps])
@@ -409,9 +409,8 @@ class TransactionCoordinator:
             ids = ", ".join(active.id for active, _ in steps)
             log.error("transaction log not written", extra={"transactional_id": ids, "error": str(failure)})
             return client_error(failure)
-        if faults.armed:
-            for _, to in steps:
-                await faults.reach(f"{_FAULT_POINTS[to.state]}.after_log")
+        for point in points:
+            await faults.reach(f"{point}.after_log")
         return None
 
     # --- markers, and the end -----------------------------------------------------------------------------------------
