@@ -12,6 +12,7 @@ from semel.client import Producer, TopicPartition
 from semel.client.admin import Admin
 from semel.local.brokers import SemelBroker
 from semel.spark.ledger import LedgerEntry, Written
+from semel.web.app import TICK_S
 from tests.browser.conftest import Site
 from tests.support.direct import DirectClient
 from tests.support.waiting import PATIENCE_S, until
@@ -109,7 +110,8 @@ def test_an_open_transaction_is_found_followed_and_aborted_and_readers_go_on(
 ) -> None:
     with Admin(bootstrap_servers=planted) as admin:
         admin.create_topic("held", partitions=1, if_not_exists=True)
-        with Producer(bootstrap_servers=planted, transactional_id="nightly", client_id="importer") as producer:
+        options = {"transactional_id": "nightly", "client_id": "importer", "transaction_timeout_ms": 900_000}
+        with Producer(bootstrap_servers=planted, **options) as producer:
             producer.init_transactions()
             producer.begin_transaction()
             for _ in range(5):
@@ -140,6 +142,20 @@ def test_an_open_transaction_is_found_followed_and_aborted_and_readers_go_on(
             page.get_by_role("img", name=re.compile(r"^held-0: start 0, last stable offset 6, end 6$")).wait_for()
             with pytest.raises(semel.FencedError):
                 producer.commit_transaction()
+
+
+def test_a_view_that_takes_longer_than_a_tick_is_shown_all_the_same(page: Any, site: Site, planted: str) -> None:
+    page.add_init_script(
+        f"""const fetched = window.fetch, Source = window.EventSource;
+        window.ticks = 0;
+        window.fetch = (...all) => new Promise((go) => setTimeout(go, {2 * TICK_S * 1000})).then(() => fetched(...all));
+        window.EventSource = class extends Source {{
+            constructor(...all) {{ super(...all); this.addEventListener("message", () => window.ticks++); }}
+        }};"""
+    )
+    main = go(page, site, "topics?q=orders")
+    main.get_by_role("heading", name="Topics", exact=True, level=1).wait_for()
+    assert page.evaluate("ticks") >= 2, "the page was told to read again before the first reading had ended"
 
 
 def test_hostile_and_large_content_is_shown_as_text_and_never_runs(page: Any, site: Site, planted: str) -> None:

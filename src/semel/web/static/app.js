@@ -231,7 +231,7 @@ const confirmHanging = (bar, holder) => open(`End the hanging transaction in ${b
 
 // --- going from view to view ---
 const known = {};
-let asked = 0, typing = null;
+let asked = 0, finished = 0, typing = null;  // the numbers of the newest reading and of the last one that ended
 const later = (act) => { clearTimeout(typing); typing = setTimeout(act, 200); };
 function go(view, query) { location.hash = to(view, query).slice(1); }
 function place() {
@@ -249,10 +249,12 @@ async function refresh(isNew = false) {
   let content;
   try { content = await views[view](query); } catch (error) {
     if (mine !== asked) return;
+    finished = mine;
     if (!isNew && error.status !== 404) { banner(error.message); return; }  // what is shown stays; it is only old
     content = [h("h1", {}, error.status === 404 ? "Not found" : "This cannot be shown now"), h("p", { class: "lead" }, error.message)];
   }
   if (mine !== asked) return;
+  finished = mine;
   showNav(view);
   morph(main, h("main", { id: "main", tabindex: "-1", "data-view": view || "overview", "data-ready": "1" }, content.flat(3)));
   document.title = `${main.querySelector("h1")?.textContent || "semel"} · semel`;
@@ -271,7 +273,8 @@ function listen() {
     const state = JSON.parse(event.data);
     say(state.ok ? "live" : "no response", state.ok ? "ok" : "bad");
     banner(state.ok ? "" : `${state.error} — it is tried again`);
-    if (state.ok && !dialog.open) refresh();
+    // A reading that takes longer than a tick is awaited: one that starts anew at every tick would never be shown.
+    if (state.ok && !dialog.open && finished === asked) refresh();
   };
   source.onerror = () => { say("page server away", "bad"); };  // the browser connects again by itself
 }
