@@ -783,9 +783,19 @@ def _changes_of_defaults(function: FunctionType) -> Iterator[Change]:
         yield function, "__defaults__", defaults, simulated
 
 
+def _end_real_senders() -> None:
+    """Producers that other tests have left in this process must not meet simulated clocks and sockets."""
+    senders = list(importlib.import_module("semel.client.producer.producer")._running)
+    for sender in senders:
+        sender.stop()
+    for sender in senders:
+        sender.join()
+
+
 @contextlib.contextmanager
 def client_processes(world: World) -> Iterator[None]:
     """Inside, the client's code runs in processes of this world."""
+    _end_real_senders()
     changes = _find_changes()
     state = random.getstate()
     random.seed(world.seed)
