@@ -155,7 +155,7 @@ def test_a_view_that_takes_longer_than_a_tick_is_shown_all_the_same(page: Any, s
     )
     main = go(page, site, "topics?q=orders")
     main.get_by_role("heading", name="Topics", exact=True, level=1).wait_for()
-    assert page.evaluate("ticks") >= 2, "the page was told to read again before the first reading had ended"
+    assert page.evaluate("ticks") >= 2, "the page was to read again before the first reading had ended"
 
 
 def test_hostile_and_large_content_is_shown_as_text_and_never_runs(page: Any, site: Site, planted: str) -> None:

@@ -164,19 +164,22 @@ def test_tasks_of_the_source_and_other_python_tasks_share_the_workers_of_one_dae
     session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     query = Query(cluster, tmp_path, "copy", ROWS)
-    rows = session.read.format("semel").options(**options(query)).load().select("value")
-    assert rows.mapInArrow(lambda batches: batches, "value BINARY").count() == ROWS
+    name = cluster.unique("SEMEL_MARK").replace("-", "_")  # tests before this one have started daemons without it
+    mark = (name, str(tmp_path))
+    session.sparkContext.environment[mark[0]] = mark[1]
+    source_environment(session).put(*mark)
+    try:
+        rows = session.read.format("semel").options(**options(query)).load().select("value")
+        assert rows.mapInArrow(lambda batches: batches, "value BINARY").count() == ROWS
+    finally:
+        del session.sparkContext.environment[mark[0]]
+        source_environment(session).remove(mark[0])
     jvm = session.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     daemons = [pid for pid, parent, command in family(os.getpid()) if parent == jvm and DAEMON in command]
-    assert daemons, "no daemon was seen"
-    # Tests before this one may have started others: jobs of RDDs have fewer variables, and a daemon that seemed dead
-    # was started once more.
-    paths: dict[frozenset[tuple[str, str]], set[str | None]] = {}
-    for pid in daemons:
-        found = environment_of(pid)
-        path = found.pop("PYTHONPATH", None)
-        paths.setdefault(frozenset(found.items()), set()).add(path)
-    assert all(len(each) == 1 for each in paths.values()), "two that differ in their PYTHONPATH alone"
+    started = [environment for pid in daemons if mark in (environment := environment_of(pid)).items()]
+    assert started, "no daemon was seen"
+    # A daemon that seemed dead was started once more, and Spark adds names for the task that starts one.
+    assert len({environment.get("PYTHONPATH") for environment in started}) == 1, "the paths keep them apart"
 
 
 def environment_of(pid: int) -> dict[str, str]:

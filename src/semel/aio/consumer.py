@@ -13,7 +13,7 @@ leaves the consumer usable: no record is lost, and none is returned twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self
 
 from semel.aio.connection import AsyncConnection
@@ -70,19 +70,13 @@ class AsyncConsumer(ConsumerBase[AsyncConnection]):
         is cancelled, the rest is left undone, too."""
         await (self._close(timeout_ms) if self._engine.network.is_over else self._close_in_turn(timeout_ms))
 
-    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """All records from here on, waiting for more; ends when the consumer is closed or woken.
 
         A record counts as processed when the loop continues: automatic commits leave out the record at which
         an exception, a cancellation or `break` left the loop, and all that were not yielded. The next poll returns the
         latter."""
-        while not self._engine.closed:
-            try:
-                iteration = await self._next_iteration()
-            except Woken:
-                return
-            for record in iteration:
-                yield record
+        return _Records(self)
 
     async def __aenter__(self) -> Self:
         self._engine.check_usable()
@@ -93,3 +87,23 @@ class AsyncConsumer(ConsumerBase[AsyncConnection]):
 
     def __getstate__(self) -> object:
         raise TypeError("an AsyncConsumer cannot be pickled; send its `settings` and make one in each process")
+
+
+class _Records(AsyncIterator[ConsumerRecord]):
+    """What `async for` goes through. Not a generator: the event loop would close that in a task of its own after a
+    `break`, and warn where it ends first."""
+
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self._consumer = consumer
+        self._iteration: Iterator[ConsumerRecord] = iter(())
+
+    async def __anext__(self) -> ConsumerRecord:
+        while True:
+            for record in self._iteration:
+                return record
+            if self._consumer._engine.closed:
+                raise StopAsyncIteration
+            try:
+                self._iteration = iter(await self._consumer._next_iteration())
+            except Woken:
+                raise StopAsyncIteration from None
