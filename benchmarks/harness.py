@@ -18,6 +18,7 @@ NAMES = (
     "codec",
     "broker",
     "transactions",
+    "curves",
     "client",
     "spark",
     "jobs",

@@ -1,6 +1,7 @@
 """From produce to visible: a steady load into one topic, and what arrives in another under read_committed.
 
-    python -m benchmarks.loop_latency BOOTSTRAP SOURCE RATE SECONDS      # the load alone, in a process of its own
+    python -m benchmarks.loop_latency BOOTSTRAP SOURCE RATE SECONDS [VALUE_BYTES [COMMIT_MS]]
+                                                         # the load alone, in a process of its own
 
 Every value begins with the time at which its record was due, so a load that falls behind shows as latency, and a reader
 that has it knows when. Load and reader are confluent-kafka, for every contestant and every cost curve.
@@ -30,11 +31,20 @@ class Latency(NamedTuple):
     records: int
 
 
-def feed(bootstrap: str, source: str, rate: int, seconds: float, value_bytes: int = VALUE_BYTES) -> None:
-    """Records at a steady rate, in steps of a millisecond."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "acks": "1"})
+def feed(
+    bootstrap: str, source: str, rate: int, seconds: float, value_bytes: int = VALUE_BYTES, commit_ms: int = 0
+) -> None:
+    """Records at a steady rate, in steps of a millisecond; with `commit_ms` in transactions of that length."""
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, "acks": "1"}
+    if commit_ms:
+        settings |= {"acks": "all", "transactional.id": source}
+    producer = Producer(settings)
+    if commit_ms:
+        producer.init_transactions(READ_LIMIT_S)
+        producer.begin_transaction()
     rest = b"x" * (value_bytes - _STAMP.size)
     began_s, began_ns, sent, total = time.perf_counter(), time.time_ns(), 0, int(rate * seconds)
+    commit_s = began_s + commit_ms / 1000
     while sent < total:
         due = min(total, int((time.perf_counter() - began_s) * rate))
         for number in range(sent, due):
@@ -42,7 +52,13 @@ def feed(bootstrap: str, source: str, rate: int, seconds: float, value_bytes: in
             producer.produce(source, _STAMP.pack(stamp) + rest, b"%d" % (number % 1000))
         sent = max(sent, due)
         producer.poll(0)
+        if commit_ms and time.perf_counter() >= commit_s:
+            producer.commit_transaction(READ_LIMIT_S)
+            producer.begin_transaction()
+            commit_s = max(commit_s + commit_ms / 1000, time.perf_counter())
         time.sleep(TICK_S)
+    if commit_ms:
+        producer.commit_transaction(READ_LIMIT_S)
     if producer.flush(READ_LIMIT_S):
         raise RuntimeError("the load was not written")
 
@@ -90,4 +106,4 @@ def of(found: list[float]) -> Latency:
 
 
 if __name__ == "__main__":
-    feed(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    feed(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), *map(int, sys.argv[5:]))

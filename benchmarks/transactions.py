@@ -36,19 +36,19 @@ Brokers = Mapping[str, SemelBroker | ApacheKafka]
 
 
 def run(report: Report, quick: bool = False) -> None:
-    with _brokers() as brokers:
+    with both_brokers() as brokers:
         _latency(report, brokers, runs=2 if quick else 5, count=100 if quick else 400)
         _many_producers(report, brokers, runs=1 if quick else 3, seconds=3 if quick else 8)
         _cost(report, brokers, runs=3 if quick else 8, records=100_000 if quick else 400_000)
 
 
 @contextlib.contextmanager
-def _brokers() -> Iterator[Brokers]:
+def both_brokers() -> Iterator[Brokers]:
     with SemelBroker(None, "--fsync", "os") as semel, ApacheKafka(None) as kafka:
         yield {"semel": semel, KAFKA: kafka}
 
 
-def _in_turns(brokers: Brokers, runs: int, measure: Callable[[SemelBroker | ApacheKafka], Any]) -> dict[str, list[Any]]:
+def in_turns(brokers: Brokers, runs: int, measure: Callable[[SemelBroker | ApacheKafka], Any]) -> dict[str, list[Any]]:
     """One unmeasured round, then the brokers take turns; every second round goes backwards."""
     values: dict[str, list[Any]] = {name: [] for name in brokers}
     for number in range(-1, runs):
@@ -64,7 +64,7 @@ def _in_turns(brokers: Brokers, runs: int, measure: Callable[[SemelBroker | Apac
 
 def _latency(report: Report, brokers: Brokers, runs: int, count: int) -> None:
     for generation in (1, 2):
-        measured = _in_turns(brokers, runs, partial(_transactions, count=count, is_v2=generation == 2))
+        measured = in_turns(brokers, runs, partial(_transactions, count=count, is_v2=generation == 2))
         for name, share in (("p50", 50), ("p99", 99)):
             compare(
                 report,
@@ -118,7 +118,7 @@ def _again(ask: Callable[[], ErrorCode]) -> None:
 
 
 def _many_producers(report: Report, brokers: Brokers, runs: int, seconds: float) -> None:
-    measured = _in_turns(brokers, runs, lambda broker: asyncio.run(_crowd(broker.bootstrap, seconds)))
+    measured = in_turns(brokers, runs, lambda broker: asyncio.run(_crowd(broker.bootstrap, seconds)))
     rates = {name: [sum(counts) / seconds for counts in runs] for name, runs in measured.items()}
     compare(report, bench=BENCH, case=f"{PRODUCERS} producers at once", unit="transactions/s", values=rates)
     slowest = {
@@ -209,7 +209,7 @@ def _cost(report: Report, brokers: Brokers, runs: int, records: int) -> None:
 
     What counts is the share in each pair, as the machine is not equally fast at all times.
     """
-    pairs = _in_turns(brokers, runs, partial(_pair, records=records))
+    pairs = in_turns(brokers, runs, partial(_pair, records=records))
     rates = {name: [with_ for _, with_ in found] for name, found in pairs.items()}
     compare(report, bench=BENCH, case="1 KB records in 100 ms transactions", unit="records/s", values=rates)
     shares = {name: [with_ / without for without, with_ in found] for name, found in pairs.items()}
