@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 import semel
 from semel.local.processes import family
 from semel.spark.offsets import edge_of, from_json
-from semel.spark.session import SOURCE_ENVIRONMENT
+from semel.spark.session import SOURCE_ENVIRONMENT, reserve_environment
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
@@ -167,19 +167,23 @@ def test_tasks_of_the_source_and_other_python_tasks_share_the_workers_of_one_dae
     name = cluster.unique("SEMEL_MARK").replace("-", "_")  # tests before this one have started daemons without it
     mark = (name, str(tmp_path))
     session.sparkContext.environment[mark[0]] = mark[1]
-    source_environment(session).put(*mark)
+    environment = source_environment(session)
+    for known in SOURCE_ENVIRONMENT:  # as before the first query of the JVM
+        environment.remove(known)
+    environment.put("PYTHONPATH", "Spark's own")
+    reserve_environment(session, shares_workers=True)
     try:
         rows = session.read.format("semel").options(**options(query)).load().select("value")
         assert rows.mapInArrow(lambda batches: batches, "value BINARY").count() == ROWS
     finally:
         del session.sparkContext.environment[mark[0]]
-        source_environment(session).remove(mark[0])
+        environment.remove(mark[0])
     jvm = session.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
     daemons = [pid for pid, parent, command in family(os.getpid()) if parent == jvm and DAEMON in command]
-    started = [environment for pid in daemons if mark in (environment := environment_of(pid)).items()]
+    started = [found for pid in daemons if mark in (found := environment_of(pid)).items()]
     assert started, "no daemon was seen"
     # A daemon that seemed dead was started once more, and Spark adds names for the task that starts one.
-    assert len({environment.get("PYTHONPATH") for environment in started}) == 1, "the paths keep them apart"
+    assert len({found.get("PYTHONPATH") for found in started}) == 1, "the paths keep them apart"
 
 
 def environment_of(pid: int) -> dict[str, str]:
