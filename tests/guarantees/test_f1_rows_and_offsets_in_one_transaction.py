@@ -4,6 +4,7 @@ database says. Tables are read through psycopg, the group's offsets through conf
 from __future__ import annotations
 
 import json
+import random
 import sys
 import threading
 from typing import Any
@@ -241,6 +242,24 @@ def test_a_record_of_any_json_cannot_stop_the_loop(bank: Bank) -> None:
     assert (bank.total(), bank.execute("SELECT count(*) FROM notes")) == (3, [(3,)])
     stats = bank.process(quote, sink=sink, application_id=f"{bank.application_id}-quoting")
     assert stats.dead_letters == len(amounts) + 3
+
+
+def test_what_a_trigger_raises_or_an_index_cannot_hold_is_the_record_s_error(bank: Bank) -> None:
+    bank.execute(
+        "CREATE FUNCTION only_ours() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF NEW.note = 'foreign' THEN RAISE 'not ours'; END IF; RETURN NEW; END $$;"
+        "CREATE TABLE notes (id int, note text); CREATE INDEX ON notes (note);"
+        "CREATE TRIGGER only_ours BEFORE INSERT ON notes FOR EACH ROW EXECUTE FUNCTION only_ours()"
+    )
+    long = "".join(random.Random(1).choices("abcdefghijklmnop", k=30_000))
+    notes = ["one", "foreign", long, "two"]
+    bank.deposit(len(notes), partitions=1)
+    sink = semel.Postgres(bank.dsn, table="notes", dead_letters=True)
+    stats = bank.process(lambda record: {"id": record.offset, "note": notes[record.offset]}, sink=sink)
+    assert (stats.dead_letters, bank.execute("SELECT id FROM notes ORDER BY id")) == (2, [(0,), (3,)])
+    first, second = bank.execute("SELECT reason FROM semel.dead_letters ORDER BY record_offset")
+    assert "not ours" in first[0]
+    assert "maximum size" in second[0]
 
 
 @pytest.mark.parametrize("sql", ["COMMIT", " rollback", "/* done */ ROLLBACK"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
+from random import Random
 from typing import Any
 
 import psycopg
@@ -118,11 +121,79 @@ def test_an_upsert_without_an_order_refuses_two_rows_with_one_key_even_in_two_at
     assert bench.sql("SELECT * FROM t") == []
 
 
+@pytest.mark.parametrize("between", [0, 1_500])
+def test_a_bad_row_does_not_let_two_rows_with_one_key_pass(bench: Bench, between: int) -> None:
+    """Rows are tried one by one then, and the second would replace the first, whichever that is."""
+    bench.sql("CREATE TABLE t (id int PRIMARY KEY, v text CHECK (v <> 'bad'))")
+    ids = [0, 1, *range(2, 2 + between), 1]
+    with pytest.raises(SameKeyError, match="order_by"):
+        bench.move("t", {"id": ids, "v": ["bad", *["good"] * (len(ids) - 1)]}, mode="upsert", dead=True)
+    assert bench.sql("SELECT * FROM t") == []
+
+
+LIMITS = {
+    "an index": ("text", "".join(Random(1).choices("abcdefghijklmnop", k=30_000)), "54000"),
+    "nesting": ("jsonb", "[" * 100_000 + "]" * 100_000, "54001"),
+    "a trigger": ("text", "refused", "P0001"),
+    "a trigger's query": ("text", "no row", "P0002"),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "state"), LIMITS.values(), ids=LIMITS)
+def test_a_row_that_the_server_takes_by_no_means_is_a_dead_letter(
+    bench: Bench, kind: str, value: str, state: str
+) -> None:
+    bench.sql(f"CREATE TABLE t (id int PRIMARY KEY, v {kind})")
+    if kind == "text":
+        bench.sql("CREATE INDEX ON t (v)")
+    bench.sql(
+        "CREATE FUNCTION check_v() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE found int; BEGIN "
+        "IF NEW.v::text = 'refused' THEN RAISE 'not this one'; END IF; "
+        "IF NEW.v::text = 'no row' THEN SELECT id INTO STRICT found FROM t WHERE id < 0; END IF; RETURN NEW; END $$;"
+        "CREATE TRIGGER check_v BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION check_v()"
+    )
+    assert bench.move("t", {"id": [1, 2, 3], "v": ["1", value, "3"]}, dead=True) == 1
+    assert bench.sql("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+    assert bench.sql("SELECT sqlstate FROM semel.dead_rows") == [(state,)]
+
+
 def test_an_upsert_of_nothing_but_the_key(bench: Bench) -> None:
     bench.sql("CREATE TABLE t (id int PRIMARY KEY)")
     bench.move("t", {"id": [1]}, mode="upsert")
     bench.move("t", {"id": [1, 2]}, mode="upsert")
     assert bench.sql("SELECT * FROM t ORDER BY id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id int PRIMARY KEY, v text, at numeric"])
+def test_the_order_of_long_decimals_is_that_of_numbers(bench: Bench, columns: str) -> None:
+    """They travel as texts, where 9 is above 10; numbers of changes are often NUMBER or DECIMAL(38)."""
+    bench.sql(f"CREATE TABLE t ({columns})")
+    at = pa.array([Decimal(10), Decimal(9)], pa.decimal128(38, 0))
+    rows = pa.table({"id": [1, 1], "v": ["last", "first"], "at": at})
+    bench.move("t", rows, mode="upsert", order_by=("at",), aside=("at",))
+    assert bench.sql("SELECT v FROM t") == [("last",)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("char(5)", ["ab   ", "ab"]),
+        ("citext", ["ab", "AB"]),
+        ("timestamp(3)", [datetime(2026, 3, 1, 12, 0, 0, micros) for micros in (123_400, 123_456)]),
+    ],
+)
+def test_keys_are_compared_as_the_table_compares_them(bench: Bench, kind: str, values: list[Any]) -> None:
+    bench.sql("CREATE EXTENSION citext")
+    bench.sql(f"CREATE TABLE t (id {kind} PRIMARY KEY, v text)")
+    rows = {"id": values, "v": ["first", "last"], "n": [1, 2]}
+    bench.move("t", rows, mode="upsert", order_by=("n",), aside=("n",))
+    assert bench.sql("SELECT v FROM t") == [("last",)]
+    bench.move("t", {"id": values[:1], "v": ["-"], "n": [3], "op": ["d"]}, mode="upsert", order_by=("n",),
+               operation="op", aside=("n", "op"))  # fmt: skip
+    assert bench.sql("SELECT v FROM t") == []
+    bench.move("t", {"id": values[:1], "v": ["again"]})
+    bench.move("t", {"id": values[:1]}, mode="delete", key=("id",))
+    assert bench.sql("SELECT v FROM t") == []
 
 
 @pytest.mark.parametrize("operations", [["c", "U", "delete"], [False, False, True]])

@@ -74,11 +74,14 @@ _KINDS: dict[str, type[PostgresError]] = {
     "57014": DatabaseConflictError,  # statement timeout, cancelled
     "25P03": DatabaseConflictError,  # idle in transaction timeout
     "25P04": DatabaseConflictError,  # transaction timeout
+    "21": RowRefusedError,  # a query that should give one row gives several
     "22": RowRefusedError,  # data exceptions
     "42804": RowRefusedError,  # what psycopg makes of a value (true, [1]) is of another type than its column
     "42883": RowRefusedError,  # there is no such operator for the types of the values
     "23": RowRefusedError,  # constraints
     "44": RowRefusedError,  # WITH CHECK OPTION of a view
+    "54": RowRefusedError,  # limits: a text that is too long for its index, JSON that is nested too deep
+    "P0": RowRefusedError,  # what triggers and functions raise
 }
 
 _REMEDIES: dict[str, str] = {
@@ -98,9 +101,11 @@ _REMEDIES: dict[str, str] = {
     "42P10": "an upsert needs a primary key or a unique constraint on exactly the key columns: create it",
     "53": "it is tried again; raise max_connections, or run fewer instances",
     "53100": "free space on the server's disk, then start again; nothing of the transaction was kept",
+    "54": "the row exceeds a limit of PostgreSQL: shorten it, or change the index or type",
     "55P03": "another session holds a lock on the table (see pg_locks); it is tried again, or raise lock_timeout_ms",
     "57014": "the statement was cancelled or exceeded statement_timeout; it is tried again",
     "57P": "the server stops or restarts; it is tried again",
+    "P0": "a trigger or function of the database raised it: correct the row, or the function",
 }
 
 

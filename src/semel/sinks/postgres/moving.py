@@ -45,6 +45,14 @@ DELETES = ("d", "delete")
 UPSERTS = ("c", "create", "i", "insert", "r", "read", "u", "update", "upsert")
 TRIED_AT_ONCE = 1_000
 CANDIDATES, NUMBER = "semel_candidates", "semel_number"
+# What says that a row is bad: constraints, data exceptions, limits (of an index, of JSON), and what triggers raise.
+ROW_ERRORS = (
+    "data_exception",
+    "integrity_constraint_violation",
+    "with_check_option_violation",
+    "program_limit_exceeded",
+    "plpgsql_error",
+)
 BAD_ROW_STATE = "22000"  # of rows that semel itself finds
 
 
@@ -113,9 +121,16 @@ class Move:
         rows = SQL("SELECT {} FROM ({}) u WHERE NOT ({})").format(names, self._all(staged), bad)
         if not self.order_by:
             return rows
-        keys = SQL(", ").join(Identifier(name) for name in self.key)
-        order = SQL(", ").join(SQL("{} DESC NULLS LAST").format(Identifier(name)) for name in self.order_by)
-        return SQL("SELECT DISTINCT ON ({}) {} FROM ({}) o ORDER BY {}, {}").format(keys, names, rows, keys, order)
+        keys = self._compared(self.key, "o")
+        order = SQL(", ").join(SQL("{} DESC NULLS LAST").format(each) for each in self._compared(self.order_by, "o"))
+        keys_text = SQL(", ").join(keys)
+        return SQL("SELECT DISTINCT ON ({}) {} FROM ({}) o ORDER BY {}, {}").format(
+            keys_text, names, rows, keys_text, order
+        )
+
+    def _compared(self, names: Sequence[str], alias: str) -> list[Composable]:
+        columns = {column.name: column for column in self.columns}
+        return [columns[name].compared(alias) for name in names]
 
     # --- the statement ---
     def statement(self, rows: Composable) -> Composed:
@@ -193,16 +208,19 @@ class Move:
             with connection.transaction():
                 connection.execute(self.statement(rows))
         except _errors().CardinalityViolation as error:
-            raise SameKeyError(
-                f"several rows of the batch have the same key ({', '.join(self.key)}) for table {self.table.text!r}, "
-                "and nothing says which of them is the last. Name a column that does, with order_by=... (the offset, "
-                "a version, a time); or aggregate them before"
-            ) from error
+            raise self._same_keys() from error
         except _row_errors():
             if not self.with_reasons:
                 raise
             dead += self._try_each(connection, rows, letters)
         return dead
+
+    def _same_keys(self) -> SameKeyError:
+        return SameKeyError(
+            f"several rows of the batch have the same key ({', '.join(self.key)}) for table {self.table.text!r}, "
+            "and nothing says which of them is the last. Name a column that does, with order_by=... (the offset, "
+            "a version, a time); or aggregate them before"
+        )
 
     def _move_bad(self, connection: Connection[Any], staged: Sequence[Staged], letters: _Letters) -> int:
         from psycopg.sql import SQL
@@ -231,6 +249,11 @@ class Move:
                 candidates, number, rows
             )
         )
+        if self.mode == UPSERT and not self.order_by:  # in statements of their own each of them would be written
+            keys = SQL(", ").join(self._compared(self.key, "c"))
+            several = SQL("SELECT FROM {} c GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(candidates, keys)
+            if connection.execute(several).rowcount:
+                raise self._same_keys()
         connection.execute(SQL("CREATE UNIQUE INDEX ON {} ({})").format(candidates, number))
         connection.execute(SQL("ANALYZE {}").format(candidates))
         some = SQL("SELECT * FROM {} c WHERE c.{} BETWEEN semel_first AND semel_last").format(candidates, number)
@@ -238,6 +261,7 @@ class Move:
             candidates=candidates,
             number=number,
             at_once=Literal(TRIED_AT_ONCE),
+            row_errors=SQL(" OR ".join(ROW_ERRORS)),
             write=self.statement(some),
             set_aside=letters.insert(
                 SQL("SELECT c.* FROM {} c WHERE c.{} = semel_first").format(candidates, number),
@@ -279,14 +303,12 @@ BEGIN
         BEGIN
             semel_first := semel_edge; semel_last := semel_edge + {at_once} - 1;
             {write};
-        EXCEPTION WHEN data_exception OR integrity_constraint_violation OR with_check_option_violation
-                OR raise_exception THEN
+        EXCEPTION WHEN {row_errors} THEN
             FOR semel_place IN semel_edge .. least(semel_edge + {at_once} - 1, semel_total) LOOP
                 BEGIN
                     semel_first := semel_place; semel_last := semel_place;
                     {write};
-                EXCEPTION WHEN data_exception OR integrity_constraint_violation OR with_check_option_violation
-                        OR raise_exception THEN
+                EXCEPTION WHEN {row_errors} THEN
                     GET STACKED DIAGNOSTICS semel_state = RETURNED_SQLSTATE, semel_broken = CONSTRAINT_NAME,
                         semel_message = MESSAGE_TEXT;
                     {set_aside};
@@ -346,7 +368,18 @@ def _errors() -> Any:
 
 
 def _row_errors() -> tuple[type[Exception], ...]:
-    """What says that a row is bad: constraints and data exceptions, and what triggers raise."""
+    """`ROW_ERRORS` as psycopg's classes."""
     from psycopg import errors
 
-    return (errors.DataError, errors.IntegrityError, errors.RaiseException, errors.WithCheckOptionViolation)
+    return (
+        errors.DataError,
+        errors.IntegrityError,
+        errors.WithCheckOptionViolation,
+        errors.ProgramLimitExceeded,
+        errors.StatementTooComplex,
+        errors.PlpgsqlError,
+        errors.RaiseException,
+        errors.NoDataFound,
+        errors.TooManyRows,
+        errors.AssertFailure,
+    )

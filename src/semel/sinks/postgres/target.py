@@ -53,6 +53,7 @@ class TargetColumn(NamedTuple):
     name: str
     type_text: str  # as people write it
     base: str  # its type's name in pg_type, without domains; of an array that of its elements
+    plain: str  # the same as a cast names it: without a length, with a schema where that is needed
     is_array: bool
     is_enum: bool
     scale: int | None  # of a numeric with a declared scale
@@ -90,13 +91,20 @@ class WrittenColumn(NamedTuple):
 
     name: str
     wire: WireType
-    cast_to: str | None = None  # a type that text is read as
+    cast_to: str | None = None  # the type that it is read as
+    always_reads: bool = False  # whether every value on the wire can be read as that
 
     def read(self, alias: str = "s") -> Composable:
         from psycopg.sql import SQL, Identifier
 
         column = Identifier(alias, self.name)
         return column if self.cast_to is None else SQL("{}::{}").format(column, SQL(self.cast_to))
+
+    def compared(self, alias: str) -> Composable:
+        """To find rows with one key, or the last one: as the table compares values, where none can fail to be read."""
+        from psycopg.sql import Identifier
+
+        return self.read(alias) if self.always_reads else Identifier(alias, self.name)
 
 
 _COLUMNS = """
@@ -109,7 +117,7 @@ WITH RECURSIVE base AS (
     FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
 )
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), b.typname, b.typcategory = 'A' AND b.typelem <> 0,
-    coalesce(e.typname, b.typname), coalesce(e.typtype, b.typtype) = 'e',
+    coalesce(e.typname, b.typname), format_type(coalesce(e.oid, b.oid), -1), coalesce(e.typtype, b.typtype) = 'e',
     CASE WHEN a.atttypmod >= 0 THEN a.atttypmod ELSE b.typtypmod END,
     a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a'
 FROM pg_attribute a
@@ -161,13 +169,14 @@ def _column(
     _type: str,
     is_array: bool,
     base: str,
+    plain: str,
     is_enum: bool,
     typmod: int,
     is_required: bool,
     is_generated: bool,
 ) -> TargetColumn:
     scale = None if base != "numeric" or typmod < 4 else _scale(typmod)
-    return TargetColumn(name, text, base, is_array, is_enum, scale, is_required, is_generated)
+    return TargetColumn(name, text, base, plain, is_array, is_enum, scale, is_required, is_generated)
 
 
 def _scale(typmod: int) -> int:
@@ -192,7 +201,7 @@ def fitting(table: TargetTable, rows: Sequence[RowColumn], aside: Collection[str
         elif column is not None and (problem := _misfit(field, wire, column)):
             wrong.append(problem)
         else:
-            written.append(WrittenColumn(field.name, wire, None if column is None else _cast(wire, column)))
+            written.append(WrittenColumn(field.name, wire, *_cast(field, wire, column)))
     if wrong:
         raise TableMismatchError(f"the rows do not fit table {table.text!r}: {'; '.join(wrong)}. Nothing was written")
     return written
@@ -247,13 +256,19 @@ def _scale_of(kind: Any) -> int | None:
     return inside.scale if pa.types.is_decimal(inside) else None
 
 
-def _cast(wire: WireType, column: TargetColumn) -> str | None:
-    """Without a length: an explicit cast to varchar(5) would cut values off, an assignment refuses them."""
-    if not wire.name.startswith("text") or column.base in _STRINGS:
-        return None
-    brackets = "[]" if column.is_array else ""
-    name = column.type_text.removesuffix("[]") if column.is_enum else column.base
-    return f"{name}{brackets}"
+def _cast(field: RowColumn, wire: WireType, column: TargetColumn | None) -> tuple[str | None, bool]:
+    """The type that values are read as, and whether all of them can be. Without a length: an explicit cast to
+    varchar(5) would cut values off, an assignment refuses them."""
+    brackets = "[]" if wire.name.endswith("[]") else ""
+    if _scale_of(field.kind) is not None:
+        return f"numeric{brackets}", True  # long ones travel as text, where 9 is above 10
+    if column is None or column.base in ("text", "varchar"):
+        return None, False
+    if column.base in ("timestamp", "timestamptz") and "(" in column.type_text:
+        return column.type_text, True  # rounded as the table does it
+    if not wire.name.startswith("text"):
+        return None, False
+    return f"{column.plain}{brackets}", column.base in _STRINGS
 
 
 # --- keys ---
