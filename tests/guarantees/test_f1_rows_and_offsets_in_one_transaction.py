@@ -407,6 +407,7 @@ def test_offsets_that_somebody_changed_under_the_loop_stop_it(bank: Bank) -> Non
 def test_rows_are_inserted_upserted_and_deleted_by_key_in_their_order(bank: Bank) -> None:
     bank.execute('CREATE SCHEMA shop; CREATE TABLE shop."Stock" (sku text PRIMARY KEY, n int, more jsonb)')
     bank.execute("CREATE TABLE log (sku text)")
+    bank.execute('ALTER TABLE shop."Stock" DROP CONSTRAINT "Stock_pkey", ADD PRIMARY KEY (sku) INCLUDE (n)')
     bank.deposit(9, partitions=1)
 
     def rows(record: Any) -> Any:

@@ -149,6 +149,8 @@ class EntityWriter:
     ) -> None:
         if not name:
             raise ConfigError("the name of the entities is empty; it names their topics")
+        if not isinstance(source, str):
+            raise ConfigError(f"source is {source!r}; expected a str")
         self.name, self._source, self._timeout_ms = name, source, timeout_ms
         given = {option.replace(".", "_"): value for option, value in (client or {}).items()}
         self._options: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, **given}
@@ -180,6 +182,11 @@ class EntityWriter:
         data = [event.encode() if isinstance(event, str) else event for event in events]
         if not entity or not data or isinstance(events, bytes | str):
             raise ConfigError(f"append takes the name of an entity and a list of events, not {entity!r} and {events!r}")
+        odd = [event for event in data if not isinstance(event, bytes | bytearray | memoryview)]
+        if odd:  # no owner could read the command, nor reply to it
+            raise ConfigError(f"an event is {type(odd[0]).__name__}; expected bytes or str, such as json.dumps(...)")
+        if command_id is not None and not isinstance(command_id, str | uuid.UUID):
+            raise ConfigError(f"command_id is {command_id!r}; expected a str")
         if not isinstance(expected_version, int) or expected_version < 0:
             raise ConfigError(f"the expected version is {expected_version!r}; expected a number, 0 for a new entity")
         self._open()

@@ -54,6 +54,7 @@ log = logging.getLogger("semel.saga")
 TICK = "tick"  # the header of a record that says what time it is
 SAGA, TIMER = b"s", b"t"
 RECEIPT = "\x01saga\x01"  # keys of a participant's state that are not the functions'
+DUE_AT_ONCE = 20_000  # sagas that a tick moves on: after hours without an orchestrator very many may be due
 KEEP_MS = 7 * 24 * 3_600_000
 POLL_MS = 200.0
 _TIME = struct.Struct(">Q")
@@ -116,11 +117,16 @@ class Orchestrate:
         )
 
     def _tick(self, record: ConsumerRecord, state: State) -> list[Output]:
+        """The first that are due; the next tick goes on. Those that cannot go on stay due, and are not counted."""
         outputs: list[Output] = []
+        moved = 0
         for key, _ in list(state.scan(TIMER, TIMER + _TIME.pack(record.timestamp + 1))):
             saga = self._get(key[len(TIMER) + _TIME.size :], state)
-            if saga is not None:
-                outputs += self._due_alone(record, state, saga)
+            made = [] if saga is None else self._due_alone(record, state, saga)
+            outputs += made
+            moved += bool(made)
+            if moved == DUE_AT_ONCE:
+                break
         return outputs
 
     def _due_alone(self, record: ConsumerRecord, state: State, saga: SagaState) -> list[Output]:

@@ -149,7 +149,7 @@ class Settler:
     def _write_copy(self, producer: Producer, transactional_id: str, generation: int, decision: Decision) -> None:
         """The output again, in a new transaction, which takes the place of the one that was aborted."""
         if decision.copy is None:
-            raise lost(transactional_id, decision, "semel.loop_decisions")
+            raise lost(transactional_id, decision, self._table.name)
         log.warning("%s: the coordinator aborted a decided transaction; writing its output again", transactional_id)
         producer.begin_transaction()
         for topic, partition, key, value, timestamp, headers in unpacked(decision.copy):

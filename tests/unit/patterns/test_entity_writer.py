@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.client.errors import FatalError
+from semel.client.errors import ConfigError, FatalError
 from semel.patterns.entity_writer import AppendUncertainError, EntityAppend, EntityWriter, PendingAppend
 
 
@@ -27,3 +27,19 @@ def test_a_command_that_was_sent_may_be_applied_although_its_reply_cannot_be_rea
         pending.result(timeout_ms=1_000)
     assert caught.value.command_id == "mine"
     assert not writer._waiting
+
+
+@pytest.mark.parametrize(
+    ("events", "command_id", "problem"),
+    [
+        ([{"type": "withdrawn"}], None, "event is dict"),
+        ([b"x", None], None, "event is NoneType"),
+        ([b"x"], 42, "command_id is 42"),
+    ],
+)
+def test_what_no_owner_can_read_is_refused_at_once(events: list[Any], command_id: Any, problem: str) -> None:
+    """The owner could not even reply to it: the caller would wait for its timeout, and be asked whether one runs."""
+    with pytest.raises(ConfigError, match=problem):
+        EntityWriter("accounts").append("acc-7", 0, events, command_id=command_id)
+    with pytest.raises(ConfigError, match="source is 7"):
+        EntityWriter("accounts", source=7)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from semel.client.types import ConsumerRecord
+from semel.patterns import sagas
 from semel.patterns.saga_states import SagaOrder, SagaReply, SagaState, SagaStep, SagaTable
 from semel.patterns.sagas import TICK, Orchestrate, Participate
 from semel.patterns.state import KeyedState, State
@@ -39,8 +41,8 @@ def test_an_error_that_quotes_anything_is_replied(tmp_path: Path, quoted: str) -
     assert len(reply.value or b"") < LIMIT_BYTES
 
 
-def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its data leave no space for the error of its timeout; whoever may start sagas may choose them."""
+def orchestrated(tmp_path: Path) -> Callable[..., list[SagaState]]:
+    """Gives an orchestrator a record, and returns what it logs of sagas."""
     state = State(KeyedState().codec(), LIMIT_BYTES)
     state.attach(0, StateStore(tmp_path / "0.sqlite", StoreIdentity("app", "sagas", 1, 0, "t")))
     table = SagaTable([SagaStep("debit", do=nothing, undo=nothing, timeout_ms=1_000)], 60_000)
@@ -53,9 +55,17 @@ def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(tmp_path: Path, cap
         logged = [each.value for each in outputs if (each.topic or "").endswith(".log")]
         return [msgspec.json.decode(value, type=SagaState) for value in logged if isinstance(value, bytes)]
 
-    (begun,) = handle(b"a large one", b'""', 5)
+    return handle
+
+
+def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data leave no space for the error of its timeout; whoever may start sagas may choose them."""
+    monkeypatch.setattr(sagas, "DUE_AT_ONCE", 2)
+    handle = orchestrated(tmp_path)
+    (begun,) = handle(b"an empty one", b'""', 1_500)
     spare = LIMIT_BYTES - len(msgspec.json.encode(begun)) - 20
-    state.discard()
     handle(b"a large one", b'"%s"' % (b"x" * spare), 5)
     handle(b"b", b"1", 5)
     handle(b"0", b"1", 5)
@@ -64,3 +74,15 @@ def test_a_saga_that_cannot_go_on_keeps_no_other_one_waiting(tmp_path: Path, cap
     assert {(each.saga, each.status) for each in due} == {("0", "compensating"), ("b", "compensating")}
     assert "'a large one' of 'transfer' cannot go on" in caplog.text
     assert handle(None, None, 2_001, **{TICK: b""}) == [], "the others have moved on"
+
+
+def test_a_tick_moves_a_bounded_number_of_sagas_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that became due while no orchestrator ran would be one transaction, in memory until it is committed."""
+    monkeypatch.setattr(sagas, "DUE_AT_ONCE", 3)
+    handle = orchestrated(tmp_path)
+    for number in range(7):
+        handle(b"%d" % number, b"1", number)
+    ticks = [[each.saga for each in handle(None, None, 2_000 + tick, **{TICK: b""})] for tick in range(4)]
+    assert ticks == [["0", "1", "2"], ["3", "4", "5"], ["6"], []]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 
 import semel
 from semel.patterns.process_decisions import split
-from semel.patterns.unit_decisions import packed, unpacked
+from semel.patterns.unit_decisions import Settler, packed, unpacked
+from semel.sinks.postgres.decisions import Decision, DecisionsTable
 
 OUTPUT = semel.Output(b"v", topic="t")
 ROW, STATEMENT = semel.TableRow({"a": 1}), semel.Statement("SELECT 1")
@@ -34,3 +38,10 @@ def test_a_copy_has_everything_of_a_record() -> None:
         ("b", None, b"\xff", None, int(at.timestamp() * 1000), []),
         ("c", None, None, b"", 77, []),
     ]
+
+
+def test_a_lost_decision_is_reported_with_the_table_that_it_is_in() -> None:
+    nobody: Any = None
+    settler = Settler(nobody, DecisionsTable("bank", "app", "me"), nobody)
+    with pytest.raises(semel.DecisionLostError, match=r"in bank\.loop_decisions"):
+        settler._write_copy(nobody, "app-1", 7, Decision(5, 2, 2, {("booked", 0): 9}, None))

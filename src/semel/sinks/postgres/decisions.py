@@ -81,6 +81,10 @@ class DecisionsTable:
         self._application_id = application_id
         self._holder = holder
 
+    @property
+    def name(self) -> str:
+        return f"{self._schema}.loop_decisions"
+
     def claim(
         self, connection: Connection[Any], transactional_id: str, *, as_owner: bool
     ) -> tuple[int, Decision | None]:

@@ -22,7 +22,7 @@ _PRIMARY_KEY = """
 SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey::int[]) WITH ORDINALITY AS k (number, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
-WHERE i.indrelid = to_regclass(%s) AND i.indisprimary
+WHERE i.indrelid = to_regclass(%s) AND i.indisprimary AND k.place <= i.indnkeyatts -- without INCLUDE
 """
 _ENDS = re.compile(r"\s*(?:begin|start\s+transaction|commit|end|rollback|abort|prepare\s+transaction)\b", re.IGNORECASE)
 
