@@ -60,6 +60,18 @@ from semel.protocol.messages.topics import (
     CreatePartitionsTopic,
     CreateTopicsRequest,
 )
+from semel.protocol.messages.transactions import (
+    ADD_OFFSETS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+    AddOffsetsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.waiting import eventually, until
@@ -146,8 +158,10 @@ class Groups:
         until(lambda: member.beat().error_code == 0 and member.partitions == [0, 1, 2, 3])
         return member
 
-    def commit(self, offset: int, who: Member | None = None, version: int = 9, **changes: Any) -> int:
-        part = OffsetCommitRequestPartition(0, offset)
+    def commit(
+        self, offset: int, who: Member | None = None, version: int = 9, partition: int = 0, **changes: Any
+    ) -> int:
+        part = OffsetCommitRequestPartition(partition, offset)
         topic = OffsetCommitRequestTopic(name=self.topic, partitions=[part])
         fields = {} if who is None else {"generation_id_or_member_epoch": who.epoch, "member_id": who.id}
         request = OffsetCommitRequest(group_id=self.group, topics=[topic], **{**fields, **changes})
@@ -337,6 +351,42 @@ def test_positions_need_the_members_epoch(groups: Groups) -> None:
     eventually(lambda: groups.describe().group_state, lambda state: state == "Empty", BEFORE_A_SESSION_ENDS_S)
     assert groups.commit(7) == 0
     assert fetch(None, -1) == (0, [7])
+
+
+def test_member_behind_its_epoch_may_commit_what_it_kept(groups: Groups) -> None:
+    """KIP-1251. A member that does not know of the rebalance yet commits with the epoch that it knows."""
+    first = groups.alone()
+    before, second = first.epoch, groups.member()
+    assert second.join().error_code == 0
+    until(lambda: first.beat().error_code == 0 and first.epoch > before)
+    kept = first.partitions
+    late = {"generation_id_or_member_epoch": before}
+    codes = [groups.commit(5, first, partition=index, **late) for index in range(4)]
+    assert codes == [0 if index in kept else E.STALE_MEMBER_EPOCH for index in range(4)]
+    too_early = {"generation_id_or_member_epoch": before - 1}
+    assert groups.commit(6, first, partition=kept[0], **too_early) == E.STALE_MEMBER_EPOCH
+
+
+def test_transaction_that_names_no_member_commits_offsets_of_a_group_with_members(groups: Groups) -> None:
+    groups.alone()
+    transactional_id = groups.cluster.unique("t")
+
+    def init() -> Any:
+        return groups.client.call(INIT_PRODUCER_ID, InitProducerIdRequest(transactional_id, 60_000), 4)
+
+    until(lambda: init().error_code == 0)
+    owner = init()
+    who = (transactional_id, owner.producer_id, owner.producer_epoch)
+    until(lambda: groups.client.call(ADD_OFFSETS_TO_TXN, AddOffsetsToTxnRequest(*who, groups.group), 3).error_code == 0)
+
+    def commit(member_id: str) -> int:
+        topic = TxnOffsetCommitRequestTopic(groups.topic, [TxnOffsetCommitRequestPartition(0, 5)])
+        request = TxnOffsetCommitRequest(who[0], groups.group, *who[1:], member_id=member_id, topics=[topic])
+        return int(groups.client.call(TXN_OFFSET_COMMIT, request, 3).topics[0].partitions[0].error_code)
+
+    assert commit("") == 0
+    assert commit("x") == E.UNKNOWN_MEMBER_ID
+    assert groups.client.call(END_TXN, EndTxnRequest(*who, committed=False), 3).error_code == 0
 
 
 # -- administration and the other protocol -----------------------------------------------------------------------------

@@ -326,6 +326,52 @@ async def test_offsets_need_the_members_epoch(world: World) -> None:
 
 
 @in_world()
+async def test_member_behind_its_epoch_may_commit_what_it_kept(world: World) -> None:
+    """KIP-1251: a rebalance refuses no commit that is on its way, of partitions that stay or are being given back."""
+    world.topics.create("t", 2)
+    member = await Member(world, "a").join()
+    before = member.epoch
+    await Member(world, "b").join()
+    await member.beat()  # the response takes one back, and it gives it back
+    await member.beat()
+    assert member.epoch == before + 1
+    (kept,) = member.has[world.topics.get("t").id]  # type: ignore[union-attr]
+    late = Committer(before, "a")
+    assert await world.commit(5, late, partition=kept) is E.NONE
+    assert await world.txn_commit(6, generation=before, member_id="a", partition=kept) is E.NONE
+    world.end_transaction(commit=True)
+    assert await world.commit(7, late, partition=1 - kept) is E.STALE_MEMBER_EPOCH
+    assert await world.txn_commit(7, generation=before, member_id="a", partition=1 - kept) is E.ILLEGAL_GENERATION
+    assert await world.commit(7, Committer(before - 1, "a"), partition=kept) is E.STALE_MEMBER_EPOCH
+    assert await world.commit(7, Committer(before + 2, "a"), partition=kept) is E.STALE_MEMBER_EPOCH
+    await world.crash_and_restart()
+    assert (world.committed(partition=kept), world.committed(partition=1 - kept)) == (6, None)
+    assert await world.commit(8, late, partition=kept) is E.NONE
+
+
+@in_world()
+async def test_partition_that_is_being_given_back_takes_its_last_commit(world: World) -> None:
+    world.topics.create("t", 2)
+    member = await Member(world, "a").join()
+    before = member.epoch
+    await Member(world, "b").join()
+    await member.beat()  # the response takes one back
+    for partition in (0, 1):
+        assert await world.commit(5, Committer(before, "a"), partition=partition) is E.NONE
+
+
+@in_world()
+async def test_transaction_that_names_no_member_commits_offsets(world: World) -> None:
+    world.topics.create("t", 1)
+    await Member(world, "a").join()
+    assert await world.txn_commit(6) is E.NONE
+    world.end_transaction(commit=True)
+    assert world.committed() == 6
+    assert await world.txn_commit(7, member_id="x") is E.UNKNOWN_MEMBER_ID
+    assert await world.commit(7) is E.UNKNOWN_MEMBER_ID
+
+
+@in_world()
 async def test_unread_offsets_expire_and_empty_groups_with_them(world: World) -> None:
     world.topics.create("t", 1)
     member = await Member(world, "a").join()

@@ -30,6 +30,7 @@ from semel.broker.groups.consumer.model import (
     reconcile,
 )
 from semel.broker.groups.records import change_of, record_of
+from semel.protocol.messages import internal_topics as log
 from tests.support.waiting import STALL_S
 
 A, B = b"a" * 16, b"b" * 16
@@ -113,6 +114,10 @@ def parts(*indexes: int) -> Partitions:
     return frozenset((A, index) for index in indexes)
 
 
+def since(epoch: int, *indexes: int) -> dict[tuple[bytes, int], int]:
+    return dict.fromkeys(parts(*indexes), epoch)
+
+
 def free(_: object) -> bool:
     return True
 
@@ -123,7 +128,8 @@ def test_member_at_its_target_stays() -> None:
 
 
 def test_new_member_gets_what_is_free_at_once() -> None:
-    assert reconcile(Current(), 3, parts(0, 1), NOTHING, free) == Current(3, 0, MemberState.STABLE, parts(0, 1))
+    new = Current(3, 0, MemberState.STABLE, parts(0, 1), since=since(3, 0, 1))
+    assert reconcile(Current(), 3, parts(0, 1), NOTHING, free) == new
 
 
 def test_member_waits_for_what_others_hold() -> None:
@@ -146,7 +152,18 @@ def test_member_gives_back_before_it_gets_the_next_epoch() -> None:
 
 def test_partition_that_the_member_already_let_go_needs_no_revocation() -> None:
     had = Current(5, 4, MemberState.STABLE, parts(0, 1))
-    assert reconcile(had, 6, parts(1), parts(1), free) == Current(6, 5, MemberState.STABLE, parts(1))
+    after = Current(6, 5, MemberState.STABLE, parts(1), since=since(5, 1))
+    assert reconcile(had, 6, parts(1), parts(1), free) == after
+
+
+def test_epoch_at_which_a_partition_came_stays_with_it_as_long_as_the_member_has_it() -> None:
+    first = reconcile(Current(), 3, parts(0, 1), NOTHING, free)
+    revoking = reconcile(first, 5, parts(1, 2), parts(0, 1), free)
+    assert revoking.since == since(3, 0, 1)
+    second = reconcile(revoking, 5, parts(1, 2), parts(1), free)
+    assert second.since == since(3, 1) | since(5, 2)
+    back = reconcile(second, 7, parts(0, 1, 2), parts(1, 2), free)
+    assert back.since == since(3, 1) | since(5, 2) | since(7, 0)
 
 
 @given(st.lists(st.tuples(st.frozensets(st.integers(0, 5)), st.booleans()), min_size=1, max_size=12))
@@ -188,7 +205,7 @@ SUBSCRIPTION = Subscription("i", "rack", "client", "/host", ("t", "u"), "t.*", 6
         TargetSet("g", "m", frozenset(((A, 0), (A, 3), (B, 1)))),
         TargetSet("g", "m", NOTHING),
         TargetSet("g", "m", None),
-        CurrentSet("g", "m", Current(7, 6, MemberState.UNREVOKED, parts(0, 2), parts(1))),
+        CurrentSet("g", "m", Current(7, 6, MemberState.UNREVOKED, parts(0, 2), parts(1), since(4, 0, 1) | since(7, 2))),
         CurrentSet("g", "m", None),
     ],
 )
@@ -196,6 +213,18 @@ def test_changes_are_written_and_read_back(change: object) -> None:
     key, value = record_of(change)  # type: ignore[arg-type]
     assert key is not None
     assert change_of(int.from_bytes(key[:2], "big"), key, value) == change
+
+
+def test_assignment_of_an_older_kafka_is_read_as_made_at_the_members_latest_epoch() -> None:
+    topics = [log.CurrentTopicPartitions(A, [0, 2])]
+    value = log.ConsumerGroupCurrentMemberAssignmentValue(-2, 6, 0, topics, [log.CurrentTopicPartitions(A, [1])])
+    key, _ = record_of(CurrentSet("g", "m", None))
+    body = b"\0\0" + log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE.encode(value, 0)
+    assert key is not None
+    read = change_of(8, key, body)
+    assert isinstance(read, CurrentSet)
+    assert read.value is not None
+    assert read.value.since == since(6, 0, 1, 2)
 
 
 def test_records_have_kafkas_bytes() -> None:

@@ -30,6 +30,7 @@ from semel.protocol.messages.groups import (
 )
 from semel.protocol.partitioning import coordinator_partition
 from semel.protocol.rows import Record, decode_batch, encode_batch
+from semel.protocol.schema import NO_UUID
 from semel.storage import StorageError
 from tests.support.clock import ManualClock
 from tests.support.waiting import PATIENCE_S
@@ -280,14 +281,18 @@ class World:
 
     async def commit(self, offset: int, who: Committer | None = None, **changes: Any) -> ErrorCode:
         partition, group, topic = changes.pop("partition", 0), changes.pop("group", "g"), changes.pop("topic", "t")
-        commits = [OffsetToCommit(topic, partition, offset)]
+        commits = [self._offset(topic, partition, offset)]
         return (await self.groups.commits.commit(group, who or Committer(), commits, **changes)).code
 
     async def txn_commit(self, offset: int, producer_id: int = 77, **changes: Any) -> ErrorCode:
         group = changes.pop("group", "g")
-        commits = [OffsetToCommit("t", changes.pop("partition", 0), offset)]
+        commits = [self._offset("t", changes.pop("partition", 0), offset)]
         who = Committer(changes.pop("generation", -1), **changes)
         return (await self.groups.commits.commit(group, who, commits, producer=(producer_id, 0))).code
+
+    def _offset(self, topic: str, partition: int, offset: int) -> OffsetToCommit:
+        found = self.topics.get(topic)
+        return OffsetToCommit(topic, partition, offset, topic_id=NO_UUID if found is None else found.id)
 
     def end_transaction(self, producer_id: int = 77, *, commit: bool, group: str = "g") -> None:
         partition = self.log.partition_for(group)

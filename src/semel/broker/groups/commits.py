@@ -126,7 +126,7 @@ class Commits:
             if group is not None:
                 self._check_classic(group, who, is_plain)
             elif consumers is not None:
-                _check_consumer(consumers, who, version if is_plain else None)
+                _check_consumer(consumers, who, commits, version if is_plain else None)
             elif who.generation >= 0:
                 knows_code = is_plain and version >= GROUP_ID_NOT_FOUND_FROM
                 raise GroupError(ErrorCode.GROUP_ID_NOT_FOUND if knows_code else ErrorCode.ILLEGAL_GENERATION)
@@ -229,15 +229,29 @@ def _in_batches(commits: Sequence[OffsetToCommit]) -> Iterator[Sequence[OffsetTo
         yield commits[at : at + MANY]
 
 
-def _check_consumer(group: ConsumerGroup, who: Committer, version: int | None) -> None:
-    """Whether a client may commit to a group of the consumer protocol; no version: inside a transaction."""
+def _check_consumer(
+    group: ConsumerGroup, who: Committer, commits: Sequence[OffsetToCommit], version: int | None
+) -> None:
+    """Whether a client may commit to a group of the consumer protocol; no version: inside a transaction.
+
+    A transaction of a client that names no member is let in as it is in a classic group. A member may be behind its
+    epoch as long as it has had the partitions since then (KIP-1251): a rebalance that leaves them to it does not refuse
+    what it commits meanwhile.
+    """
     if who.generation < 0 and group.state is ConsumerGroupState.EMPTY:
+        return
+    if version is None and who.is_simple:
         return
     member = group.subscriptions.get(who.member_id)
     is_classic = member is not None and member.classic is not None
     is_known = who.member_id in group.current and not is_classic
     if version is not None and is_known and version < GROUP_ID_NOT_FOUND_FROM:
         raise GroupError(ErrorCode.UNSUPPORTED_VERSION)
+    current = group.current.get(who.member_id)
+    if current is not None and who.generation < current.epoch:
+        firsts = [current.since.get((each.topic_id, each.partition)) for each in commits]
+        if all(first is not None and first <= who.generation for first in firsts):
+            return
     try:
         _check_member_epoch(group, who.member_id, who.generation)
     except GroupError as error:

@@ -99,7 +99,16 @@ def upgrade(group: Group, topics: Topics, max_size: int, time_ms: int) -> list[C
         changes += [
             SubscriptionSet(id_, member.member_id, _subscription_of(member)),
             TargetSet(id_, member.member_id, assigned),
-            CurrentSet(id_, member.member_id, Current(group.generation, group.generation, assigned=assigned)),
+            CurrentSet(
+                id_,
+                member.member_id,
+                Current(
+                    group.generation,
+                    group.generation,
+                    assigned=assigned,
+                    since=dict.fromkeys(assigned, group.generation),
+                ),
+            ),
         ]
     return [EpochSet(id_, group.generation), *changes, TargetEpochSet(id_, group.generation, time_ms)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import NamedTuple
 
 from semel.broker.coordinator_runtime import KeyValue
@@ -266,21 +267,36 @@ def _current_value(value: Current) -> bytes:
             value.epoch,
             value.previous_epoch,
             int(value.state),
-            [log.CurrentTopicPartitions(*entry) for entry in by_topic(value.assigned).items()],
-            [log.CurrentTopicPartitions(*entry) for entry in by_topic(value.revoking).items()],
+            _with_epochs(value.assigned, value),
+            _with_epochs(value.revoking, value),
         ),
         0,
     )
 
 
+def _with_epochs(partitions: Partitions, current: Current) -> list[log.CurrentTopicPartitions]:
+    return [
+        log.CurrentTopicPartitions(
+            topic_id, indexes, [current.since.get((topic_id, index), current.epoch) for index in indexes]
+        )
+        for topic_id, indexes in by_topic(partitions).items()
+    ]
+
+
 def _read_current(body: bytes) -> Current:
     read = log.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT_VALUE.decode(body, 0)
+    latest = max(read.member_epoch, read.previous_member_epoch)  # for records of Kafka before 4.3
     return Current(
         read.member_epoch,
         read.previous_member_epoch,
         MemberState(read.state),
         _partitions(read.assigned_partitions),
         _partitions(read.partitions_pending_revocation),
+        {
+            (topic.topic_id, index): epoch
+            for topic in (*read.assigned_partitions, *read.partitions_pending_revocation)
+            for index, epoch in zip_longest(topic.partitions, topic.assignment_epochs or (), fillvalue=latest)
+        },
     )
 
 

@@ -8,9 +8,10 @@ steps: what has to be revoked is revoked first, and what others still hold is wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, IntEnum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from semel.broker.expressions import compile_expression
@@ -55,6 +56,7 @@ async def look_at(patterns: Iterable[str], names: Collection[str]) -> None:
 
 Partitions = frozenset[tuple[bytes, int]]  # (topic id, partition)
 NOTHING: Partitions = frozenset()
+AssignmentEpochs = Mapping[tuple[bytes, int], int]  # of each partition
 LEFT_FOR_A_WHILE = -2  # epoch of a static member that closed and may come back
 
 
@@ -108,6 +110,7 @@ class Current(NamedTuple):
     state: MemberState = MemberState.STABLE
     assigned: Partitions = NOTHING
     revoking: Partitions = NOTHING
+    since: AssignmentEpochs = MappingProxyType({})  # at which the member got what is assigned or revoked
 
     def at_epoch(self, epoch: int) -> Current:
         """The same at an epoch; the last one before it is remembered, in case the answer gets lost."""
@@ -272,11 +275,13 @@ def _next(
     revoking = current.assigned - target
     if revoking and _still_owns(owned, revoking):
         stays = current.at_epoch(current.epoch if epoch is None else epoch)
-        return stays._replace(state=MemberState.UNREVOKED, assigned=kept, revoking=revoking)
+        since = {part: current.since.get(part, current.epoch) for part in current.assigned}
+        return stays._replace(state=MemberState.UNREVOKED, assigned=kept, revoking=revoking, since=since)
     wanted = target - kept
     free = frozenset(filter(is_free, wanted))
     state = MemberState.STABLE if free == wanted else MemberState.UNRELEASED
-    return current.at_epoch(target_epoch)._replace(state=state, assigned=kept | free, revoking=NOTHING)
+    since = {part: current.since.get(part, current.epoch) for part in kept} | dict.fromkeys(free, target_epoch)
+    return current.at_epoch(target_epoch)._replace(state=state, assigned=kept | free, revoking=NOTHING, since=since)
 
 
 def _still_owns(owned: Partitions | None, revoking: Partitions) -> bool:
