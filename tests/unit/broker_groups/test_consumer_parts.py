@@ -98,6 +98,19 @@ def test_uniform_leaves_no_pair_that_could_share_better(situation: tuple) -> Non
                 assert topic not in wish.topics or len(targets[taker]) >= len(targets[giver]) - 1
 
 
+def test_large_groups_of_different_wishes_are_balanced_quickly() -> None:
+    """The event loop waits for it. One member has much that nobody else may have; another one joins the third."""
+    started_s = time.monotonic()
+    wishes = {"m": AssignableMember(frozenset((A,))), "n": AssignableMember(frozenset((B,)))}
+    counts = {A: 10_000, B: 6_000}
+    before = assign_uniform(wishes, counts, {})
+    targets = assign_uniform({**wishes, "o": wishes["n"]}, counts, before)
+    assert {member: len(share) for member, share in targets.items()} == {"m": 10_000, "n": 3_000, "o": 3_000}
+    assert targets["m"] == before["m"]
+    assert targets["n"] < before["n"]
+    assert time.monotonic() - started_s < STALL_S
+
+
 def test_range_gives_neighbours_and_the_same_ones_in_every_topic() -> None:
     wishes = {member: AssignableMember(frozenset((A, B))) for member in ("m2", "m1")} | {
         "s": AssignableMember(frozenset((A, B)), "z")
