@@ -19,7 +19,7 @@ from uuid import UUID
 from semel.client.cluster import Cluster
 from semel.client.cluster_calls import Leader
 from semel.client.connection import BrokerConnection
-from semel.client.errors import KafkaError, error_of, is_network
+from semel.client.errors import KafkaError, UnsupportedByBrokerError, error_of, is_network
 from semel.client.timing import Backoff, Deadline
 from semel.client.wire import Pending
 from semel.protocol.batch import iter_headers
@@ -29,7 +29,7 @@ from semel.protocol.schema import NO_UUID
 from semel.spark.offsets import Range
 from semel.spark.stages import DECODE, stage
 from semel.spark.stages import FETCH as FETCHING
-from semel.spark.topic_offsets import earliest_offset
+from semel.spark.topic_offsets import earliest_offset, list_offsets
 
 LEAST_BYTES = 64 * 1024
 KEPT_TOPICS = 256
@@ -89,6 +89,7 @@ NOT_THERE = frozenset(
     {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID}
 )
 STALLED_S = 60.0  # a range that brings nothing for so long is an error, not a wait
+EARLIEST_LOCAL_OFFSET = -4  # before it, records are in remote storage
 EMPTY_RESPONSES = 3  # in a row, from a log that reaches beyond the range: there is nothing left in it
 
 _sizes = TopicSizes()  # for the next ranges of this worker
@@ -273,16 +274,27 @@ class RangeReader:
 
     def _nothing_came(self, data: PartitionData) -> None:
         """A response without a record. Where the log reaches beyond the range all the same, its last records have been
-        compacted away; Kafka may return nothing for once although there is something, so several responses count."""
+        compacted away; Kafka may return nothing for once although there is something, so several responses count. They
+        do not count for what is in remote storage: while that is slow, every response is empty."""
         reaches_to = data.last_stable_offset if self.read_committed else data.high_watermark
         self._empty_responses = self._empty_responses + 1 if reaches_to >= self.wanted.end else 0
         self._stall_deadline = self._stall_deadline or Deadline(STALLED_S)
-        if self._empty_responses == EMPTY_RESPONSES:
+        if self._empty_responses == EMPTY_RESPONSES and not self._is_remote():
             self._offset = self.wanted.end
         elif self._stall_deadline.expired:
             r = self.wanted
             self._give_up(
                 f"{r.topic}-{r.partition}: no record came from offset {self._offset} on for {STALLED_S:.0f} s, but "
                 f"the range ends at {r.end}. Either a transaction is open there (see `semel txn list`), or the log was "
-                "truncated"
+                "truncated, or its remote storage does not respond"
             )
+
+    def _is_remote(self) -> bool:
+        """Whether the leader has moved the next records to remote storage (KIP-405)."""
+        self._empty_responses = 0
+        r = self.wanted
+        try:
+            found = list_offsets(self.cluster, {(r.topic, r.partition): EARLIEST_LOCAL_OFFSET}, self.read_committed)
+        except UnsupportedByBrokerError:  # older than remote storage
+            return False
+        return found[r.topic][r.partition] > self._offset

@@ -48,6 +48,7 @@ class Log:
     def __init__(self, *batches: tuple[int, int], end: int, start: int = 0) -> None:
         self.batches = [batch_at(first, count) for first, count in batches]
         self.start, self.end = start, end
+        self.local_start: int | None = start  # before it, records are in remote storage; None: a broker without one
         self.topic_id = FIRST_ID
         self.exists = True
         self.faults: list[Callable[[], FetchResponse]] = []
@@ -90,7 +91,11 @@ class Log:
 
     def list_offsets(self, request: Any, version: int) -> ListOffsetsResponse:
         asked = request.topics[0].partitions[0].timestamp
-        found = ListOffsetsPartitionResponse(offset=self.start if asked == -2 else self.end)
+        offset = {-4: self.local_start, -2: self.start}.get(asked, self.end)
+        if offset is None:
+            found = ListOffsetsPartitionResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+        else:
+            found = ListOffsetsPartitionResponse(offset=offset)
         return ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name=TOPIC, partitions=[found])])
 
 
@@ -146,6 +151,29 @@ def test_one_empty_response_is_no_gap() -> None:
     with log.served() as cluster:
         assert read(cluster, 0, 10) == list(range(10))
     assert not log.faults
+
+
+def test_a_gap_at_the_end_of_the_log_of_a_broker_without_remote_storage() -> None:
+    log = Log((0, 10), end=40)
+    log.local_start = None
+    with log.served() as cluster:
+        assert read(cluster, 0, 40) == list(range(10))
+
+
+def test_a_slow_remote_storage_is_no_gap() -> None:
+    log = Log((0, 10), (10, 10), end=20)
+    log.local_start = 10
+    log.faults = [lambda: log.found(b"")] * 10  # remote.fetch.max.wait.ms was too short each time
+    with log.served() as cluster:
+        assert read(cluster, 0, 20) == list(range(20))
+    assert not log.faults
+
+
+def test_a_remote_storage_that_does_not_respond_is_a_loss() -> None:
+    log = Log(end=20)
+    log.local_start = 20
+    with log.served() as cluster, pytest.raises(DataLossError, match="remote storage"):
+        read(cluster, 0, 20)
 
 
 def test_a_log_that_ends_before_the_range_does_is_a_loss_not_a_gap() -> None:
