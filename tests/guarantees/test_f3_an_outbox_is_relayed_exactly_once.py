@@ -23,6 +23,7 @@ from semel.local.processes import Process
 from semel.patterns import outbox as outbox_module
 from semel.prove.injection import Injection, command
 from semel.prove.postgres_proxy import PostgresProxy
+from semel.sinks.postgres import outbox_table
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until
@@ -449,6 +450,24 @@ def test_rows_of_a_dump_do_not_wait_for_transactions_of_another_server(shop: Sho
     with Running(shop.outbox()):
         until(lambda: not shop.rows())
     assert shop.values() == ["dumped", "new"]
+
+
+def test_large_rows_are_few_to_a_chunk_and_a_transaction_of_them_is_whole(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog of max_rows large rows would not fit into memory, after every start anew."""
+    monkeypatch.setattr(outbox_table, "WINDOW_BYTES", 10_000)
+    values = [f"{number:02}{'x' * 4_000}" for number in range(30)]
+    with shop.connect() as connection:
+        for number, value in enumerate(values):
+            shop.insert(connection, value)
+            if not 10 <= number < 20:
+                connection.commit()
+    chunks: list[int] = []
+    shop.relay(on_chunk=lambda stats: chunks.append(stats.rows))
+    assert shop.values() == values
+    assert chunks[:3] == [3, 6, 9]
+    assert [number for number in chunks if 10 < number < 21] == [], "a part of the transaction was a chunk"
 
 
 def test_the_ids_of_a_chunk_need_not_fit_into_one_record(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ class Outbox:
     application_id      names the relay: its transactional id and its topic of chunks
     bootstrap_servers   the brokers, as host:port
     schema              where the outbox's tables are
-    max_rows            how many rows one Kafka transaction may hold; more, where one source transaction has more
+    max_rows            how many rows one Kafka transaction may hold, if they take no more than 32 MiB; more, where one
+                        source transaction has more
     poll_interval_ms    how long to wait for a notification before looking anyway
     missing_topic_timeout_ms  how long to wait for a topic that does not exist, before its rows are set aside
     accept_database     after a restore: send what the table holds, although the topic of chunks says that it is older

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 CHANNEL = "semel_outbox"
+WINDOW_BYTES = 32 << 20  # of keys, values and headers
 _COLUMNS = "topic, partition, key, value, header_names, header_values, created_at"
 
 OUTBOX = Component(
@@ -97,21 +98,26 @@ class Release(NamedTuple):
     held: int  # rows of the window that must wait
 
 
-def read_window(connection: Connection[Any], schema: str, limit: int) -> Window:
-    """One statement, so one snapshot."""
+def read_window(connection: Connection[Any], schema: str, limit: int, limit_bytes: int) -> Window:
+    """One statement, so one snapshot. At least one row, if there are any, however large it is."""
     statement = (
         # The lowest of the others: the relay's own transaction may read after it has written, and inserts no rows.
         "SELECT coalesce((SELECT min(x::text::bigint) FROM pg_snapshot_xip(pg_current_snapshot()) AS x), "
         "pg_snapshot_xmax(pg_current_snapshot())::text::bigint), "
         "pg_snapshot_xmax(pg_current_snapshot())::text::bigint, id, transaction_id::text::bigint, topic, "
         "partition, key, value, header_names, header_values, CASE WHEN created_at >= to_timestamp(0) "
-        "AND isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000)::bigint END "
-        "FROM {schema}.outbox ORDER BY id LIMIT %s"
+        "AND isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000)::bigint END, count "
+        # Sizes are known without reading the values.
+        "FROM (SELECT *, count(*) OVER (), sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + "
+        "coalesce(pg_column_size(header_values), 0)) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND "
+        "1 PRECEDING) AS bytes_before FROM (SELECT * FROM {schema}.outbox ORDER BY id LIMIT %s) AS first) AS sized "
+        "WHERE coalesce(bytes_before, 0) < %s ORDER BY id"
     )
     with connection.cursor(binary=True) as cursor:
-        found = cursor.execute(filled(statement, schema), [limit]).fetchall()
+        found = cursor.execute(filled(statement, schema), [limit, limit_bytes]).fetchall()
     xmin, xmax = found[0][:2] if found else (0, 0)
-    return Window([OutboxRow(*row[2:]) for row in found], xmin, len(found) == limit, xmax)
+    is_cut = bool(found) and (found[0][-1] == limit or found[0][-1] > len(found))
+    return Window([OutboxRow(*row[2:-1]) for row in found], xmin, is_cut, xmax)
 
 
 def continued(connection: Connection[Any], schema: str, transactions: Sequence[int], after_id: int) -> set[int]:
@@ -145,9 +151,11 @@ def released(window: Window, unfinished: Iterable[int] = ()) -> Release:
 
 
 def ready(connection: Connection[Any], schema: str, limit: int) -> Release:
-    """What may be sent now: about as many rows as the limit, more where a single transaction has more."""
+    """What may be sent now: about as many rows as the limit, or as WINDOW_BYTES has space for; more where a single
+    transaction has more."""
+    limit_bytes = WINDOW_BYTES
     while True:
-        window = read_window(connection, schema, limit)
+        window = read_window(connection, schema, limit, limit_bytes)
         if not window.is_cut:
             return released(window)
         first = released(window)
@@ -155,7 +163,7 @@ def ready(connection: Connection[Any], schema: str, limit: int) -> Release:
         release = released(window, continued(connection, schema, touched, window.rows[-1].id)) if touched else first
         if release.rows or not touched:
             return release
-        limit *= 4
+        limit, limit_bytes = limit * 4, limit_bytes * 4
 
 
 # -- bookkeeping -------------------------------------------------------------------------------------------------------
