@@ -20,7 +20,7 @@ from semel.local.processes import Process
 from semel.patterns.process import Processor
 from semel.prove.postgres_proxy import PostgresProxy
 from tests.support.broker import Cluster
-from tests.support.reading import create_topic
+from tests.support.reading import create_topic, read_topic
 from tests.support.waiting import PATIENCE_S, until
 
 PARTITIONS = 2
@@ -298,6 +298,43 @@ def test_without_dead_letters_the_loop_stops_and_names_the_record(bank: Bank) ->
     assert bank.total() == 0
 
 
+@pytest.mark.parametrize("with_topics", [False, True])
+def test_what_on_error_returns_may_be_refused_too(bank: Bank, with_topics: bool) -> None:
+    bank.deposit(5)
+    bank.deposit(1, -1000)
+
+    def instead(record: Any, error: Exception) -> Any:
+        return semel.Statement("UPDATE accounts SET balance = -1 WHERE id = 0")
+
+    out = create_topic(bank.bootstrap, f"{bank.topic}.out", 1)
+
+    def function(record: Any) -> Any:
+        return [deposit(record), semel.Output(record.value, topic=out)] if with_topics else deposit(record)
+
+    with pytest.raises(semel.RecordError, match=r"at offset \d+.*accounts_balance_check"):
+        bank.process(function, on_error=instead, sink=semel.Postgres(bank.dsn, with_topics=with_topics))
+    sink = semel.Postgres(bank.dsn, dead_letters=True, with_topics=with_topics)
+    assert bank.process(function, on_error=instead, sink=sink).dead_letters == 1
+    assert (bank.total(), len(read_topic(bank.bootstrap, out))) == (5, 5 if with_topics else 0)
+
+
+def test_rows_of_one_record_may_refer_to_each_other_also_beside_a_refused_one(bank: Bank) -> None:
+    """A deferred constraint is checked for all rows of a record, as COMMIT checks it for all records."""
+    bank.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY);"
+        "CREATE TABLE items (id int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"
+    )
+    bank.deposit(3, partitions=1)
+
+    def rows(record: Any) -> Any:
+        number = record.offset
+        wanted = -1 if number == 1 else number
+        return [semel.TableRow({"id": wanted}, "items"), semel.TableRow({"id": number}, "orders")]
+
+    assert bank.process(rows, sink=semel.Postgres(bank.dsn, dead_letters=True)).dead_letters == 1
+    assert bank.execute("SELECT id FROM items JOIN orders USING (id) ORDER BY id") == [(0,), (2,)]
+
+
 def test_on_error_may_say_what_to_write_instead(bank: Bank) -> None:
     bank.execute("CREATE TABLE odd (reason text)")
     bank.deposit(10)
@@ -406,7 +443,7 @@ def test_offsets_that_somebody_changed_under_the_loop_stop_it(bank: Bank) -> Non
 
 def test_rows_are_inserted_upserted_and_deleted_by_key_in_their_order(bank: Bank) -> None:
     bank.execute('CREATE SCHEMA shop; CREATE TABLE shop."Stock" (sku text PRIMARY KEY, n int, more jsonb)')
-    bank.execute("CREATE TABLE log (sku text)")
+    bank.execute("CREATE TABLE log (sku text, more jsonb)")
     bank.execute('ALTER TABLE shop."Stock" DROP CONSTRAINT "Stock_pkey", ADD PRIMARY KEY (sku) INCLUDE (n)')
     bank.deposit(9, partitions=1)
 
@@ -415,10 +452,12 @@ def test_rows_are_inserted_upserted_and_deleted_by_key_in_their_order(bank: Bank
         sku = f"s{number % 4}"
         if number == 3:
             return semel.TableRow({"sku": sku}, mode="delete")
-        return [{"sku": sku, "n": number, "more": {"at": number}}, semel.TableRow({"sku": sku}, "log", "insert")]
+        entry = {"sku": sku, "more": [{"at": number}, None]}
+        return [{"sku": sku, "n": number, "more": {"at": number}}, semel.TableRow(entry, "log", "insert")]
 
     stats = bank.process(rows, sink=semel.Postgres(bank.dsn, table="shop.Stock", mode="upsert"))
     assert stats.records_out == 8 * 2 + 1
+    assert bank.execute("SELECT more FROM log WHERE sku = 's0'")[0] == ([{"at": 0}, None],)
     assert bank.execute('SELECT sku, n, more FROM shop."Stock" ORDER BY 1') == [
         ("s0", 8, {"at": 8}),
         ("s1", 5, {"at": 5}),

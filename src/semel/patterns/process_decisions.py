@@ -28,9 +28,8 @@ from semel.patterns.process_output import Emitter, Output, check_rows
 from semel.patterns.process_postgres import Applied, PostgresMode, WriteCounts
 from semel.patterns.unit_decisions import SettledId, Settler, packed
 from semel.sinks.claims import Claims
-from semel.sinks.postgres.database import psycopg_module
 from semel.sinks.postgres.decisions import DECISIONS, Decision, DecisionsTable
-from semel.sinks.postgres.errors import DatabaseCommitUncertainError, RowRefusedError, sorted_error
+from semel.sinks.postgres.errors import DatabaseCommitUncertainError, RowRefusedError
 from semel.sinks.postgres.settings import Postgres, Statement, TableRow, effects_of
 from semel.sinks.postgres.tables import Component
 
@@ -249,23 +248,6 @@ class PostgresAndTopics(PostgresMode):
     def _judge(self, connection: Connection[Any]) -> None:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         raise _JudgedError([self._judged(connection, each) for each in self._taken])
-
-    def _judged(self, connection: Connection[Any], each: Applied) -> Applied:
-        psycopg = psycopg_module()
-        try:
-            with connection.transaction():
-                self._writer.write(connection, each.effects)
-            return each
-        except psycopg.Error as error:
-            refused: Any = sorted_error("the database refused the record", error, self._settings.database.hide)
-            if not isinstance(refused, RowRefusedError):
-                raise refused from None
-        except RowRefusedError as error:
-            refused = error
-        instead = self._bad(each.record, refused, each.event_id)
-        with connection.transaction():
-            self._writer.write(connection, instead.effects)
-        return instead
 
     # -- after an error ------------------------------------------------------------------------------------------------
     def drop(self) -> None:

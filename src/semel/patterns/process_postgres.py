@@ -144,6 +144,9 @@ class PostgresMode(ExternalMode):
                 raise
             except Exception as failure:
                 error = failure
+        return self._set_aside(record, error)
+
+    def _set_aside(self, record: ConsumerRecord, error: Exception) -> Applied:
         reason = reason_of(error)
         if not self._settings.dead_letters:
             raise self._refused(record, reason) from error
@@ -205,37 +208,42 @@ class PostgresMode(ExternalMode):
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # a deferred one would be checked by COMMIT, for all
         fresh = self._without_duplicates(connection)
         letters, rows = [], 0
-        for each in fresh:
-            written = self._try(connection, each)
-            if isinstance(written, int):
-                rows += written
-                continue
-            letters.append((each.record, written))
-            if each.event_id is not None:
-                give_back(connection, self._schema, self._application_id, each.event_id)
+        for given in fresh:
+            each = self._judged(connection, given)
+            rows += len(each.effects)
+            if each.reason is not None:
+                letters.append((each.record, each.reason))
+                if given.event_id is not None:
+                    give_back(connection, self._schema, self._application_id, given.event_id)
         if letters:
             add_dead_letters(connection, self._schema, self._application_id, letters)
         return WriteCounts(rows, len(letters), len(self._taken) - len(fresh))
 
-    def _try(self, connection: Connection[Any], each: Applied) -> int | str:
-        """The number of rows, or why it is a dead letter."""
-        if each.reason is not None:
-            return each.reason
-        psycopg = psycopg_module()
+    def _judged(self, connection: Connection[Any], each: Applied) -> Applied:
+        """Writes what a record leads to, or what is written instead; what that is. A dead letter writes nothing."""
+        try:
+            self._write_alone(connection, each.effects)
+            return each
+        except RowRefusedError as refused:
+            instead = self._bad(each.record, refused, each.event_id)
+        try:
+            self._write_alone(connection, instead.effects)
+            return instead
+        except RowRefusedError as refused:
+            return self._set_aside(each.record, refused)
+
+    def _write_alone(self, connection: Connection[Any], effects: list[TableRow | Statement]) -> None:
+        """What breaks a constraint fails here. Where there are several rows, when all of them are there."""
         try:
             with connection.transaction():
-                return self._writer.write(connection, each.effects)
-        except psycopg.Error as error:
-            refused: Any = sorted_error("the database refused the record", error, self._settings.database.hide)
-            if not isinstance(refused, RowRefusedError):
-                raise refused from None
-        except RowRefusedError as error:
-            refused = error
-        instead = self._bad(each.record, refused, each.event_id)
-        if instead.reason is not None:
-            return instead.reason
-        with connection.transaction():
-            return self._writer.write(connection, instead.effects)
+                if len(effects) > 1:
+                    connection.execute("SET CONSTRAINTS ALL DEFERRED")
+                self._writer.write(connection, effects)
+                if len(effects) > 1:
+                    connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        except psycopg_module().Error as error:
+            what = "the database refused the record"
+            raise sorted_error(what, error, self._settings.database.hide) from None
 
     def _without_duplicates(self, connection: Connection[Any]) -> list[Applied]:
         """An inbox: of each event the first copy, unless it has a receipt."""

@@ -140,8 +140,8 @@ def statement(table: str, mode: WriteMode, key: tuple[str, ...], columns: tuple[
 
 
 def adapted(value: Any) -> Any:
-    """A dict is JSON for PostgreSQL."""
-    if isinstance(value, dict):
+    """A dict is JSON for PostgreSQL, and so is a list of them: no array could have them as elements."""
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value)):
         from psycopg.types.json import Jsonb
 
         return Jsonb(value)
