@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
 from semel import faults
-from semel.sinks.postgres.binary_copy import wire_type
+from semel.sinks.postgres.binary_copy import DAYS, MICROSECONDS, wire_type
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseUnavailableError
 from semel.sinks.postgres.session import DatabaseSession
@@ -118,7 +118,7 @@ def _reports(
     sets_aside: bool,
     batches: Iterator[Any],
 ) -> Iterator[Any]:
-    checked = (checked_texts(batch, sets_aside) for batch in pulled(batches, FROM_SPARK) if batch.num_rows)
+    checked = (checked_values(batch, sets_aside) for batch in pulled(batches, FROM_SPARK) if batch.num_rows)
     try:
         first = next(checked, None)
         if first is None:
@@ -169,16 +169,19 @@ def _copy_columns() -> list[WrittenColumn]:
     return [WrittenColumn(name, wire) for name, wire in wires.items() if wire is not None]
 
 
-# --- texts that PostgreSQL cannot hold ---
-def checked_texts(batch: Any, sets_aside: bool) -> Any:
-    """A batch whose texts PostgreSQL can hold: none with the character NUL, none that is not UTF-8. Such a row fails
-    the batch, or carries its reason in a column of its own, and its texts with substitutes."""
+# --- values that PostgreSQL cannot hold ---
+def checked_values(batch: Any, sets_aside: bool) -> Any:
+    """A batch whose values PostgreSQL can hold: no text with the character NUL or that is not UTF-8, no time before
+    4714 BC. Such a row fails the batch, or carries its reason in a column of its own; its texts have substitutes, its
+    times are null."""
     import pyarrow as pa
 
     reasons: dict[int, str] = {}
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        found = _bad_texts(column) if _holds_text(column.type) else {}
+        is_text = _holds(column.type, pa.types.is_string, pa.types.is_large_string)
+        is_time = _holds(column.type, pa.types.is_date, pa.types.is_timestamp)
+        found = _bad_texts(column) if is_text else _bad_times(column) if is_time else {}
         if found and not sets_aside:
             row, why = next(iter(found.items()))
             raise BadRowError(
@@ -188,7 +191,9 @@ def checked_texts(batch: Any, sets_aside: bool) -> Any:
             )
         for row, why in found.items():
             reasons.setdefault(row, f"column {name!r} {why}")
-        columns.append(_substituted(column) if found else column)
+        if found:
+            column = _without(column, found) if is_time else _substituted(column)
+        columns.append(column)
     names = list(batch.schema.names)
     if sets_aside:
         columns.append(
@@ -200,11 +205,11 @@ def checked_texts(batch: Any, sets_aside: bool) -> Any:
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def _holds_text(kind: Any) -> bool:
+def _holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
     import pyarrow as pa
 
     inside = kind.value_type if pa.types.is_list(kind) else kind
-    return bool(pa.types.is_string(inside) or pa.types.is_large_string(inside))
+    return any(test(inside) for test in tests)
 
 
 def _bad_texts(column: Any) -> dict[int, str]:
@@ -266,3 +271,30 @@ def _substituted(column: Any) -> Any:
         )
 
     return pa.array([clean(value) for value in _as_bytes(column)], column.type)
+
+
+def _bad_times(column: Any) -> dict[int, str]:
+    """Rows with a date or time that is out of range, with the reason."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_list = pa.types.is_list(column.type)
+    values = pc.list_flatten(column) if is_list else column
+    is_date = pa.types.is_date(values.type)
+    (first, last), unit = (DAYS, "days") if is_date else (MICROSECONDS, "microseconds")
+    numbers = values.cast(pa.int32() if is_date else pa.int64())
+    is_bad = pc.or_(pc.less(numbers, first), pc.greater(numbers, last))
+    if not pc.any(is_bad).as_py():
+        return {}
+    rows = pc.list_parent_indices(column) if is_list else pa.array(range(len(column)))
+    found = zip(rows.filter(is_bad).to_pylist(), numbers.filter(is_bad).to_pylist(), strict=True)
+    return {row: f"is {number} {unit} from 1970" for row, number in found}
+
+
+def _without(column: Any, rows: Iterable[int]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    left_out = set(rows)
+    kept = pa.array([row not in left_out for row in range(len(column))])
+    return pc.if_else(kept, column, pa.scalar(None, column.type))

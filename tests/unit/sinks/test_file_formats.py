@@ -37,17 +37,24 @@ def write(folder: Path, *units: list[dict[str, Any]], **options: Any) -> None:
         ("int64", 19.99),
         ("int8", Decimal("0.5")),
         ("list", [1, 1.5]),
+        ("pair", [1, 1.5]),
+        ("map", [("cents", 1.5)]),
         ("struct", {"cents": 1.5}),
     ],
 )
 def test_a_fraction_is_not_cut_off_where_the_column_is_of_integers(tmp_path: Path, kind: str, value: Any) -> None:
     import pyarrow as pa
 
-    kinds = {"list": pa.list_(pa.int64()), "struct": pa.struct([("cents", pa.int64())])}
+    kinds = {
+        "list": pa.list_(pa.int64()),
+        "pair": pa.list_(pa.int64(), 2),
+        "map": pa.map_(pa.string(), pa.int64()),
+        "struct": pa.struct([("cents", pa.int64())]),
+    }
     content = format_of(semel.Files(tmp_path, schema={"amount": kinds.get(kind, kind)}))
     with pytest.raises(UnfitRowError, match="is no integer"):
         content.of_rows([{"amount": None}, {"amount": value}])
-    whole = {"list": [1, 2.0], "struct": {"cents": 2.0}}.get(kind, 2.0)
+    whole = {"list": [1, 2.0], "pair": [1, 2.0], "map": [("cents", 2.0)], "struct": {"cents": 2.0}}.get(kind, 2.0)
     assert content.of_rows([{"amount": whole}, {}])[0].rows == 2
 
 

@@ -78,7 +78,11 @@ def _refuse_fractions(name: str, kind: Any, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, float | Decimal) and value != int(value):
                 raise UnfitRowError(f"the column {name!r} is {kind}, and {value!r} is no integer")
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    elif pa.types.is_map(kind):
+        pairs = [pair for value in values for pair in (value.items() if isinstance(value, Mapping) else value or ())]
+        _refuse_fractions(name, kind.key_type, (key for key, _ in pairs))
+        _refuse_fractions(name, kind.item_type, (item for _, item in pairs))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         _refuse_fractions(name, kind.value_type, (item for value in values for item in value or ()))
     elif pa.types.is_struct(kind):
         rows = [value for value in values if isinstance(value, Mapping)]

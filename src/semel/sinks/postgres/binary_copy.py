@@ -21,6 +21,10 @@ TRAILER = b"\xff\xff"
 CHUNK_BYTES = 4 << 20  # rows of more than this are encoded in several steps
 EPOCH_DAYS = 10_957  # from 1970-01-01 to 2000-01-01
 EPOCH_US = EPOCH_DAYS * 86_400_000_000
+# What date_recv and timestamp_recv take, as they are in Arrow: from 4714-11-24 BC on, and not every day of an int32.
+# A timestamp is never too late, and an earlier one would wrap to a late one.
+DAYS = (-2_440_588, 2_145_042_905)
+MICROSECONDS = (-210_866_803_200_000_000, 2**63 - 1)
 GROUP = 10_000  # PostgreSQL's numeric has digits in base 10,000
 LONGEST_NUMERIC = 18  # decimal digits that fit into an int64
 
