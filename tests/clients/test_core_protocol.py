@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -378,6 +379,30 @@ def test_fetch_waits_until_there_is_enough(cluster: Cluster, client: DirectClien
             produce(writer, topic, batch(b"x" * 1000))
     found = client.receive(FETCH, 12).responses[0].partitions[0]
     assert len(found.records) >= 3000
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param({"response_bytes": 20_000}, id="larger than a response"),
+        pytest.param({"response_bytes": 50 << 20}, id="larger than a segment"),
+    ],
+)
+def test_fetch_waits_for_no_more_than_a_response_can_take(
+    cluster: Cluster, client: DirectClient, limit: dict[str, int]
+) -> None:
+    """Both are far below `min_bytes`, and there is as much as that."""
+    topic = cluster.unique("t")
+    client.create_topic(topic, 1, segment_bytes=str(1 << 20))
+    wait_for_topic(client, topic)
+    for _ in range(5):
+        assert produce(client, topic, batch(os.urandom(500_000))).error_code == E.NONE
+    request = fetch_request(topic, max_wait_ms=60_000, min_bytes=2 << 20, max_bytes=50 << 20)
+    request.max_bytes = limit["response_bytes"]
+    started_s = time.monotonic()
+    found = client.call(FETCH, request, 12).responses[0].partitions[0]
+    assert found.records
+    assert time.monotonic() - started_s < STALL_S, "only the timeout ended the wait"
 
 
 def test_fetch_that_waits_is_answered_when_its_topic_is_deleted(

@@ -389,7 +389,9 @@ class OpenLog:
             return ReadResult(b"", self.high_watermark, stable, self.start_offset, [] if committed_only else None)
         records, next_offset = found
         aborted = self.segments.aborted_in(offset, next_offset) if committed_only else None
-        return ReadResult(records, self.high_watermark, stable, self.start_offset, aborted)
+        return ReadResult(
+            records, self.high_watermark, stable, self.start_offset, aborted, has_more=next_offset < limit[0]
+        )
 
     def _limit(self, up_to: Isolation, stable: int) -> Limit:
         """Offset, segment and position where a read must stop."""

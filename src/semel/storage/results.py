@@ -43,6 +43,7 @@ class ReadResult(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     aborted: list[tuple[int, int]] | None  # (producer id, first offset); only for up_to="last_stable"
+    has_more: bool = False  # that may be read: behind these batches, in the next segment, or too large for what is left
 
 
 class TimestampOffset(NamedTuple):

@@ -52,7 +52,7 @@ def test_the_first_search_by_time_of_a_process_is_not_done_on_the_event_loop(fol
 
 def test_an_empty_log_reads_as_empty_and_makes_no_files(folder: Folder) -> None:
     log = folder.log()
-    assert log.read(0, 100) == (b"", 0, 0, 0, None)
+    assert log.read(0, 100) == (b"", 0, 0, 0, None, False)
     assert log.read(0, 100, up_to="last_stable").aborted == []
     assert [path.name for path in folder.partition_path.iterdir()] == ["partition.metadata"]
 

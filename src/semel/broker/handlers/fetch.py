@@ -69,8 +69,8 @@ class Fetch:
     """A fetch request at work: it reads, and if that is too little it waits until one of its logs moves."""
 
     __slots__ = (
-        "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_moved", "_partitions", "_request",
-        "_response", "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error",
+        "_broker", "_context", "_is_full", "_is_queued", "_limit_bytes", "_min_bytes", "_moved", "_partitions",
+        "_request", "_response", "_session", "_timer", "_up_to", "_watched", "found_bytes", "has_error", "has_more",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +79,7 @@ class Fetch:
         self._broker, self._context, self._request = broker, context, request
         self._session, self._is_full = session, is_full
         self._limit_bytes = min(request.max_bytes, broker.settings["fetch.max.bytes"], _RESPONSE_LIMIT_BYTES)
+        self._min_bytes: int = min(request.min_bytes, self._limit_bytes)
         self._up_to: Isolation = "last_stable" if request.isolation_level == _READ_COMMITTED else "high_watermark"
         if session is None:
             asks = broker.fetches.in_turn(list(asked(request.topics)))
@@ -87,6 +88,7 @@ class Fetch:
         self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
         self.found_bytes = 0
         self.has_error = False
+        self.has_more = False
         self._response: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watched: dict[Partition, int] = {}
@@ -106,12 +108,18 @@ class Fetch:
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def read(self) -> list[tuple[Key, PartitionData]]:
-        self.found_bytes = 0
-        self.has_error = False
+        self._forget()
         return [(key, self._read_partition(key, ask, partition)) for key, ask, partition in self._partitions]
 
+    def _forget(self) -> None:
+        """What the last reading found."""
+        self.found_bytes = 0
+        self.has_error = self.has_more = False
+
     def is_enough(self) -> bool:
-        if self.found_bytes >= self._request.min_bytes or self.has_error:
+        """Whether it responds now. Where a partition has more than this response may take of it, waiting brings
+        nothing: only whole batches of one segment fit in."""
+        if self.found_bytes >= self._min_bytes or self.has_error or (self.has_more and self.found_bytes):
             return True
         return not any(partition is not None for _, _, partition in self._partitions)
 
@@ -143,6 +151,7 @@ class Fetch:
             min_one_batch=not self.found_bytes,
         )
         self.found_bytes += len(found.records)
+        self.has_more |= found.has_more
         aborted = None
         if self._up_to == "last_stable":
             aborted = [AbortedTransaction(producer, first) for producer, first in found.aborted or ()]
@@ -199,8 +208,7 @@ class Fetch:
         return response
 
     def _read_steps(self) -> Generator[None, None, list[tuple[Key, PartitionData]]]:
-        self.found_bytes = 0
-        self.has_error = False
+        self._forget()
         results = []
         may_wait = self._request.max_wait_ms > 0
         for at, (key, ask, _) in enumerate(self._partitions):
@@ -259,7 +267,7 @@ class Fetch:
         grown = [partition.log.visible_bytes - size for partition, size in self._watched.items()]
         if any(bytes_ < 0 for bytes_ in grown):
             return True  # retention took old segments: the sizes say nothing
-        return self.found_bytes + sum(grown) >= self._request.min_bytes
+        return self.found_bytes + sum(grown) >= self._min_bytes
 
     def finish(self) -> None:
         """Responds now, with whatever there is."""
