@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -236,6 +237,7 @@ def test_quotas_can_be_set_found_and_taken_away(cluster: Cluster, client: Direct
         ({"planet": "mars"}, "producer_byte_rate", 1.0),
         ({"user": ""}, "producer_byte_rate", 1.0),
         ({}, "producer_byte_rate", 1.0),
+        ({"user": "u"}, "producer_byte_rate", math.inf),
     ],
 )
 def test_bad_quotas_are_refused(client: DirectClient, entity: dict[str, str | None], key: str, value: float) -> None:
@@ -266,6 +268,20 @@ def test_clients_over_their_quota_get_the_throttle_time_and_are_slowed_down(
         fetch = FetchRequest(max_wait_ms=0, topics=[FetchTopic(topic, NO_UUID, [FetchPartition(0, -1, 0)])])
         assert any(slow.call(FETCH, fetch, 12).throttle_time_ms for _ in range(20)), "the quota was not enforced"
     assert client.call(PRODUCE, request, 9).throttle_time_ms == 0, "it is not everybody's quota"
+
+
+def test_client_far_over_its_quota_gets_its_response(cluster: Cluster, client: DirectClient) -> None:
+    """A rate of 1 is how clients are kept out. The wait in milliseconds exceeds an int32 with the third megabyte."""
+    topic, slow_id = cluster.unique("quota"), cluster.unique("slow")
+    client.create_topic(topic, 1)
+    batch = bytes(encode_batch([Record(0, int(time.time() * 1000), None, bytes(1_000_000))]))
+    request = ProduceRequest(None, 1, 5000, [TopicProduceData(topic, NO_UUID, [PartitionProduceData(0, batch)])])
+    soon(lambda: client.call(PRODUCE, request, 9).responses[0].partition_responses[0].error_code, 0)
+    assert set_quota(client, {"client-id": slow_id}, "producer_byte_rate", 1.0) == E.NONE
+    soon(lambda: len(found_quotas(client, ("client-id", EXACT, slow_id))), 1)
+    for _ in range(5):
+        with DirectClient(cluster.bootstrap, client_id=slow_id) as slow:  # the one before is not read from any more
+            assert slow.call(PRODUCE, request, 9).responses[0].partition_responses[0].error_code == E.NONE
 
 
 def test_quotas_survive_a_restart(semel_broker: SemelBroker) -> None:

@@ -16,6 +16,7 @@ from semel.broker.store import Store
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE = "producer_byte_rate", "consumer_byte_rate"
 ANONYMOUS = "ANONYMOUS"  # who everybody is where nobody logs in
+_LONGEST_WAIT_MS = 2**31 - 1  # what a response can say
 WINDOW_S = 10.0  # as quota.window.num and quota.window.size.seconds are by default
 _KEY = "quota/"
 _FORGET_AT = 10_000  # clients whose speed is remembered
@@ -69,7 +70,7 @@ class Quotas:
         who = (key, *limit.shared_by)
         until_s = max(self._paid_until_s.get(who, 0.0), now_s - WINDOW_S) + size_bytes / limit.per_second
         self._paid_until_s[who] = until_s
-        return max(0, round((until_s - now_s) * 1000))
+        return min(max(0, round((until_s - now_s) * 1000)), _LONGEST_WAIT_MS)
 
     def limit_of(self, key: str, client_id: str, user: str = ANONYMOUS) -> Limit | None:
         """The most specific quota that there is, in Kafka's order."""

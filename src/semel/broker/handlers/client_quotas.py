@@ -128,5 +128,5 @@ def _check_key(entity: dict[str, str | None], op: messages.OpData) -> None:
         raise _Refused(f"Invalid configuration key {op.key}")
     if not op.remove and op.value <= 0:
         raise _Refused(f"Quota {op.key} must be greater than 0")
-    if not op.remove and op.value != int(op.value):
+    if not op.remove and not op.value.is_integer():
         raise _Refused(f"Configuration {op.key} must be a Long value")
