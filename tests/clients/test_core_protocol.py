@@ -712,6 +712,18 @@ def test_topics_are_described_in_pages(cluster: Cluster, client: DirectClient) -
     assert seen == [(name, index) for name in names for index in range(3)]
 
 
+def test_page_after_a_topic_that_was_deleted_meanwhile_begins_with_the_next_topic(
+    cluster: Cluster, client: DirectClient
+) -> None:
+    deleted, topic = cluster.unique("page-1"), cluster.unique("page-2")
+    client.create_topic(topic, 3)
+    wait_for_topic(client, topic)
+    request = DescribeTopicPartitionsRequest([TopicRequest(deleted), TopicRequest(topic)], 10, Cursor(deleted, 2))
+    found = {topic.name: topic for topic in client.call(DESCRIBE_TOPIC_PARTITIONS, request, 0).topics}
+    assert found[deleted].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    assert [part.partition_index for part in found[topic].partitions] == [0, 1, 2]
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 def describe(client: DirectClient, kind: int, name: str, *keys: str) -> dict[str, tuple[str, int]]:
     request = DescribeConfigsRequest([DescribeConfigsResource(kind, name, list(keys) or None)], True, True)

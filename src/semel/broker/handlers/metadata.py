@@ -115,14 +115,11 @@ async def describe_topic_partitions(
     broker: BrokerNode, context: RequestContext, request: messages.DescribeTopicPartitionsRequest
 ) -> messages.DescribeTopicPartitionsResponse:
     names = sorted({asked.name for asked in request.topics} or {topic.name for topic in broker.topics})
-    first = 0
     if request.cursor is not None and request.cursor.partition_index < 0:
         refused = [messages.DescribeTopicPartitionsResponseTopic(ErrorCode.INVALID_REQUEST, name) for name in names]
         return messages.DescribeTopicPartitionsResponse(topics=refused)
     if request.cursor is not None:
         names = [name for name in names if name >= request.cursor.topic_name]
-        if names and names[0] == request.cursor.topic_name:
-            first = request.cursor.partition_index
     remaining = max(1, min(request.response_partition_limit, broker.settings["max.request.partition.size.limit"]))
     response = messages.DescribeTopicPartitionsResponse()
     turns = Turns()
@@ -135,13 +132,14 @@ async def describe_topic_partitions(
         if topic is None:
             response.topics.append(_unknown_topic(name))
             continue
+        cursor = request.cursor
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         shown = _describe_page(broker, topic, first, remaining)
         response.topics.append(shown)
         if first + len(shown.partitions) < len(topic.partitions):
             response.next_cursor = messages.Cursor(name, first + len(shown.partitions))
             break
         remaining -= len(shown.partitions)
-        first = 0
     return response
 
 
