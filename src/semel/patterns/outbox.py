@@ -36,7 +36,7 @@ from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import TopicPartition
 from semel.patterns.process_options import underscored
-from semel.patterns.process_output import OutputTooLargeError, check_rows
+from semel.patterns.process_output import HOPELESS, OutputTooLargeError, check_rows
 from semel.patterns.stopping import stop_on_signals
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.sinks.postgres.database import Database
@@ -71,13 +71,6 @@ PROGRESS_CONFIG = {
     "retention.bytes": "-1",
     "segment.bytes": str(4 << 20),
 }
-HOPELESS = (  # for this row, whenever it is sent
-    ErrorCode.MESSAGE_TOO_LARGE,
-    ErrorCode.RECORD_LIST_TOO_LARGE,
-    ErrorCode.INVALID_RECORD,  # such as one without a key for a compacted topic
-    ErrorCode.INVALID_TIMESTAMP,  # further from the broker's time than the topic allows
-    ErrorCode.INVALID_TOPIC_EXCEPTION,
-)
 SHORT_WAIT_MS = (2, 100)  # while rows wait for a transaction that gives no sign when it ends
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 MISSING_BEFORE_MS = 500  # for a topic that was awaited in vain before

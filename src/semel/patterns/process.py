@@ -51,6 +51,7 @@ from semel.patterns.process_options import (
     underscored,
 )
 from semel.patterns.process_output import (
+    HOPELESS,
     Emitter,
     OnError,
     Output,
@@ -84,6 +85,7 @@ FOR_GOOD = (  # another run of the same transaction would end in the same way
     ErrorCode.FENCED_INSTANCE_ID,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    *HOPELESS,
 )
 
 

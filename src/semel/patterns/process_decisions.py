@@ -24,7 +24,7 @@ from semel.client.settings import ProducerSettings
 from semel.client.types import ConsumerRecord, TopicPartition
 from semel.patterns.process_external import log
 from semel.patterns.process_modes import ABORT_TIMEOUT_MS
-from semel.patterns.process_output import Emitter, Output, check_rows
+from semel.patterns.process_output import Emitter, Output, checked_rows
 from semel.patterns.process_postgres import Applied, PostgresMode, WriteCounts
 from semel.patterns.unit_decisions import SettledId, Settler, packed
 from semel.sinks.claims import Claims
@@ -150,9 +150,8 @@ class PostgresAndTopics(PostgresMode):
         rows, outputs = split(returned)
         if any(output.topic is None for output in outputs):
             raise ConfigError("with_topics: the function returned an Output without a topic; name one")
-        # Headers may be an iterator, and are read twice: to send them, and for the copy.
-        kept = [output._replace(headers=tuple(output.headers)) if output.headers else output for output in outputs]
-        check_rows(kept, self._producer.settings.max_request_size)  # what no producer takes is the record's error
+        # What no producer takes is the record's error.
+        kept = checked_rows(outputs, self._producer.settings.max_request_size)
         return Applied(record, effects_of(rows), None, event_id, tuple(kept))
 
     def _send(self, outputs: list[Output]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from semel.client.dead_letters import SOURCE_HEADER, reason_headers, reason_of
+from semel.client.dead_letters import SIZE_HEADER, SOURCE_HEADER, reason_headers, reason_of
 from semel.client.errors import ConfigError, FatalError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.batches import RECORD_OVERHEAD_BYTES
+from semel.client.producer.records import RecordPacker
 from semel.client.types import ConsumerRecord
 from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.errors import ErrorCode
@@ -19,10 +22,20 @@ from semel.protocol.errors import ErrorCode
 PLACE_COLUMNS = ("topic", "partition", "offset")
 TARGET_COLUMN = "to_partition"
 
+HOPELESS = (  # a broker returns these for a record whenever it is sent
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.INVALID_RECORD,  # such as one without a key for a compacted topic
+    ErrorCode.INVALID_TIMESTAMP,  # further from the broker's time than the topic allows
+    ErrorCode.INVALID_TOPIC_EXCEPTION,
+)
+
 TABLE_FROM_ROWS = 256  # outputs of one batch of rows that become a table
 LAST_TIME_MS = 2**53
 PLAIN_BYTES = 8_192  # key and value of such a row together
 _PLAIN = {bytes, type(None)}
+_PACKER = RecordPacker(None, None, sys.maxsize)
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class Output(NamedTuple):
@@ -116,10 +129,8 @@ class Emitter:
         self._add_dead_letter(record, error, made)
 
     def _checked_rows(self, returned: Any, record: ConsumerRecord) -> list[Output]:
-        outputs = rows_of(returned, record)
         assert self.max_record_bytes is not None
-        check_rows(outputs, self.max_record_bytes)
-        return outputs
+        return checked_rows(rows_of(returned, record), self.max_record_bytes)
 
     def _checked_tables(self, returned: Any) -> list[Any]:
         if returned is None:
@@ -150,12 +161,11 @@ class Emitter:
         place = f"{record.topic}-{record.partition}"
         if self.dead_letter_topic is None:
             raise _record_error(f"{place} at offset {record.offset}", error, record) from error
-        headers = [
-            *(record.headers or ()),
-            *reason_headers(reason_of(error), self.sink),
-            (SOURCE_HEADER, f"{place}@{record.offset}".encode()),
-        ]
+        why = [*reason_headers(reason_of(error), self.sink), (SOURCE_HEADER, f"{place}@{record.offset}".encode())]
+        headers = (*(record.headers or ()), *why)
         letter = Output(record.value, record.key, self.dead_letter_topic, None, _timestamp(record), headers)
+        if self.max_record_bytes is not None and _size_bytes(letter) > self.max_record_bytes:
+            letter = _beginning(letter, why, self.max_record_bytes)
         made.dead_letters.append(letter)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -301,16 +311,56 @@ class OutputTooLargeError(ValueError):
 
 
 def check_rows(outputs: Iterable[Any], limit_bytes: int) -> None:
-    for value, key, _, _, _, headers in outputs:
-        size_bytes = OVERHEAD_BYTES + _length(value) + _length(key)
-        size_bytes += sum(10 + 3 * len(name) + _length(data) for name, data in headers or ())
-        _check(size_bytes, limit_bytes)
+    for output in outputs:
+        _check(_size_bytes(output), limit_bytes)
+
+
+def checked_rows(outputs: Iterable[Output], limit_bytes: int) -> list[Output]:
+    """Rows as they will be sent; an ordinary error, which is the record's, for one that the producer would refuse."""
+    made = []
+    for output in outputs:
+        value, key, topic, partition, timestamp, headers = output
+        if not (type(value) in _PLAIN and type(key) in _PLAIN and timestamp is None and headers == ()):
+            try:
+                row, _ = _PACKER.pack("", value, key, timestamp, headers, 0.0)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+            key, value, at_ms, headers = row
+            timestamp = None if timestamp is None else at_ms
+            output = Output(value, key, topic, partition, timestamp, headers)
+        if topic is not None and not _is_topic_name(topic):
+            raise ValueError(f"{topic!r} cannot name a topic; that takes 1-249 of the characters a-z A-Z 0-9 . _ -")
+        if partition is not None and not (isinstance(partition, int) and partition >= 0):
+            raise ValueError(f"partition is {partition!r}; expected a number from 0 up")
+        made.append(output)
+    check_rows(made, limit_bytes)
+    return made
+
+
+def _is_topic_name(topic: Any) -> bool:
+    return isinstance(topic, str) and _TOPIC_NAME.fullmatch(topic) is not None and topic not in (".", "..")
 
 
 def check_tables(returned: Any, limit_bytes: int) -> None:
     for table in returned.values() if isinstance(returned, Mapping) else (returned,):
         if table.nbytes > limit_bytes - OVERHEAD_BYTES:  # else no row can be too large
             _check(OVERHEAD_BYTES + _longest_row(table), limit_bytes)
+
+
+def _size_bytes(output: Iterable[Any]) -> int:
+    value, key, _, _, _, headers = output
+    size_bytes = OVERHEAD_BYTES + _length(value) + _length(key)
+    return size_bytes + sum(10 + 3 * len(name) + _length(data) for name, data in headers or ())
+
+
+def _beginning(letter: Output, why: Iterable[tuple[str, bytes]], limit_bytes: int) -> Output:
+    """A dead letter that its own headers make too large: the beginning of key and value, as on Spark."""
+    value, key = letter.value, letter.key
+    return letter._replace(
+        value=None if value is None else value[: limit_bytes // 2],
+        key=None if key is None else key[: limit_bytes // 4],
+        headers=(*why, (SIZE_HEADER, b"%d" % (_length(value) + _length(key)))),
+    )
 
 
 def _check(size_bytes: int, limit_bytes: int) -> None:

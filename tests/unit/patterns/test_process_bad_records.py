@@ -14,7 +14,7 @@ import pytest
 
 import semel
 from semel.client.admin import Admin
-from semel.client.errors import ConfigError, RetriableError
+from semel.client.errors import ConfigError, KafkaError, RetriableError
 from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker
 from semel.patterns.process import Processor
@@ -167,6 +167,99 @@ def test_output_that_is_too_large_makes_its_record_a_dead_letter(pipe: Pipe, tab
     letters = dead(pipe)
     assert Counter(letter.value for letter in letters) == Counter(BAD)
     assert b"max.request.size" in dict(letters[0].headers)["semel.dead-letter.reason"]  # type: ignore[operator]
+
+
+def test_headers_of_any_kind_are_written_where_there_is_a_dead_letter_topic(pipe: Pipe) -> None:
+    """An iterator can be read once: its headers were gone after the check of the size."""
+    kinds: dict[bytes, Any] = {b"0": iter([("a", b"1")]), b"1": {"a": "1"}, b"2": [("a", b"1")]}
+
+    def name(record: Any) -> Any:
+        return Output(record.value, headers=kinds[record.value]) if record.value in kinds else None
+
+    stats = semel.process(
+        pipe.source, pipe.sink, name, **pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead")
+    )
+    assert stats.dead_letters == 0
+    assert {seen.value: seen.headers for seen in read_topic(pipe.bootstrap, pipe.sink)} == {
+        value: [("a", b"1")] for value in kinds
+    }
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (Output(b"v", headers=[("\ud800", b"")]), "a header's name"),
+        (Output(b"v", headers=[("name", 5)]), "header 'name' is bytes, text or None"),  # type: ignore[list-item]
+        (Output(5), "value is bytes, text or None"),  # type: ignore[arg-type]
+        (Output("\ud800"), "surrogates not allowed"),
+        (Output(b"v", timestamp=-1), "a timestamp is"),
+        (Output(b"v", timestamp=1.5), "a timestamp is"),  # type: ignore[arg-type]
+        (Output(b"v", topic="no topic"), "cannot name a topic"),
+        (Output(b"v", topic=".."), "cannot name a topic"),
+        (Output(b"v", partition=-1), "partition is -1"),
+        (Output(b"v", partition="1"), "partition is '1'"),  # type: ignore[arg-type]
+    ],
+)
+def test_output_that_no_producer_takes_makes_its_record_a_dead_letter(output: Output, reason: str) -> None:
+    emitter = Emitter(lambda record: output, "out", False, dead_letter_topic="dead", max_record_bytes=1_000)
+    made = emitter.outputs([RECORD])
+    assert made.outputs == []
+    (letter,) = made.dead_letters
+    assert (letter.value, letter.key) == (RECORD.value, RECORD.key)
+    assert reason in dict(letter.headers)["semel.dead-letter.reason"].decode()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["rows", "tables"])
+def test_record_whose_dead_letter_would_be_too_large_is_cut(pipe: Pipe, tables: bool) -> None:
+    """The headers that say why make it larger than the record was. As on Spark, its beginning is kept, and its size."""
+    with Producer(bootstrap_servers=pipe.bootstrap) as producer:
+        producer.send(pipe.source, b"v" * 19_000, b"k" * 500, headers=[("h", b"1")])
+
+    def fail(given: Any) -> Any:
+        raise ValueError("never")
+
+    options = pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", tables=tables)
+    options["producer"] = {"max.request.size": 19_600}
+    stats = semel.process(pipe.source, pipe.sink, fail, **options)
+    assert stats.dead_letters == COUNT + 1
+    (letter,) = (letter for letter in dead(pipe) if letter.key is not None)
+    assert (letter.value, letter.key) == (b"v" * 9_800, b"k" * 500)
+    headers = dict(letter.headers)
+    assert headers["semel.dead-letter.reason"] == b"ValueError: never"
+    assert headers["semel.dead-letter.bytes"] == b"19500"
+    assert "h" not in headers
+
+
+# --- what the broker refuses ---
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [
+        (Output(b"v" * 2_000), "MESSAGE_TOO_LARGE"),
+        (Output(b"v", timestamp=10**15), "INVALID_TIMESTAMP"),
+        (Output(b"v", topic="no topic"), "INVALID_TOPIC_EXCEPTION"),
+    ],
+    ids=["too large", "in the future", "no topic"],
+)
+def test_record_that_the_broker_never_takes_ends_the_loop(
+    shared_semel_broker: SemelBroker, guarantee: str, output: Output, name: str
+) -> None:
+    """It was read, processed and refused again for ever, with nothing but a warning."""
+    pipe = Pipe(shared_semel_broker)
+    limited = {"max.message.bytes": "1000"}
+    with Admin(bootstrap_servers=pipe.bootstrap) as admin:
+        admin.create_topic(f"{pipe.source}.small", partitions=1, configs=limited)
+    loop = Processor(
+        pipe.source,
+        f"{pipe.source}.small",
+        lambda record: output,
+        guarantee=guarantee,
+        **pipe.options(stop_at_end=True, on_settled=lambda stats: loop.stop() if stats.aborts > 3 else None),
+    )
+    with pytest.raises(KafkaError, match=name):
+        loop.run()
 
 
 # --- on_error ---

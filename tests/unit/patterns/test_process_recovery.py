@@ -14,6 +14,7 @@ from semel.client.errors import (
     error_of,
 )
 from semel.patterns.process import FIRST_CONTACT_S, MAX_TIMEOUTS_IN_A_ROW, Processor
+from semel.patterns.process_output import HOPELESS
 from semel.protocol.errors import ErrorCode
 
 
@@ -38,6 +39,11 @@ def test_trouble_before_the_first_success_ends_it_when_a_restart_cannot_be_the_c
 
 def test_fatal_errors_end_it() -> None:
     assert not processor()._can_go_on(FatalError("no rights"))
+
+
+@pytest.mark.parametrize("code", HOPELESS)
+def test_record_that_no_attempt_can_write_ends_it(code: ErrorCode) -> None:
+    assert not processor()._can_go_on(AbortableError("the transaction has failed", code))
 
 
 def test_fenced_instance_with_a_given_name_stops() -> None:
