@@ -147,6 +147,24 @@ def test_a_pipeline_needs_an_exactly_once_sink_with_a_topic(session: Any, cluste
 
 @pytest.mark.timeout(300)
 @SEMEL
+def test_rows_may_go_to_a_topic_of_fewer_partitions(session: Any, cluster: Cluster, tmp_path: Path) -> None:
+    query = Query(cluster, tmp_path, "fast", ROWS)
+    small = cluster.unique("small")
+    with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
+        admin.create_topic(small, PARTITIONS - 1)
+
+    def odd_ones_there(table: pa.Table) -> pa.Table:
+        topics = [small if int(value) % 2 else None for value in table["value"].to_pylist()]
+        return table.append_column("topic", pa.array(topics, pa.string()))
+
+    run(session, query, odd_ones_there, topics=[small], client={"linger.ms": 1})  # what only producers have
+    there = Counter(int(value or b"") for _, _, value in read_values(query.bootstrap, small))
+    assert there == Counter(range(1, ROWS, 2))
+    assert query.values() == Counter(map(str, range(0, ROWS, 2)))
+
+
+@pytest.mark.timeout(300)
+@SEMEL
 def test_with_a_trigger_by_time_new_records_keep_coming_and_a_dead_worker_costs_nothing(
     session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:

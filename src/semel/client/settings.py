@@ -156,6 +156,14 @@ def from_java(options: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def common_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options of a client of some kind that every kind has."""
+    common = {item.name for item in dataclasses.fields(ClientSettings)}
+    return {
+        name: value for name, value in options.items() if field_name(name) in common or dotted(name) in _JAVA_OPTIONS
+    }
+
+
 _JAVA_OPTIONS = frozenset(
     {
         "sasl.jaas.config",
@@ -180,9 +188,14 @@ def parse_address(address: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def _known_name(given: str, known: Mapping[str, Any], owner: str) -> str:
+def field_name(given: str) -> str:
+    """The name of the field that an option is for, however it is spelt."""
     name = given.strip().replace(".", "_").replace("-", "_").lower()
-    name = ALIASES.get(name, name)
+    return ALIASES.get(name, name)
+
+
+def _known_name(given: str, known: Mapping[str, Any], owner: str) -> str:
+    name = field_name(given)
     if name in known:
         return name
     near = difflib.get_close_matches(name, [*known, *ALIASES], n=1, cutoff=0.6)

@@ -117,7 +117,9 @@ def routing_of(options: SinkOptions, targets: Targets, batch_id: int, settings: 
 
 
 class Encoder:
-    def __init__(self, routing: Routing, task: int) -> None:
+    """`partition`: where rows go that name none, whatever their key; modulo the partitions of their topic."""
+
+    def __init__(self, routing: Routing, task: int, partition: int | None = None) -> None:
         import numpy as np
         import pyarrow as pa
 
@@ -126,6 +128,7 @@ class Encoder:
         self._np, self._pa, self._numbers = np, pa, arrow_numbers
         self._routing = routing
         self._task = task
+        self._partition = partition
         self._rounds = 0
         self._opened: set[int] = set()  # targets whose first row has left
 
@@ -241,7 +244,9 @@ class Encoder:
         """The partition inside the topic: given, by key, or shared out."""
         np = self._np
         chosen = self._spread(table.num_rows, sizes)
-        if "hash" in table.column_names:
+        if self._partition is not None:
+            chosen = self._partition % sizes
+        elif "hash" in table.column_names:
             hashes = table.column("hash").combine_chunks()
             chosen = np.where(self._numbers.valid(hashes), self._numbers.filled(hashes, 0) % sizes, chosen)
         elif "key" in table.column_names and self._routing.partitioner == MURMUR2:

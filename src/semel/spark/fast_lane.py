@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
+from semel.client.settings import common_options
 from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing, Targets, TargetTopic, routing_of
 from semel.spark.ledger import MicroBatch
 from semel.spark.offsets import Edge, Range, parse_edge, ranges, split
@@ -95,7 +96,7 @@ def table_pipeline(
         raise OptionError("the fast lane needs a sink with topic=..., where rows go that name none themselves")
     options = {k: str(v) for k, v in source.items()}
     if "kafka.bootstrap.servers" not in options:
-        same = {"bootstrap.servers": sink.options.bootstrap_servers, **sink.options.client}
+        same = {"bootstrap.servers": sink.options.bootstrap_servers, **common_options(sink.options.client)}
         options = {**{f"kafka.{name}": str(value) for name, value in same.items()}, **options}
     step = Step(SourceOptions.parse(options, streaming=True), function, by_key, sink.options.bad_column)
     ranges = spark.readStream.format("semel").options(**options, emit="ranges").load()
@@ -169,16 +170,13 @@ def _range_blobs(step: Step, routing: Routing, dealt: list[tuple[Range, int]]) -
 
 
 def _encode_ranges(step: Step, routing: Routing, dealt: Dealt) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For rows that go where their key belongs: encoded here, written behind a shuffle."""
+    """For rows that may go to any partition: encoded here, written behind a shuffle. One range for each task."""
 
     def encoded(number: int) -> Iterator[Any]:
-        encoder = Encoder(routing, number)
-        home = routing.targets.topics[routing.targets.index(routing.topic)]
-        for wanted, _ in dealt[number]:
-            tables = step.tables(wanted)
-            if not step.by_key:
-                tables = (_in_partition(table, wanted.partition % home.partitions) for table in tables)
-            yield from to_batches(encoder.blobs(batch for table in tables for batch in table.to_batches()))
+        [(wanted, _)] = dealt[number]
+        encoder = Encoder(routing, number, None if step.by_key else wanted.partition)
+        batches = (batch for table in step.tables(wanted) for batch in table.to_batches())
+        yield from to_batches(encoder.blobs(batches))
 
     return _task("encode", encoded)
 
@@ -193,17 +191,6 @@ def _task(kind: str, output: Callable[[int], Iterator[Any]]) -> Callable[[Iterat
         yield from task(kind, output(number))
 
     return run
-
-
-def _in_partition(table: Any, partition: int) -> Any:
-    """Rows that name no partition go to the one with the number of the source's."""
-    import numpy as np
-
-    from semel.protocol.arrow_numbers import to_arrow
-
-    if "partition" in table.column_names:
-        return table
-    return table.append_column("partition", to_arrow(np.full(table.num_rows, partition, np.int32)))
 
 
 def _sendable(table: Any, routing: Routing) -> Any:

@@ -117,6 +117,22 @@ IGNORED = {
     "fetchoffset.numretries",
     "fetchoffset.retryintervalms",
 }
+# The same for settings of consumers: the source has no group, and sizes its fetches by the ranges that it reads.
+IGNORED_CLIENT = (
+    "kafka.isolation.level",  # read elsewhere
+    "kafka.group.id",
+    "kafka.group.instance.id",
+    "kafka.partition.assignment.strategy",
+    "kafka.session.timeout.ms",
+    "kafka.heartbeat.interval.ms",
+    "kafka.max.poll.interval.ms",
+    "kafka.max.poll.records",
+    "kafka.fetch.min.bytes",
+    "kafka.fetch.max.wait.ms",
+    "kafka.fetch.max.bytes",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.check.crcs",
+)
 # Consumer settings that the source decides for itself, and the option to use instead.
 DECIDED = {
     "kafka.auto.offset.reset": "startingOffsets",
@@ -179,7 +195,7 @@ class SourceOptions:
         if emit_ranges and json_schema(given) is not None:
             raise OptionError("option jsonSchema needs records, but with emit=ranges there are none; leave it out")
         return cls(
-            client=client_options(given, "kafka.isolation.level", "kafka.group.id"),
+            client=client_options(given, *IGNORED_CLIENT),
             **_selection(given),
             starting=starting,
             ending=ending,
@@ -261,15 +277,18 @@ def _selection(given: Mapping[str, str]) -> dict[str, Any]:
             f"exactly one of subscribe, subscribePattern and assign is needed; given: {', '.join(chosen) or 'none'}"
         )
     value = given[chosen[0].lower()].strip()
-    if not value:
-        raise OptionError(f"option {chosen[0]} is empty; it must name at least one topic")
+    topics = tuple(dict.fromkeys(t.strip() for t in value.split(",") if t.strip()))
+    if not topics:
+        raise OptionError(f"option {chosen[0]} is {value!r}; it must name at least one topic")
     if chosen[0] == "subscribe":
-        return {"topics": tuple(dict.fromkeys(t.strip() for t in value.split(",") if t.strip()))}
+        return {"topics": topics}
     if chosen[0] == "subscribePattern":
         return {"pattern": _pattern(value)}
     assigned = _json(value, "assign")
     if not all(isinstance(parts, list) and all(type(p) is int for p in parts) for parts in assigned.values()):
         raise OptionError(f'option assign is {value!r}; expected JSON like {{"topic": [0, 1]}}')
+    if not any(assigned.values()):
+        raise OptionError(f"option assign is {value!r}; it must name at least one partition")
     return {"assigned": assigned}
 
 

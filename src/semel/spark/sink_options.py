@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from semel.client.errors import ConfigError
-from semel.client.settings import COMPRESSIONS, ProducerSettings
+from semel.client.settings import COMPRESSIONS, ProducerSettings, field_name
 from semel.spark.ledger import MicroBatch, refuse_loop, topic_of
 from semel.spark.options import OptionError, check_known, client_options, number
 
@@ -18,6 +18,13 @@ EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE = "exactly_once", "at_least_once", "at
 MURMUR2, HASH, SPREAD = "murmur2", "hash", "none"  # partitioners
 STALLED_S = 30.0  # an owner that writes nothing for so long is taken for dead
 AUTO, ALWAYS = "auto", "always"
+# Settings of a producer that the sink decides for itself, and the option to use instead: here, and of a writer.
+DECIDED = {
+    "transactional_id": ("application_id", "applicationId"),
+    "transaction_timeout_ms": ("transaction_timeout_ms", "transactionTimeoutMs"),
+    "compression_type": ("compression", "compression"),
+    "max_request_size": ("max_request_size", "maxRequestSize"),
+}
 
 
 class Precautions(NamedTuple):
@@ -64,8 +71,17 @@ class SinkOptions:
             raise OptionError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if self.topic is None and not self.extra_topics:
             raise OptionError("the sink has no topic; give topic=..., or topics=[...] for rows with a topic column")
-
+        self._refuse_decided()
         self._refuse_own_topics()
+
+    def _refuse_decided(self) -> None:
+        """What the sink decides would be used, and not what was given."""
+        for name in self.client:
+            if field_name(name) in DECIDED:
+                here, of_writers = DECIDED[field_name(name)]
+                raise OptionError(
+                    f"client option {name!r} cannot be set; use the option {here} instead ({of_writers} of a writer)"
+                )
 
     def _refuse_own_topics(self) -> None:
         """Rows, dead letters and ledger entries are told apart by their topics."""

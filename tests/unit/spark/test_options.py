@@ -53,11 +53,23 @@ def test_offsets_and_times():
         ({"kafka.isolation.level": "snapshot"}, "read_committed or read_uncommitted"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"jsonSchema": "id long", "emit": "ranges"}, "jsonSchema needs records"),
+        ({"subscribe": " ,"}, "subscribe is ','; it must name at least one topic"),
     ],
 )
 def test_wrong_options_are_refused_by_name(changes, message):
     with pytest.raises(OptionError, match=message):
         parse(**changes)
+
+
+def test_settings_of_consumers_may_stay_when_the_format_changes():
+    tuned = {"kafka.max.partition.fetch.bytes": "1000", "kafka.session.timeout.ms": "9000", "kafka.client.id": "me"}
+    assert parse(**tuned).client == {"bootstrap.servers": "h:1", "client.id": "me"}
+
+
+@pytest.mark.parametrize("given", ["{}", '{"a": []}'])
+def test_an_assignment_of_nothing_is_refused(given):
+    with pytest.raises(OptionError, match="at least one partition"):
+        SourceOptions.parse({"kafka.bootstrap.servers": "h:1", "assign": given}, True)
 
 
 def test_missing_brokers_and_topics_are_named():
@@ -87,6 +99,9 @@ def test_missing_brokers_and_topics_are_named():
         ({"topic": ["t"]}, "topic is .'t'.; expected one name"),
         ({"application_id": 7}, "application_id is 7; expected one name"),
         ({"on_batch": "print"}, "on_batch is 'print'; expected a function"),
+        ({"client": {"max.request.size": 9_000_000}}, "'max.request.size' cannot be set; use the option max_request"),
+        ({"client": {"compression_type": "lz4"}}, "'compression_type' cannot be set; use the option compression"),
+        ({"client": {"transactional.id": "mine"}}, "use the option application_id"),
     ],
 )
 def test_wrong_sink_options_are_refused_by_name(changes, message):

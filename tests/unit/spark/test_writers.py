@@ -52,6 +52,8 @@ def test_options_of_a_writer_are_those_of_the_sink():
         ({"partitoner": "none"}, "did you mean partitioner"),
         ({"transactionTimeoutMs": "soon"}, "a whole number"),
         ({"partitioner": "random"}, "murmur2"),
+        ({"kafka.max.request.size": "9000000"}, "maxRequestSize of a writer"),
+        ({"kafka.transaction.timeout.ms": "9000"}, "transactionTimeoutMs of a writer"),
     ],
 )
 def test_options_that_cannot_be_are_refused(more, said):
