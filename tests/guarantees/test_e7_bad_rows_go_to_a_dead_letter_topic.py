@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import semel
+from tests.spark.queries import Query
 from tests.support.broker import Cluster
 from tests.support.reading import create_topic, read_topic
 from tests.support.spark_driver import PARTITIONS, Pipeline, SparkSite
@@ -22,10 +25,13 @@ SELECT = [
 REASONS = {3: b"unknown topic", 4: b"partition out of range", 5: b"too late"}
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
+BOTH = pytest.mark.parametrize(
     "cluster", ["semel", pytest.param("apache_kafka", marks=[pytest.mark.kafka, pytest.mark.full])], indirect=True
 )
+
+
+@pytest.mark.timeout(400)
+@BOTH
 def test_bad_rows_are_kept_with_their_reason_once_each_over_a_crash(
     cluster: Cluster, local_spark: SparkSite, tmp_path: Path
 ) -> None:
@@ -45,3 +51,28 @@ def test_bad_rows_are_kept_with_their_reason_once_each_over_a_crash(
         headers = dict(seen.headers)
         assert headers["semel.dead-letter.reason"] == REASONS[int(seen.value or b"") % 10]
         assert "semel.dead-letter.topic" in headers
+
+
+REFUSED = [  # by any broker, with the whole batch that they are in
+    f"if({NUMBER} % 10 = 3, null, key) AS key",
+    f"if({NUMBER} % 10 = 4, repeat('x', 5000), value) AS value",
+    f"timestamp + if({NUMBER} % 10 = 5, interval 30 days, interval 0 days) AS timestamp",
+]
+
+
+@pytest.mark.timeout(300)
+@BOTH
+def test_rows_that_their_topic_does_not_take_hold_nothing_up(session: Any, cluster: Cluster, tmp_path: Path) -> None:
+    query = Query(cluster, tmp_path, "copy", 100)
+    out = create_topic(
+        query.bootstrap, cluster.unique("compacted"), 2, cleanup_policy="compact", max_message_bytes="4000"
+    )
+    dead = create_topic(query.bootstrap, cluster.unique("spark-dead"), max_message_bytes="3000")
+    sink = semel.sink(query.bootstrap, application_id=query.application_id, topic=out, dead_letter_topic=dead)
+    source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source, "startingOffsets": "earliest"}
+    query.run_through(session.readStream.format("semel").options(**source).load().selectExpr(*REFUSED), sink)
+    assert {report.attempts for report in sink.reports} == {1}
+    written = Counter(int(seen.value or b"") for seen in read_topic(query.bootstrap, out))
+    assert written == Counter(n for n in range(100) if n % 10 not in (3, 4, 5))
+    reasons = Counter(dict(seen.headers)["semel.dead-letter.reason"][:9] for seen in read_topic(query.bootstrap, dead))
+    assert reasons == {b"a compact": 10, b"record la": 10, b"timestamp": 10}

@@ -519,8 +519,11 @@ def _timestamps(timestamp: Any) -> tuple[int, Int64s | None]:
     """(one for all, or a column of milliseconds)."""
     if isinstance(timestamp, int | np.integer):
         return int(timestamp), None
-    if isinstance(timestamp, np.ndarray):
-        return 0, timestamp.astype(np.int64)
+    return 0, timestamp.astype(np.int64) if isinstance(timestamp, np.ndarray) else milliseconds(timestamp)
+
+
+def milliseconds(timestamp: Any) -> Int64s:
+    """A column of timestamps as Kafka counts them."""
     if timestamp.null_count:
         raise EncodeError(
             f"{timestamp.null_count} timestamps are null; fill them, for example with the time of sending"
@@ -533,7 +536,7 @@ def _timestamps(timestamp: Any) -> tuple[int, Int64s | None]:
             timestamp = timestamp.cast(pa.timestamp("ms", timestamp.type.tz))
         divisor = {"us": 1000, "ns": 1_000_000}.get(timestamp.type.unit, 1)
     numbers = to_numpy(timestamp.cast(pa.int64()))
-    return 0, numbers if divisor == 1 else numbers // divisor
+    return numbers if divisor == 1 else numbers // divisor
 
 
 def _headers_column(headers: Any) -> _Column | None:

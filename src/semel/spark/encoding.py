@@ -11,7 +11,7 @@ Memory: one or two times COLLECT_BYTES of input, and as much again while it is e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from semel.client.errors import KafkaError
 from semel.client.settings import ProducerSettings
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
+from semel.spark.topic_limits import NO_LIMIT, TopicLimits
 
 TOPIC_TIMEOUT_S = 5.0
 
@@ -39,8 +40,9 @@ class TargetTopic(NamedTuple):
 class Targets:
     """Topics and partitions as numbers, in a fixed order. Small and picklable: it goes to every task."""
 
-    def __init__(self, partitions_by_topic: dict[str, int]) -> None:
+    def __init__(self, partitions_by_topic: dict[str, int], limits: Mapping[str, TopicLimits] | None = None) -> None:
         self.topics: list[TargetTopic] = []
+        self.limits = [(limits or {}).get(name, TopicLimits()) for name in partitions_by_topic]  # as `topics`
         first = 0
         for name, count in partitions_by_topic.items():
             self.topics.append(TargetTopic(name, first, count))
@@ -60,7 +62,7 @@ class Targets:
         return [(topic.name, p) for topic in self.topics for p in range(topic.partitions)]
 
     @classmethod
-    def of(cls, cluster: Cluster, topics: list[str]) -> Targets:
+    def of(cls, cluster: Cluster, topics: list[str], limits: Mapping[str, TopicLimits] | None = None) -> Targets:
         """How many partitions each topic has, by metadata that is requested again when it is older than
         metadata.max.age.ms. A topic that was created just now is waited for."""
         found = {}
@@ -72,11 +74,12 @@ class Targets:
                     f"output topic {name!r} cannot be written: {error}. Create it first (`semel topic create "
                     f"{name}`), or correct the option that names it (topic, topics, dead_letter_topic)"
                 ) from error
-        return cls(found)
+        return cls(found, limits)
 
 
 COLLECT_BYTES = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key, value and headers
+LEAST_OVERHEAD_BYTES = 68  # the same at least
 HEADER_OVERHEAD_BYTES = 6  # of a header beside its key and value
 BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
 
@@ -197,6 +200,12 @@ class Encoder:
         now = self._numbers.scalar(self._routing.timestamp_ms, self._pa.timestamp("ms")).cast(column.type)
         return column.fill_null(now)
 
+    def _times(self, table: Any) -> Any:
+        """The same in milliseconds, of a table with a column of them."""
+        from semel.protocol.columns_encode import milliseconds
+
+        return milliseconds(self._timestamps(table))
+
     def _first_alone(self, target: int, rows: int) -> list[int]:
         """So many rows of a target, in parts."""
         is_whole = target in self._opened or rows == 1
@@ -214,7 +223,10 @@ class Encoder:
         partitions = self._partitions(table, sizes[known])
         outside = (partitions < 0) | (partitions >= sizes[known])
         reasons = self._mark(reasons, outside & (topics >= 0), "partition out of range")
-        reasons = self._mark(reasons, self._too_large(table), "record larger than max.request.size")
+        bytes_of_rows = self._sizes(table)
+        too_large = bytes_of_rows > routing.max_record_bytes
+        reasons = self._mark(reasons, too_large, "record larger than max.request.size")
+        reasons = self._beyond_limits(table, known, bytes_of_rows, reasons)
         if "headers" in table.column_names:
             nameless = self._nameless_headers(table.column("headers").combine_chunks())
             reasons = self._mark(reasons, nameless, "a header has no name")
@@ -271,8 +283,32 @@ class Encoder:
         return self._np.full(rows, self._task + self._routing.batch_id + self._rounds, self._np.int64) % sizes
 
     # --- rows that cannot be written ---
-    def _too_large(self, table: Any) -> Any:
-        return self._sizes(table) > self._routing.max_record_bytes
+    def _beyond_limits(self, table: Any, topics: Any, sizes: Any, reasons: Any) -> Any:
+        """The reasons, with those for rows that their topic does not take."""
+        np, limits = self._np, self._routing.targets.limits
+        if any(limit.needs_key for limit in limits):
+            has_key = self._numbers.valid(table.column("key")) if "key" in table.column_names else False
+            keyless = np.array([limit.needs_key for limit in limits])[topics] & ~np.array(has_key)
+            reasons = self._mark(reasons, keyless, "a compacted topic takes no record without a key")
+        if min(map(self._most_bytes, limits), default=NO_LIMIT) < self._routing.max_record_bytes:
+            too_large = sizes > np.array([self._most_bytes(limit) for limit in limits])[topics]
+            reasons = self._mark(reasons, too_large, "record larger than max.message.bytes of the topic")
+        if "timestamp" in table.column_names:
+            times = self._times(table)
+            outside, texts = self._outside(times, limits, topics), np.full(len(times), None, object)
+            texts[outside] = [f"timestamp {at} (ms) is further from now than the topic allows" for at in times[outside]]
+            reasons = self._mark(reasons, outside, texts)
+        return reasons
+
+    def _most_bytes(self, limit: TopicLimits) -> int:
+        """Of key, value and headers. What a batch takes compressed is not known yet."""
+        return NO_LIMIT if self._routing.compression else limit.max_batch_bytes - LEAST_OVERHEAD_BYTES
+
+    def _outside(self, times: Any, limits: list[TopicLimits], topics: Any) -> Any:
+        """Rows whose time is further from now than their topic allows."""
+        np, now_ms = self._np, self._routing.timestamp_ms
+        before, after = (np.array(side)[topics] for side in zip(*(limit[2:] for limit in limits), strict=True))
+        return (times < now_ms - before) | (times > now_ms + after)
 
     def _sizes(self, table: Any) -> Any:
         """Bytes of the key, the value and the headers of each row."""
@@ -349,9 +385,12 @@ class Encoder:
         topics = table.column("topic").to_pylist() if "topic" in table.column_names else [None] * table.num_rows
         headers = named_headers(table)
         sizes, cut = self._sizes(table).tolist(), self._np.zeros(table.num_rows, bool)
-        for row in self._np.flatnonzero(reasons != None).tolist():  # noqa: E711 (an array)
+        bad = reasons != None  # noqa: E711 (an array)
+        limit = self._routing.targets.limits[self._routing.targets.index(self._routing.dead_letter)]
+        most_bytes = max(0, min(self._routing.max_record_bytes, limit.max_batch_bytes - RECORD_OVERHEAD_BYTES))
+        for row in self._np.flatnonzero(bad).tolist():
             why = reason_headers(str(reasons[row]), topics[row] or self._routing.topic)
-            cut[row] = sizes[row] + sum(len(value) for _, value in why) > self._routing.max_record_bytes
+            cut[row] = sizes[row] + sum(len(value) for _, value in why) > most_bytes
             if cut[row]:
                 why.append((SIZE_HEADER, b"%d" % sizes[row]))
             kept = [] if cut[row] else headers[row] or []
@@ -360,14 +399,27 @@ class Encoder:
         if "headers" in table.column_names:
             table = table.drop_columns(["headers"])
         table = table.append_column("headers", pa.array(headers, kind))
-        return self._beginnings(table, cut) if cut.any() else table
+        if "timestamp" in table.column_names:
+            table = self._at_possible_times(table, bad, limit)
+        return self._beginnings(table, cut, most_bytes) if cut.any() else table
 
-    def _beginnings(self, table: Any, cut: Any) -> Any:
+    def _at_possible_times(self, table: Any, bad: Any, limit: TopicLimits) -> Any:
+        """Dead letters whose time their topic would not take either have that of writing."""
+        import pyarrow.compute as pc
+
+        times = self._times(table)
+        outside = bad & self._outside(times, [limit], self._np.zeros(len(times), int))
+        if not outside.any():
+            return table
+        column = table.column("timestamp")
+        kept = pc.if_else(self._numbers.to_arrow(outside), self._pa.scalar(None, column.type), column)
+        return table.set_column(table.column_names.index("timestamp"), "timestamp", kept)
+
+    def _beginnings(self, table: Any, cut: Any, most_bytes: int) -> Any:
         """Rows that are too large for a dead letter, too, keep what surely fits: the beginning of key and value."""
         import pyarrow.compute as pc
 
-        most_bytes = {"key": self._routing.max_record_bytes // 4, "value": self._routing.max_record_bytes // 2}
-        for name, most in most_bytes.items():
+        for name, most in {"key": most_bytes // 4, "value": most_bytes // 2}.items():
             if name in table.column_names:
                 whole = table.column(name).cast(self._pa.binary())  # a text may be cut in the middle of a character
                 chosen = pc.if_else(self._pa.array(cut), pc.binary_slice(whole, 0, most), whole)

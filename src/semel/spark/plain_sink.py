@@ -23,6 +23,7 @@ from semel.spark.encoding import Targets
 from semel.spark.ledger import MicroBatch
 from semel.spark.reruns import settled
 from semel.spark.sink_options import AT_MOST_ONCE, SinkOptions
+from semel.spark.topic_limits import limits_of
 from semel.spark.topic_offsets import ABSENT_S, is_here
 from semel.spark.transaction import source_offsets
 from semel.spark.write_job import plain_job
@@ -38,6 +39,7 @@ class PlainSink(BaseSink):
         self._cluster = Cluster(self._settings)
         self._elsewhere: set[str] = set()  # source topics that this cluster does not have
         Targets.of(self._cluster, options.topics())  # a topic that is missing shows before the query starts
+        self._limits = limits_of(self._cluster, options.topics())
 
     def close(self) -> None:
         self._admin.close()
@@ -92,7 +94,7 @@ class PlainSink(BaseSink):
         self._report(batch, "write", rows, dead, 1, started_s, time.monotonic())
 
     def _write(self, df: Any, batch: MicroBatch) -> tuple[int, int]:
-        targets = Targets.of(self._cluster, self.options.topics())  # partitions may have been added
+        targets = Targets.of(self._cluster, self.options.topics(), self._limits)  # partitions may have been added
         with self._counters.stage("write"):
             reports = plain_job(df, self.options, targets, batch.batch_id, PlainHandle(self._settings))
         return sum(r.rows for r in reports), sum(r.dead for r in reports)

@@ -36,6 +36,7 @@ from semel.spark.offsets import lowest
 from semel.spark.options import OptionError
 from semel.spark.owners import ONGOING, DriverState, await_decided, why_in_use
 from semel.spark.sink_options import SinkOptions
+from semel.spark.topic_limits import TopicLimits, limits_of
 from semel.spark.topic_offsets import is_here
 from semel.spark.write_job import check_single_runs
 from semel.spark.writing import Report
@@ -62,6 +63,7 @@ class BatchTransaction(LedgerRule, Closing):
         self.options: SinkOptions = options
         self.owner = TransactionOwner(options.producer_settings())
         self.targets = Targets({})
+        self._limits: dict[str, TopicLimits] = {}
         self._state = state
         self._began_s: float | None = None
         self._handle: TransactionHandle | None = None
@@ -72,7 +74,8 @@ class BatchTransaction(LedgerRule, Closing):
     def open(self) -> None:
         """Makes sure that the ledger and the topics are there. Takes nothing from anybody."""
         create(self.owner.cluster, self.options.application_id)
-        self.targets = Targets.of(self.owner.cluster, self.options.topics())
+        self._limits = limits_of(self.owner.cluster, self.options.topics())
+        self.targets = Targets.of(self.owner.cluster, self.options.topics(), self._limits)
 
     def own_if_free(self) -> None:
         """Takes the id if that takes it from nobody, so that wrong options show before the query starts."""
@@ -160,7 +163,7 @@ class BatchTransaction(LedgerRule, Closing):
         """Opens the transaction. Partitions may have been added to the topics since the last one."""
         self._began_s = time.monotonic()
         faults.hit("sink.before_begin")
-        self.targets = Targets.of(self.owner.cluster, self.options.topics())
+        self.targets = Targets.of(self.owner.cluster, self.options.topics(), self._limits)
         self._handle = self.owner.begin([*self.targets.places(), (topic_of(self.options.application_id), 0)])
         self.remember()
         faults.hit("sink.after_begin")

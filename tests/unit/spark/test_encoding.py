@@ -12,6 +12,7 @@ from semel.protocol.columns_decode import decode_record_set
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import encoding
 from semel.spark.encoding import BadRowError, Encoder, Routing, Targets
+from semel.spark.topic_limits import TopicLimits
 
 TARGETS = Targets({"out": 4, "other": 2, "dead": 1})
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -247,3 +248,82 @@ def test_batches_larger_than_what_is_encoded_at_once_are_cut_and_nothing_is_lost
     for (_, partition), rows in found.items():
         assert all(partition == partition_for_key(row["key"], 4) for row in rows)
     assert sorted(row["value"] for rows in found.values() for row in rows) == values
+
+
+# --- what a topic does not take ---
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+def limited(**limits: TopicLimits) -> Targets:
+    return Targets({topic.name: topic.partitions for topic in TARGETS.topics}, limits)
+
+
+def reason_by_value(letters) -> dict[bytes, bytes]:
+    return {row["value"][:4]: {h["key"]: h["value"] for h in row["headers"]}[REASON_HEADER] for row in letters}
+
+
+def test_a_record_without_a_key_for_a_compacted_topic_is_a_dead_letter():
+    table = pa.table(
+        {
+            "key": pa.array([b"k", None, None, None]),
+            "value": pa.array([b"good", b"lost", b"free", b"bad"]),
+            "topic": pa.array(["out", "out", "other", None]),
+        }
+    )
+    targets = limited(out=TopicLimits(needs_key=True))
+    found, dead = encode(table, targets=targets)
+    assert dead == 2
+    reason = b"a compacted topic takes no record without a key"
+    assert reason_by_value(found.pop(("dead", 0))) == {b"lost": reason, b"bad": reason}
+    assert sorted(row["value"] for rows in found.values() for row in rows) == [b"free", b"good"]
+    with pytest.raises(BadRowError, match="2 rows cannot be written; the first: a compacted topic"):
+        encode(table.drop_columns(["topic"]).slice(1, 2), targets=targets, dead_letter=None)
+    assert encode(table.drop_columns(["key"]), targets=targets)[1] == 3
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.int64()], ids=str)
+def test_a_time_that_the_topic_does_not_take_makes_a_dead_letter_with_the_time_of_writing(kind):
+    times = [NOW_MS, NOW_MS + 2 * HOUR_MS, NOW_MS - 2 * HOUR_MS, None, NOW_MS - HOUR_MS]
+    stamps = pa.array(times, pa.int64())
+    if kind != pa.int64():
+        stamps = stamps.cast(pa.timestamp("ms")).cast(kind)
+    table = pa.table({"value": pa.array([b"good", b"soon", b"late", b"none", b"edge"]), "timestamp": stamps})
+    in_bounds = TopicLimits(before_ms=HOUR_MS, after_ms=HOUR_MS)
+    found, dead = encode(table, targets=limited(out=in_bounds, dead=in_bounds), timestamp_ms=NOW_MS)
+    assert dead == 2
+    letters = found.pop(("dead", 0))
+    assert reason_by_value(letters) == {
+        b"soon": b"timestamp %d (ms) is further from now than the topic allows" % times[1],
+        b"late": b"timestamp %d (ms) is further from now than the topic allows" % times[2],
+    }
+    assert {row["timestamp"] for row in letters} == {NOW_MS}
+    written = {row["value"]: row["timestamp"] for rows in found.values() for row in rows}
+    assert written == {b"good": NOW_MS, b"none": NOW_MS, b"edge": NOW_MS - HOUR_MS}
+
+
+def test_a_time_that_only_the_other_topic_does_not_take_stays_in_the_dead_letter():
+    table = pa.table({"value": pa.array([b"late"]), "timestamp": pa.array([NOW_MS - 2 * HOUR_MS])})
+    found, _ = encode(table, targets=limited(out=TopicLimits(before_ms=HOUR_MS)), timestamp_ms=NOW_MS)
+    assert found["dead", 0][0]["timestamp"] == NOW_MS - 2 * HOUR_MS
+
+
+def test_a_record_larger_than_its_topic_takes_is_a_dead_letter_of_the_size_that_its_topic_takes():
+    table = pa.table({"value": pa.array([b"v" * 900, b"v" * 100]), "topic": pa.array(["out", "out"])})
+    targets = limited(out=TopicLimits(max_batch_bytes=800), dead=TopicLimits(max_batch_bytes=900))
+    found, dead = encode(table, targets=targets)
+    assert dead == 1
+    (letter,) = found["dead", 0]
+    assert size_of(letter) + encoding.LEAST_OVERHEAD_BYTES < 900
+    assert reason_by_value([letter]) == {b"vvvv": b"record larger than max.message.bytes of the topic"}
+    assert encode(table, targets=targets, compression=2)[1] == 0  # the broker measures what was compressed
+    assert encode(table, targets=limited(other=TopicLimits(max_batch_bytes=800)))[1] == 0
+
+
+def test_limits_are_read_from_the_settings_of_a_topic_whatever_kafka_calls_them():
+    assert TopicLimits.of({"cleanup.policy": "compact,delete"}).needs_key
+    both = {"message.timestamp.before.max.ms": str(2**63 - 1), "message.timestamp.after.max.ms": "5"}
+    assert TopicLimits.of(both) == TopicLimits(after_ms=5)
+    assert TopicLimits.of({**both, "message.timestamp.type": "LogAppendTime"}) == TopicLimits()
+    assert TopicLimits.of({"message.timestamp.difference.max.ms": "7"}) == TopicLimits(before_ms=7, after_ms=7)
+    assert TopicLimits.of({"cleanup.policy": "delete", "max.message.bytes": "9"}) == TopicLimits(max_batch_bytes=9)
