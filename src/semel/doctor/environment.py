@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import socket
@@ -12,6 +13,9 @@ from collections.abc import Iterator
 from importlib import metadata
 
 import msgspec
+
+from semel.client.errors import ConfigError
+from semel.client.settings import parse_address
 
 SPARK_NEEDS_JAVA = 17
 FREE_BYTES = 1 << 30
@@ -65,13 +69,14 @@ def _java() -> Iterator[Fact]:
         )
         return
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False).stderr
+        done = subprocess.run([program, "-version"], capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         yield Fact("java", f"{program} does not run: {error}", not needed, cure)
         return
-    line = said.splitlines()[0] if said else "says nothing"
-    major = next((int(word.split(".")[0]) for word in line.replace('"', " ").split() if word[:1].isdigit()), 0)
-    well = not needed or major >= SPARK_NEEDS_JAVA
+    said = done.stderr.decode(errors="replace")  # first the options that it takes from JAVA_TOOL_OPTIONS, if any
+    found = re.search(r'^.* version "(\d+).*$', said, re.MULTILINE)
+    line = found[0] if found else f"no version in {said!r}"
+    well = not needed or (found is not None and int(found[1]) >= SPARK_NEEDS_JAVA)
     yield Fact("java", f"{line} at {program}", well, "" if well else cure)
 
 
@@ -88,11 +93,12 @@ def _system() -> Iterator[Fact]:
 
 def _brokers(brokers: str) -> Iterator[Fact]:
     for address in brokers.split(","):
-        host, _, port = address.strip().rpartition(":")
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
+            with socket.create_connection(parse_address(address), timeout=2):
                 yield Fact("broker", f"{address} accepts connections")
-        except (OSError, ValueError) as error:
+        except ConfigError as error:
+            yield Fact("broker", str(error), False)
+        except OSError as error:
             yield Fact(
                 "broker", f"{address} cannot be reached: {error}", False, "start one: semel broker --data ./data"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -238,6 +239,35 @@ def test_the_environment_is_described_and_a_missing_broker_is_named(capsys: pyte
     for name in ("python", "semel", "java", "disk", "open files", "broker"):
         assert f" {name}: " in shown
     assert "!!  broker: 127.0.0.1:1 cannot be reached" in shown
+
+
+@pytest.mark.parametrize(
+    ("said", "is_well"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', True),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "21" 2023-09-19', True),
+        ('openjdk version "1.8.0_392"', False),
+        ("Picked up JAVA_TOOL_OPTIONS: -Xmx1g", False),
+    ],
+)
+def test_java_is_known_by_its_version(
+    said: str, is_well: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\n", encoding="utf-8")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    main(["doctor", "--environment", "-b", "127.0.0.1:1", "--json"])
+    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (fact,) = [fact for fact in facts if fact["name"] == "java"]
+    assert (fact["is_well"], fact["cure"] == "") == (is_well, is_well)
+    assert said.splitlines()[-1] in fact["seen"]
+
+
+def test_an_address_that_is_none_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--environment", "-b", "localhost"]) == 3
+    assert "!!  broker: bootstrap.servers has 'localhost'; expected host:port" in capsys.readouterr().out
 
 
 def test_the_names_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
