@@ -98,8 +98,9 @@ async def _serve_clients(
 
 def bind(host: str, port: int, backlog: int) -> socket.socket:
     """A listening socket. Clients that connect while the broker still reads its data wait instead of being refused."""
-    family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error

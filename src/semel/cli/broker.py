@@ -94,7 +94,10 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     given: dict[str, str] = {}
     if args.config:
         with open(args.config, encoding="utf-8") as lines:
-            given.update(read_properties(lines))
+            try:
+                given.update(read_properties(lines))
+            except UnicodeDecodeError:
+                raise UsageError(f"--config {args.config} is no text in UTF-8") from None
     for text in args.settings:
         name, equals, value = text.partition("=")
         if not equals:
@@ -114,13 +117,14 @@ def _settings(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _metrics_address(text: str) -> tuple[str, int]:
-    return _address(f":{text}" if text.isdecimal() else text, "--metrics")
+    host, port = _address(f":{text}" if text.isdecimal() else text, "--metrics")
+    return host.strip("[]"), port
 
 
 def _address(text: str, option: str) -> tuple[str, int]:
     from semel.cli.errors import UsageError
 
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal():
+    if not colon or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"{option} is {text!r}; expected HOST:PORT")
     return host or "127.0.0.1", int(port)

@@ -130,6 +130,11 @@ def test_wrong_usage_has_exit_code_2(tmp_path: Path) -> None:
     assert failed("--data", tmp_path, "--set", "nonsense") == (2, "semel: --set is 'nonsense'; expected NAME=VALUE\n")
     assert failed() == (2, "semel: say where the data goes: --data DIR\n")
     assert failed("--data", tmp_path, "--listen", "9092")[0] == 2
+    for option in ("--listen", "--metrics"):  # the system would take a port modulo 65536
+        assert failed("--data", tmp_path, option, "127.0.0.1:65536")[0] == 2
+    (tmp_path / "settings").write_bytes(b"broker.rack=\xff\n")
+    code, errors = failed("--data", tmp_path, "--config", tmp_path / "settings")
+    assert (code, errors) == (2, f"semel: --config {tmp_path}/settings is no text in UTF-8\n")
 
 
 def test_a_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -146,6 +151,12 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         code, errors = failed("--data", tmp_path, "--listen", f"127.0.0.1:{port}")
     assert code == 1
     assert "address already in use" in errors.lower()
+
+
+def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
+    code, errors = failed("--data", tmp_path, "--listen", "no-such-host.invalid:0")
+    assert code == 1
+    assert "cannot listen on no-such-host.invalid:0" in errors
 
 
 def test_metrics_are_served_if_asked_for(tmp_path: Path) -> None:
