@@ -153,6 +153,15 @@ def test_a_reader_that_goes_away_makes_no_noise() -> None:
     assert process.returncode == 141
 
 
+def test_a_terminal_without_utf_8_gets_escapes_and_json_is_utf_8() -> None:
+    body = "    from semel.cli.client_options import print_json\n    print('größe'); print_json('größe')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = run_inline(body, stdout=subprocess.PIPE, env=environment, encoding="utf-8")
+    out, error = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, error) == (0, "")
+    assert out == 'gr\\xf6\\xdfe\n"größe"\n'
+
+
 def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
     code = "    import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell may ignore it
     process = run_inline(f"{code}\n    print('ready', flush=True)\n    time.sleep(60)", stdout=subprocess.PIPE)

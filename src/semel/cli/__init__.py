@@ -12,6 +12,7 @@ and imports everything heavy inside `run`. Exit codes: 0 done, 1 failed, 2 wrong
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,6 +49,8 @@ def available_commands() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is printed as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # a reader that went away is noticed here, not at interpreter exit
@@ -75,7 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _without_command(arguments: list[str], commands: dict[str, str]) -> int:
-    listing = "\n".join(f"  {name:<10}{summary}" for name, summary in commands.items())
+    listing = "\n".join(f"  {name:<12}{summary}" for name, summary in commands.items())
     parser = _Parser(
         prog="semel",
         usage="semel [--version] COMMAND ...",

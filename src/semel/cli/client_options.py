@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from semel.client.admin import Admin
 
 DEFAULT_BROKERS = "localhost:9092"
+MOST_SECONDS = 1e9
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +37,24 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
         help="an option of the client by Kafka's name, such as security.protocol=SASL_SSL; may be repeated",
     )
     group.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=10.0, help="give up after so long (default: 10)"
+        "--timeout", metavar="SECONDS", type=seconds, default=10.0, help="give up after so long (default: 10)"
     )
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time."""
+    value = float(text)
+    if not 0 < value <= MOST_SECONDS:  # false for nan, too
+        raise argparse.ArgumentTypeError(f"expected seconds, above 0, got {text}")
+    return value
+
+
+def at_least_one(text: str) -> int:
+    """The type of an option that is a count."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return value
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +78,6 @@ def run_action(args: argparse.Namespace, actions: Mapping[str, Callable[[Admin, 
 
 def client_options(args: argparse.Namespace, **defaults: Any) -> dict[str, Any]:
     """The options of a client: defaults, then the connection, then what -X says."""
-    if args.timeout <= 0:
-        raise UsageError(f"--timeout must be above 0, got {args.timeout}")
     timeout_ms = max(1, int(args.timeout * 1000))
     options: dict[str, Any] = {
         "client_id": "semel-cli",
@@ -91,7 +107,9 @@ def pairs(given: Iterable[str], flag: str) -> dict[str, str]:
 def print_json(value: Any) -> None:
     import msgspec
 
-    print(msgspec.json.encode(value).decode(), flush=True)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")  # JSON is UTF-8, whatever the terminal's encoding is
+    sys.stdout.flush()
 
 
 def report(args: argparse.Namespace, value: Any, text: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
-from semel.cli.client_options import add_connection_options, client_options, record_to_json
+from semel.cli.client_options import add_connection_options, at_least_one, client_options, record_to_json
 from semel.cli.errors import CommandError, UsageError
 from semel.progress import ProgressBar
 
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p", "--partition", type=int, action="append", default=[], metavar="N", help="only this one; may be repeated"
     )
-    parser.add_argument("-c", "--count", type=int, metavar="N", help="stop after N records")
+    parser.add_argument("-c", "--count", type=at_least_one, metavar="N", help="stop after N records")
     parser.add_argument("-e", "--exit", action="store_true", help="stop at the end of what is there now")
     parser.add_argument("-f", "--format", metavar="FORMAT", help="how to print a record; see above")
     parser.add_argument("-J", "--json", action="store_true", help="one JSON object for each line")
@@ -64,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
     if sum((args.json, args.format is not None, args.key_delimiter is not None)) > 1:
         raise UsageError("-J, -f and -K are three ways to print a record; choose one")
-    if args.count is not None and args.count < 1:
-        raise UsageError(f"-c must be at least 1, got {args.count}")
     if args.group is not None and (args.partition or args.exit):
         raise UsageError("a group (-G) shares partitions out by itself: it does not go with -p or -e")
     write = writer(args, sys.stdout.buffer)
@@ -94,17 +92,18 @@ def _read(consumer: Consumer, args: argparse.Namespace, write: Callable[[Consume
     if missing:
         raise CommandError(f"topic {args.topic!r} has no partition {min(missing)}; it has 0 to {max(there)}")
     partitions = [TopicPartition(args.topic, number) for number in (args.partition or there)]
-    starts, ends = places(consumer, partitions, args)
+    starts, ends, there_now = places(consumer, partitions, args)
     consumer.assign(partitions)
     for partition, offset in starts.items():
-        consumer.seek(partition, offset)
+        consumer.seek(partition, min(offset, there_now[partition]))  # past the end, a consumer begins anew
     left = args.count if args.count is not None else sys.maxsize
     total = sum(end - starts[partition] for partition, end in ends.items()) if ends else None
     with ProgressBar(f"reading {args.topic}", total if args.count is None else args.count) as shown:
         count = 0
         while left > count and not _is_done(consumer, ends):
             for record in consumer.poll(POLL_MS, max_records=min(left - count, 10_000)):
-                if record.offset < ends.get(TopicPartition(record.topic, record.partition), sys.maxsize):
+                partition = TopicPartition(record.topic, record.partition)
+                if starts[partition] <= record.offset < ends.get(partition, sys.maxsize):
                     write(record)
                     count += 1
             sys.stdout.buffer.flush()
@@ -157,8 +156,8 @@ def _partitions(args: argparse.Namespace) -> list[int]:
 
 def places(
     consumer: Consumer, partitions: list[TopicPartition], args: argparse.Namespace
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """(where to start, where to end) in each partition; no end where reading goes on for ever."""
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """(where to start, where to end, the end now) in each partition; no end where reading goes on for ever."""
     first, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
     starts, ends = dict(first), dict(end) if args.exit else {}
     for where in args.offset:
@@ -177,7 +176,7 @@ def places(
             }
         else:
             raise UsageError(f"-o is beginning, end, N, -N, s@TIME or e@TIME (stored only with -G), got {where!r}")
-    return starts, ends
+    return starts, ends, end
 
 
 def _at_time(consumer: Consumer, partitions: list[TopicPartition], text: str) -> dict[TopicPartition, int | None]:

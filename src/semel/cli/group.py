@@ -158,7 +158,7 @@ def _targets(
 
 def milliseconds(text: str) -> int:
     """An ISO time (local unless it says otherwise) or milliseconds since 1970."""
-    if text.isdigit():
+    if text.isdecimal() and len(text) < 19:  # fits into 64 bits
         return int(text)
     try:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)

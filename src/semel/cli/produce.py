@@ -6,11 +6,12 @@ import argparse
 import base64
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from semel.cli.client_options import add_connection_options, client_options, pairs, print_json
+from semel.cli.client_options import add_connection_options, at_least_one, client_options, pairs, print_json
 from semel.cli.errors import CommandError, UsageError
 from semel.progress import ProgressBar
 
@@ -39,7 +40,7 @@ def json_line(data: bytes, where: str) -> Line:
     """A record from a JSON object; `where` it stands, for the error."""
     try:
         fields = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{where}: this is no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise CommandError(f"{where}: expected a JSON object with a value, got {type(fields).__name__}")
@@ -148,7 +149,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-H", "--header", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
     parser.add_argument("-p", "--partition", type=int, metavar="N", help="default: by key, or any without one")
     parser.add_argument("-Z", "--null", action="store_true", help="an empty value (or key) is null")
-    parser.add_argument("-c", "--count", type=int, metavar="N", help="stop after N records")
+    parser.add_argument("-c", "--count", type=at_least_one, metavar="N", help="stop after N records")
     parser.add_argument(
         "-z", "--compression", choices=("none", "gzip", "snappy", "lz4", "zstd"), default="none", metavar="CODEC"
     )
@@ -174,11 +175,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-k gives all records one key, -K each its own; choose one")
     if args.json and (args.whole or args.key_delimiter is not None):
         raise UsageError("-J reads keys from the JSON; it does not go with -K or --whole")
+    if args.key_delimiter == "":
+        raise UsageError("-K must not be empty; -k gives all records one key")
     options = client_options(args, compression_type=args.compression, max_block_ms=max(1, int(args.timeout * 1000)))
-    if args.transactional_id:
+    if args.transactional_id is not None:  # an empty one is refused
         options["transactional_id"] = args.transactional_id
     with Producer(options) as producer:
-        if args.transactional_id:
+        if args.transactional_id is not None:
             producer.init_transactions()
             with producer.transaction():
                 count = _send_all(producer, args)
@@ -214,7 +217,8 @@ def _send_all(producer: Producer, args: argparse.Namespace) -> int:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 def _lines(args: argparse.Namespace) -> Iterator[Line]:
-    headers = tuple((name, value.encode()) for name, value in pairs(args.header, "-H").items())
+    named = (pair for given in args.header for pair in pairs([given], "-H").items())
+    headers = tuple((name, os.fsencode(value)) for name, value in named)
     for data, where in _pieces(args):
         if args.json:
             line = json_line(data, where)
@@ -225,7 +229,7 @@ def _lines(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def _split_key(data: bytes, args: argparse.Namespace) -> tuple[bytes | None, bytes | None]:
-    key: bytes | None = None if args.key is None else args.key.encode()
+    key: bytes | None = None if args.key is None else os.fsencode(args.key)
     value: bytes | None = data
     if args.key_delimiter is not None:
         first, found, rest = data.partition(unescape(args.key_delimiter))
@@ -267,4 +271,7 @@ def split_stream(stream: IO[bytes], delimiter: bytes) -> Iterator[bytes]:
 
 def unescape(text: str) -> bytes:
     r"""\n, \t, \0 and \xHH as the bytes that they name."""
-    return text.encode("utf-8").decode("unicode_escape").encode("latin-1") if "\\" in text else text.encode()
+    try:
+        return os.fsencode(text).decode("unicode_escape").encode("latin-1") if "\\" in text else os.fsencode(text)
+    except UnicodeError:
+        raise UsageError(rf"invalid escape in {text}: expected \n, \t, \0, \xHH, or \\ for a backslash") from None

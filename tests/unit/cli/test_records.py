@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from semel.cli import main
 from semel.client.admin import Admin
+from semel.client.consumer import Consumer
 from semel.client.producer import Producer
 from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import Process
@@ -74,6 +76,22 @@ def test_keys_headers_and_nulls(run: Run, topic: str, shared_semel_broker: Semel
     assert rows[0].headers == [("a", b"1"), ("b", b"x=y")]
 
 
+def test_headers_of_one_name_are_all_written(run: Run, topic: str, shared_semel_broker: SemelBroker) -> None:
+    assert run("produce", topic, "-H", "a=1", "-H", "a=2", stdin=b"x\n").code == 0
+    (record,) = read_topic(shared_semel_broker.bootstrap, topic)
+    assert record.headers == [("a", b"1"), ("a", b"2")]
+
+
+def test_arguments_are_written_byte_by_byte(run: Run, topic: str, shared_semel_broker: SemelBroker) -> None:
+    """As a shell hands them over, UTF-8 or not."""
+    any_bytes = os.fsdecode(b"\xc3\xbc\xff")
+    done = run("produce", topic, "-k", any_bytes, "-H", f"h={any_bytes}", "-D", any_bytes, stdin=b"x\xc3\xbc\xffy")
+    assert done.code == 0, done
+    rows = read_topic(shared_semel_broker.bootstrap, topic)
+    assert [(row.key, row.value) for row in rows] == [(b"\xc3\xbc\xff", b"x"), (b"\xc3\xbc\xff", b"y")]
+    assert rows[0].headers == [("h", b"\xc3\xbc\xff")]
+
+
 def test_files_delimiters_and_counts(run: Run, topic: str, tmp_path: Path, shared_semel_broker: SemelBroker) -> None:
     (tmp_path / "a").write_bytes(b"1;2;3")
     (tmp_path / "b").write_bytes(b"4;5")
@@ -106,7 +124,9 @@ def test_json_of_other_tools_is_taken(run: Run, topic: str, shared_semel_broker:
     assert rows[1].headers == [("a", b"b")]
 
 
-@pytest.mark.parametrize(("line", "reason"), [(b"{", "no JSON"), (b"[1]", "expected a JSON object")])
+@pytest.mark.parametrize(
+    ("line", "reason"), [(b"{", "no JSON"), (b"[1]", "expected a JSON object"), (b"[" * 100_000, "no JSON")]
+)
 def test_broken_json_is_named_by_its_place(run: Run, topic: str, line: bytes, reason: str) -> None:
     done = run("produce", topic, "-J", stdin=b'{"value": "ok"}\n' + line)
     assert done.code == 1
@@ -199,6 +219,21 @@ def test_reading_starts_and_ends_where_it_says(run: Run, ten: str, where: list[s
     assert done.lines == [b"v%d" % number for number in expected]
 
 
+def test_nothing_before_the_named_offset_is_printed(
+    run: Run, ten: str, shared_semel_broker: SemelBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that offset is still to come: a consumer that is out of range would begin anew."""
+    poll = Consumer.poll
+    with Producer(bootstrap_servers=shared_semel_broker.bootstrap) as producer:
+
+        def poll_after_one_more(*arguments, **options):
+            producer.send(ten, b"more").result()
+            return poll(*arguments, **options)
+
+        monkeypatch.setattr(Consumer, "poll", poll_after_one_more)
+        assert run("consume", ten, "-o", "20", "-c", "1", "-f", r"%o\n").lines == [b"20"]
+
+
 def test_ways_to_print(run: Run, ten: str) -> None:
     run("produce", ten, "-Z", "-k", "last", stdin=b"\n")
     last = ["consume", ten, "-e", "-o", "-1"]
@@ -245,6 +280,9 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["consume", "{topic}", "-J", "-K", ":"], 2, "choose one"),
         (["consume", "{topic}", "-G", "g", "-e"], 2, "does not go with"),
         (["consume", "{topic}", "-c", "0"], 2, "at least 1"),
+        (["consume", "{topic}", "-e", "-f", "\\"], 2, "invalid escape"),
+        (["consume", "{topic}", "-o", "s@99999999999999999999"], 2, "invalid time"),
+        (["consume", "{topic}", "-o", "s@²"], 2, "invalid time"),
         (["consume", "{topic}", "-X", "nonsense"], 2, "NAME=VALUE"),
         (["consume", "{topic}", "-X", "grup.id=x"], 1, "did you mean"),
         (["produce", "{topic}", "-k", "a", "-K", ":"], 2, "choose one"),
@@ -253,15 +291,22 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["produce", "{topic}", "no-such-file"], 1, "No such file"),
         (["produce", "{topic}", "-H", "novalue"], 2, "NAME=VALUE"),
         (["produce", "{topic}", "--timeout", "0"], 2, "above 0"),
+        (["produce", "{topic}", "--timeout", "nan"], 2, "above 0"),
+        (["produce", "{topic}", "--timeout", "inf"], 2, "above 0"),
+        (["produce", "{topic}", "-c", "0"], 2, "at least 1"),
+        (["produce", "{topic}", "-D", "\\u20ac"], 2, "invalid escape"),
+        (["produce", "{topic}", "-K", ""], 2, "-K must not be empty"),
+        (["produce", "{topic}", "--transactional-id", ""], 1, "transactional.id is empty"),
     ],
 )
 def test_wrong_usage_is_one_line_and_an_exit_code(
-    run: Run, topic: str, arguments: list[str], code: int, message: str
+    run: Run, topic: str, shared_semel_broker: SemelBroker, arguments: list[str], code: int, message: str
 ) -> None:
     done = run(*(argument.format(topic=topic) for argument in arguments), stdin=b"x\n")
     assert done.code == code, done
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+    assert read_topic(shared_semel_broker.bootstrap, topic) == []
 
 
 @pytest.mark.parametrize("command", [["consume", "t", "-e"], ["produce", "t"], ["topic", "list"], ["group", "list"]])
