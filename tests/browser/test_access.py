@@ -6,13 +6,17 @@ import http.client
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import free_ports
+from semel.web.app import RequestGuard, UiOptions
 from tests.browser.conftest import Site
 from tests.support.waiting import PATIENCE_S, until
 
@@ -59,7 +63,8 @@ def test_changes_need_a_post_of_this_page_and_the_option(site: Site, read_only: 
     assert ask(site.url, "POST", "/api/abort", body, **good, Origin="http://attacker.example")[0] == 403
     status, _, said = ask(site.url, "POST", "/api/abort", body, **good, Origin=site.url.rstrip("/"))
     assert (status, "there is no transactional id" in said.decode()) == (502, True)
-    assert ask(site.url, "POST", "/api/abort", {"nonsense": 1}, **good)[0] == 400
+    for nonsense in ({"nonsense": 1}, [], None, "id"):
+        assert ask(site.url, "POST", "/api/abort", nonsense, **good)[0] == 400
     status, _, said = ask(read_only.url, "POST", "/api/abort", body, **good)
     assert (status, "--allow-changes" in said.decode()) == (403, True)
 
@@ -123,6 +128,56 @@ def test_a_token_is_needed_elsewhere_than_on_loopback(shown_broker: SemelBroker)
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE_S)
+
+
+def test_two_pages_with_tokens_on_one_host_keep_out_of_each_others_way(shown_broker: SemelBroker) -> None:
+    """A browser sends the cookies of one port to the others, too."""
+    tokens = ["one of two", "a+b/c=&;"]
+    pages = [Site(shown_broker.bootstrap, "--token", token) for token in tokens]
+    try:
+        kept: dict[str, str] = {}
+        for page in pages:
+            address = urlsplit(page.url)
+            until(lambda page=page: ask(page.url)[0] == 401, "the page is not served")
+            status, headers, _ = ask(page.url, path=f"/?{address.query}")
+            assert status == 303, page.url
+            name, _, value = headers["set-cookie"].split("; ")[0].partition("=")
+            kept[name] = value
+        cookies = "; ".join(f"{name}={value}" for name, value in kept.items())
+        assert [ask(page.url, path="/api/overview", Cookie=cookies)[0] for page in pages] == [200, 200]
+    finally:
+        for page in pages:
+            page.close()
+
+
+def test_a_page_behind_a_proxy_with_a_name_of_its_own_may_change_things(shown_broker: SemelBroker) -> None:
+    page = Site(shown_broker.bootstrap, "--listen", "0.0.0.0:0", "--token", "secret", "--allow-changes")
+    try:
+        url = page.url.replace("0.0.0.0", "127.0.0.1")
+        until(lambda: ask(url)[0] == 401, "the page is not served")
+        passed_on = {"Host": "kafka.example", "Origin": "https://kafka.example", "Authorization": "Bearer secret"}
+        status, _, said = ask(url, "POST", "/api/abort", {"id": "nobody"}, X_Semel="1", **passed_on)
+        assert (status, "there is no transactional id" in said.decode()) == (502, True)
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 80), ("LocalHost", 8090)])
+def test_hosts_are_compared_as_browsers_write_them(host: str, port: int) -> None:
+    options = UiOptions({"bootstrap_servers": "127.0.0.1:1"}, host, port)
+    guard = RequestGuard(Starlette(), options)
+    for name in ("localhost", "127.0.0.1"):
+        written = name if port == 80 else f"{name}:{port}"
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "scheme": "http"}
+        request = Request(scope | {"server": (host, port), "headers": [(b"host", written.encode())]})
+        assert guard._refusal(request) is None
+
+
+def test_a_page_that_ends_while_its_cluster_is_away_makes_no_noise() -> None:
+    with closing(Site("127.0.0.1:1")) as page:
+        assert page.process.stderr is not None
+        assert "cannot connect to 127.0.0.1:1" in page.process.stderr.readline(), "it reads by now"
+        assert page.close() == ""
 
 
 def test_the_broker_serves_the_page_itself_and_takes_it_with_it(tmp_path: Path) -> None:

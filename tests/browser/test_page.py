@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -64,6 +69,46 @@ def go(page: Any, site: Site, view: str) -> Any:
     page.goto(f"{site.url}#/{view}")
     page.wait_for_selector("main[data-ready]")
     return page.locator("main")
+
+
+@pytest.fixture
+def prefixed(site: Site) -> Iterator[str]:
+    """The page behind a proxy that serves it as /kafka/, and nothing else."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if not self.path.startswith("/kafka/"):
+                self.send_error(404)
+                return
+            request = urllib.request.Request(site.url + self.path.removeprefix("/kafka/"))
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+                self.send_response(response.status)
+                self.send_header("Content-Type", response.headers["Content-Type"])
+                self.end_headers()
+                with suppress(OSError):  # the browser has closed its stream
+                    while piece := response.read1():
+                        self.wfile.write(piece)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/kafka/"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def test_the_page_works_behind_a_proxy_under_a_path(page: Any, planted: str, prefixed: str) -> None:
+    page.goto(f"{prefixed}#/topics")
+    page.wait_for_selector("main[data-ready]")
+    assert "orders" in page.locator("main").inner_text()
+    page.wait_for_selector("#live.ok")
 
 
 VIEWS = [

@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import socket
+    from urllib.parse import quote
 
     try:
         from semel.web.app import UiOptions
@@ -51,11 +52,12 @@ def run(args: argparse.Namespace) -> int:
         ) from error
     port = sock.getsockname()[1]
     token = args.token or _new_token(host)
+    if token and not (token.isascii() and token.isprintable()):
+        raise UsageError("--token must be printable ASCII: it is part of an address and of a header")
     options = UiOptions(client_options(args, client_id="semel-ui"), host, port, token, args.allow_changes)
     shown = f"[{host}]" if ":" in host else host
-    print(
-        f"semel ui on http://{shown}:{port}/{f'?token={token}' if token else ''} (brokers {args.brokers})", flush=True
-    )
+    query = f"?token={quote(token, safe='')}" if token else ""
+    print(f"semel ui on http://{shown}:{port}/{query} (brokers {args.brokers})", flush=True)
     serve(options, sock, end_with_stdin=args.end_with_stdin)
     return 0
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _new_token(host: str) -> str | None:
     import secrets
 
-    return None if host in LOOPBACK else secrets.token_urlsafe(24)
+    return None if host.lower() in LOOPBACK else secrets.token_urlsafe(24)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -32,8 +32,8 @@ from semel.web.views import HISTORY_EVERY_S, NotFound, Views, unreachable
 
 log = logging.getLogger("semel.web")
 
-COOKIE = "semel_token"
 TICK_S = 2.0
+HTTP_PORT = 80
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 STATIC = {"app.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 HEADERS = {
@@ -98,9 +98,12 @@ class RequestGuard:
 
     def __init__(self, app: ASGIApp, options: UiOptions) -> None:
         self._app, self._options = app, options
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        names = {host, *LOOPBACK} if options.host in LOOPBACK else {host}
+        self._cookie = f"semel_token_{options.port}"  # a browser sends cookies to all ports of a host
+        host = f"[{options.host}]" if ":" in options.host else options.host.lower()
+        names = {host, *LOOPBACK} if host in LOOPBACK else {host}
         self._hosts = None if options.host in ("0.0.0.0", "::") else {f"{name}:{options.port}" for name in names}
+        if self._hosts is not None and options.port == HTTP_PORT:
+            self._hosts |= names  # a browser leaves this port out
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,11 +140,11 @@ class RequestGuard:
         token = self._options.token or ""
         given = request.query_params.get("token")
         if given is not None and request.method == "GET" and request.url.path == "/" and _same(given, token):
-            response = RedirectResponse("/", 303)
-            response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            response = RedirectResponse("./", 303)
+            response.set_cookie(self._cookie, token, httponly=True, samesite="strict")
             return response
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(request.cookies.get(COOKIE, ""), token) or _same(bearer, token):
+        if _same(request.cookies.get(self._cookie, ""), token) or _same(bearer, token):
             return None
         return PlainTextResponse("a token is needed: open the address that `semel ui` printed\n", 401)
 
@@ -175,7 +178,7 @@ def _json(read: Read) -> Callable[[Request], Awaitable[Response]]:
             return JSONResponse(await read(request.app.state.views, request))
         except NotFound as error:
             return JSONResponse({"error": str(error)}, 404)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             return JSONResponse({"error": f"this request makes no sense: {error}"}, 400)
         except (ConnectionFailedError, TimedOutError) as error:
             return JSONResponse({"error": unreachable(error, options.brokers)}, 503)

@@ -41,8 +41,8 @@ class Cached:
             task = asyncio.ensure_future(self._timed(key, read))
             self._found.pop(key, None)
             known = self._found[key] = (self._clock(), task)
+            task.add_done_callback(_failed)  # callers may have left; the next one reads again
             if old_is_better_than_late and old is not None:
-                task.add_done_callback(_failed)  # the next caller reads again
                 return old.result()
         return await asyncio.shield(known[1])
 

@@ -60,13 +60,13 @@ const transactionLink = (id) => h("a", { href: to("transaction", { id }) }, id);
 // --- asking ---
 async function ask(path, query = {}) {
   const chosen = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== ""));
-  const response = await fetch(`/api/${path}?${chosen}`, { credentials: "same-origin" });
+  const response = await fetch(`api/${path}?${chosen}`, { credentials: "same-origin" });
   const body = await response.json().catch(() => ({ error: `the page's server responded ${response.status}` }));
   if (!response.ok) throw Object.assign(new Error(body.error || response.statusText), { status: response.status });
   return body;
 }
 async function change(path, body) {
-  const response = await fetch(`/api/${path}`, { method: "POST", credentials: "same-origin", headers: { "Content-Type": "application/json", "X-Semel": "1" }, body: JSON.stringify(body) });
+  const response = await fetch(`api/${path}`, { method: "POST", credentials: "same-origin", headers: { "Content-Type": "application/json", "X-Semel": "1" }, body: JSON.stringify(body) });
   const said = await response.json().catch(() => ({ error: response.statusText }));
   if (!response.ok) throw new Error(said.error || response.statusText);
   return said;
@@ -113,7 +113,7 @@ function bytes(data, where, part) {
   if (data === null) return h("span", { class: "quiet small" }, "null");
   const query = new URLSearchParams({ ...where, part });
   return [h("pre", { class: `bytes ${data.is_text ? "" : "hex"}` }, data.text + (data.is_cut ? " …" : "")),
-    data.is_cut || !data.is_text ? h("div", { class: "small quiet" }, `${size(data.size)}${data.is_text ? "" : ", not text"} `, part ? h("a", { href: `/api/bytes?${query}`, download: "" }, "save") : null) : null];
+    data.is_cut || !data.is_text ? h("div", { class: "small quiet" }, `${size(data.size)}${data.is_text ? "" : ", not text"} `, part ? h("a", { href: `api/bytes?${query}`, download: "" }, "save") : null) : null];
 }
 function transactionRows(rows) {
   return rows.map((row) => h("tr", {},
@@ -268,7 +268,7 @@ addEventListener("hashchange", () => { const { view } = place(); const isSearch 
 const live = document.getElementById("live");
 function say(text, kind) { live.textContent = text; live.className = `live ${kind}`; }
 function listen() {
-  const source = new EventSource("/api/live");
+  const source = new EventSource("api/live");
   source.onmessage = (event) => {
     const state = JSON.parse(event.data);
     say(state.ok ? "live" : "no response", state.ok ? "ok" : "bad");
