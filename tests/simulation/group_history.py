@@ -60,6 +60,8 @@ class GroupHistory:
             assert at.offset >= last, f"{identity} committed {at.offset} of {partition} after {last}"
             self._acknowledged[identity, partition] = at.offset
             offset, generation = self._committed.get(partition, (-1, -1))
+            if is_later:  # one that went back started where a late commit had taken the group
+                offset = at.offset
             self._committed[partition] = (max(offset, at.offset), max(generation, identity.generation_id))
             self._committed_s[partition] = self._world.now_s
 
