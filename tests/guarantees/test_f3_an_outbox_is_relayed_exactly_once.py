@@ -550,6 +550,26 @@ def test_a_restored_database_is_refused_with_both_numbers(shop: Shop) -> None:
     assert "on it goes" in shop.all_values()
 
 
+def test_rows_that_got_the_ids_of_sent_ones_are_not_taken_for_them(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fail-over to a replica that lacks the last transactions: their ids are given again, the relay has sent them."""
+    with shop.connect() as connection:
+        for value in ("sent and lost", "sent and lost, too"):
+            shop.insert(connection, value)
+    outbox = shop.outbox()
+    monkeypatch.setattr(outbox, "_relay", dying_after_commit(outbox))
+    with pytest.raises(Died):
+        outbox.run()
+    with shop.connect() as connection:
+        connection.execute("DELETE FROM semel.outbox; ALTER TABLE semel.outbox ALTER id RESTART")
+    with shop.connect() as connection:
+        shop.insert(connection, "inserted after the fail-over")
+    with pytest.raises(semel.OutboxProgressError, match=r"chunk 1.*other rows.*accept_database=True"):
+        shop.relay()
+    assert shop.rows() == 1
+    shop.relay(accept_database=True)
+    assert shop.values() == ["sent and lost", "sent and lost, too", "inserted after the fail-over"]
+
+
 def test_two_names_for_one_outbox_are_refused(shop: Shop) -> None:
     shop.relay()
     shop.application_id += "-other"

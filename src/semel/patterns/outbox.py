@@ -10,6 +10,7 @@ the rows that it names, if they are still there: they are in their topics. Only 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
@@ -54,6 +55,7 @@ from semel.sinks.postgres.outbox_table import (
     read_status,
     ready,
     set_aside,
+    times_of,
 )
 from semel.sinks.postgres.owners import OWNERS, claim, hold
 from semel.sinks.postgres.session import DatabaseSession
@@ -78,16 +80,22 @@ FIRST_LOOK_BACK = 16
 RANGE_BYTES = 2 * 19 + 4  # of two ids as JSON
 RANGES_BYTES = 256 << 10  # of one record of the topic of chunks
 LOOKING_S = 30.0
+REMEDY = (
+    "or delete the rows that were sent since, then start with accept_database=True (--accept-database): it sends every "
+    "row that the table holds"
+)
 
 
 class ProgressRecord(msgspec.Struct):
     """What a chunk's record says: its number, and the ids of its rows as ranges, both ends included. Ranges that one
-    record cannot hold are in several, of one Kafka transaction, each under a key of its own."""
+    record cannot hold are in several, of one Kafka transaction, each under a key of its own. `rows` is the hash of all
+    ids and times: a database that lost its last transactions gives their ids again."""
 
     chunk: int
     ranges: list[tuple[int, int]]
     part: int = 0
     parts: int = 1
+    rows: str = ""
 
     def ids(self) -> list[int]:
         return [number for first, last in self.ranges for number in range(first, last + 1)]
@@ -317,6 +325,13 @@ class Outbox:
                 return number
             if sent is None or progress.chunk != number - 1:
                 raise self._mismatch(progress.chunk, number)
+            there = times_of(connection, self._schema, sent.ids())
+            if there and sent.rows and hash_of(there) != sent.rows:
+                raise OutboxProgressError(
+                    f"topic {self._topic!r} has chunk {number}, and the ids of its rows belong to other rows now: the "
+                    "database lost them, as in a fail-over to a replica that was behind. Restore its last "
+                    f"transactions; {REMEDY}"
+                )
             removed = note_sent(connection, self._schema, number, sent.ids())
             log.warning("chunk %d had been sent: removed its %d rows", number, removed)
             return number
@@ -332,9 +347,8 @@ class Outbox:
         known = "no chunk" if in_database is None else f"chunk {in_database}"
         return OutboxProgressError(
             f"the database has noted {known} as its last one, topic {self._topic!r} has chunk {in_kafka}: one of them "
-            "was restored from a backup, or belongs to another outbox. Restore the other one to the same time; or "
-            "delete the rows that were sent since, then start with accept_database=True (--accept-database): it sends "
-            "every row that the table holds"
+            "was restored from a backup, or belongs to another outbox. Restore the other one to the same time; "
+            f"{REMEDY}"
         )
 
     # -- one chunk -----------------------------------------------------------------------------------------------------
@@ -401,8 +415,10 @@ class Outbox:
         ranges = ranges_of(row.id for row in rows)
         at_once = max(1, min(self._max_record_bytes // 2, RANGES_BYTES) // RANGE_BYTES)
         parts = range(0, len(ranges), at_once)
+        hash_ = hash_of((row.id, row.timestamp_ms) for row in rows)
         return [
-            ProgressRecord(chunk, ranges[first : first + at_once], part, len(parts)) for part, first in enumerate(parts)
+            ProgressRecord(chunk, ranges[first : first + at_once], part, len(parts), hash_)
+            for part, first in enumerate(parts)
         ]
 
     def _find_bad(self, rows: list[OutboxRow], deliveries: list[Any]) -> None:
@@ -493,7 +509,8 @@ class Outbox:
                 found = _records_from(consumer, place, start, end)
                 parts = [record for record in found if record.chunk == found[-1].chunk]
                 if parts and len(parts) == parts[-1].parts:
-                    return ProgressRecord(parts[-1].chunk, [pair for record in parts for pair in record.ranges])
+                    ranges = [pair for record in parts for pair in record.ranges]
+                    return ProgressRecord(parts[-1].chunk, ranges, rows=parts[-1].rows)
                 if start == begin:
                     if parts:
                         raise OutboxProgressError(
@@ -537,6 +554,11 @@ def _can_go_on(error: KafkaError) -> bool:
 
 def _bytes(data: bytes | str | None) -> bytes | None:
     return data.encode() if isinstance(data, str) else data
+
+
+def hash_of(rows: Iterable[tuple[int, int | None]]) -> str:
+    """Of ids and times, in the order of the ids."""
+    return hashlib.sha256(msgspec.json.encode(sorted(rows))).hexdigest()
 
 
 def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:

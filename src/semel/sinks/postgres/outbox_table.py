@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 CHANNEL = "semel_outbox"
 WINDOW_BYTES = 32 << 20  # of keys, values and headers
+_TIMESTAMP_MS = (
+    "CASE WHEN created_at >= to_timestamp(0) AND isfinite(created_at) "
+    "THEN (extract(epoch FROM created_at) * 1000)::bigint END"
+)
 _COLUMNS = "topic, partition, key, value, header_names, header_values, created_at"
 
 OUTBOX = Component(
@@ -105,8 +109,7 @@ def read_window(connection: Connection[Any], schema: str, limit: int, limit_byte
         "SELECT coalesce((SELECT min(x::text::bigint) FROM pg_snapshot_xip(pg_current_snapshot()) AS x), "
         "pg_snapshot_xmax(pg_current_snapshot())::text::bigint), "
         "pg_snapshot_xmax(pg_current_snapshot())::text::bigint, id, transaction_id::text::bigint, topic, "
-        "partition, key, value, header_names, header_values, CASE WHEN created_at >= to_timestamp(0) "
-        "AND isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000)::bigint END, count "
+        f"partition, key, value, header_names, header_values, {_TIMESTAMP_MS}, count "
         # Sizes are known without reading the values.
         "FROM (SELECT *, count(*) OVER (), sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) + "
         "coalesce(pg_column_size(header_values), 0)) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND "
@@ -186,6 +189,12 @@ def adopt(connection: Connection[Any], schema: str, application_id: str, chunk: 
         ),
         [application_id, chunk],
     )
+
+
+def times_of(connection: Connection[Any], schema: str, ids: Sequence[int]) -> list[tuple[int, int | None]]:
+    """Ids, and times in milliseconds, of those that are in the table."""
+    statement = f"SELECT id, {_TIMESTAMP_MS} FROM {{schema}}.outbox WHERE id = ANY(%s) ORDER BY id"
+    return connection.execute(filled(statement, schema), [list(ids)]).fetchall()
 
 
 def note_sent(connection: Connection[Any], schema: str, chunk: int, ids: Sequence[int]) -> int:
