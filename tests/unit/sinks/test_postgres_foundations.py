@@ -92,6 +92,32 @@ def test_a_dsn_that_cannot_be_read_is_refused_without_quoting_it(dsn: str) -> No
     assert caught.value.__context__ is None
 
 
+def test_a_user_who_may_not_connect_is_told_so(postgres: PostgresServer) -> None:
+    with pytest.raises(DatabaseFatalError, match=r'role "nobody" does not exist.*check user'):
+        Database(postgres.socket_dsn().replace("//semel@", "//nobody@")).connect("test")
+    database = postgres.create_database().rpartition("/")[2]
+    with psycopg.connect(postgres.dsn()) as connection:
+        connection.execute(f"REVOKE CONNECT ON DATABASE {database} FROM PUBLIC; CREATE ROLE guest LOGIN")
+    with pytest.raises(DatabaseFatalError, match=r"(?s)permission denied for database.*GRANT"):
+        Database(postgres.socket_dsn(database).replace("//semel@", "//guest@")).connect("test")
+
+
+def test_after_a_failed_write_to_a_standby_the_next_attempt_connects_anew(session: DatabaseSession) -> None:
+    """Where the primary is then: the address may have moved, or the DSN has several hosts."""
+    session.run("making a table", lambda connection: connection.execute("CREATE TABLE t (id int)"))
+
+    def write(connection: Any) -> int:
+        connection.execute("INSERT INTO t VALUES (1)")
+        return connection.info.backend_pid
+
+    session.connection().execute("SET default_transaction_read_only = on")
+    session.connection().commit()
+    standby = session.connection().info.backend_pid
+    with pytest.raises(DatabaseUnavailableError, match=r"read-only transaction.*target_session_attrs"):
+        session.run("writing", write)
+    assert session.run("writing", write) != standby
+
+
 def test_a_wrong_password_is_fatal_and_not_repeated(postgres: PostgresServer) -> None:
     dsn = postgres.dsn().replace(postgres.password, "wrong-secret")
     with pytest.raises(DatabaseFatalError, match=r"pg_hba\.conf") as caught:
@@ -116,6 +142,7 @@ def test_a_wrong_password_is_fatal_and_not_repeated(postgres: PostgresServer) ->
         ("55P03", DatabaseConflictError),
         ("22003", RowRefusedError),
         ("23505", RowRefusedError),
+        ("25006", DatabaseUnavailableError),
         ("54000", RowRefusedError),
         ("54001", RowRefusedError),
         ("P0001", RowRefusedError),

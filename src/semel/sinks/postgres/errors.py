@@ -71,6 +71,7 @@ _KINDS: dict[str, type[PostgresError]] = {
     "57P04": DatabaseFatalError,  # the database was dropped
     "40": DatabaseConflictError,  # serialization failure, deadlock
     "55P03": DatabaseConflictError,  # lock timeout
+    "25006": DatabaseUnavailableError,  # a standby, or a primary on its way to be one
     "57014": DatabaseConflictError,  # statement timeout, cancelled
     "25P03": DatabaseConflictError,  # idle in transaction timeout
     "25P04": DatabaseConflictError,  # transaction timeout
@@ -89,6 +90,8 @@ _REMEDIES: dict[str, str] = {
     "08": "it is tried again; check that the server runs and the address is right",
     "22": "correct the row or the column's type",
     "23": "correct the row or the constraint, or have such records set aside as dead letters",
+    "25006": "the server is a standby, or set to read-only; it is tried again. Several hosts in the DSN with "
+    "target_session_attrs=read-write find the primary",
     "25P03": "this process did nothing for too long inside a transaction (frozen, or in a slow on_error); it is run "
     "again, or raise lock_timeout_ms",
     "28": "check user, password and the server's pg_hba.conf",
@@ -115,6 +118,8 @@ _REFUSALS = {
     "no password supplied": "28P01",
     "no pg_hba.conf entry": "28000",
     "is not permitted to log in": "28000",
+    'role "': "28000",  # does not exist
+    "permission denied for database": "42501",
     "does not exist": "3D000",
     "too many": "53300",
     "starting up": "57P03",

@@ -108,10 +108,11 @@ class DatabaseSession:
                 raise DatabaseFatalError(f"{what}: a statement failed and its error was ignored; nothing is committed")
             return result
         except psycopg.Error as error:
-            self._roll_back(connection)
-            raise sorted_error(what, error, self.database.hide) from None
-        except BaseException:
-            self._roll_back(connection)
+            failure = sorted_error(what, error, self.database.hide)
+            self._roll_back(connection, failure)
+            raise failure from None
+        except BaseException as failure:
+            self._roll_back(connection, failure)
             raise
 
     def _commit(self, what: str, connection: Connection[Any]) -> str | None:
@@ -149,10 +150,12 @@ class DatabaseSession:
                     ) from error
                 time.sleep(min(pauses.next_s(), max(0.01, deadline.remaining_s())))
 
-    def _roll_back(self, connection: Connection[Any]) -> None:
+    def _roll_back(self, connection: Connection[Any], failure: BaseException) -> None:
         try:
             connection.rollback()
         except Exception:  # the server rolls back what a closed connection left
+            connection.close()
+        if isinstance(failure, DatabaseUnavailableError):  # the next attempt may find another server, such as a primary
             connection.close()
 
 
