@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from semel.client.errors import ConfigError, ConnectionFailedError, TimedOutError
 from semel.sinks.postgres.database import Database
 from semel.sinks.postgres.errors import DatabaseFatalError, DatabaseUnavailableError, RowRefusedError
-from semel.sinks.postgres.moving import BadStagedRowError, SameKeyError
+from semel.sinks.postgres.moving import DELETE, BadStagedRowError, SameKeyError
 from semel.sinks.postgres.target import fitting
 from semel.spark.base_sink import SinkError, refuse_connect
 from semel.spark.decided_transaction import DecidedHandle, DecidedReports, DecidedTransaction
@@ -100,7 +100,8 @@ class PostgresSink(TransactionalSink):
 
     def _write(self, df: Any, batch: MicroBatch, handle: BatchHandle) -> Reports:
         options = self.options
-        columns = fitting(handle.table, [row_column(*pair) for pair in df.dtypes], options.aside())
+        stores = options.mode != DELETE
+        columns = fitting(handle.table, [row_column(*pair) for pair in df.dtypes], options.aside(), stores=stores)
         self._check_named(df.columns)
         self.transaction.columns = columns
         rows = df if options.max_tasks is None else df.coalesce(options.max_tasks)

@@ -185,11 +185,14 @@ def _scale(typmod: int) -> int:
 
 
 # --- do the rows fit? ---
-def fitting(table: TargetTable, rows: Sequence[RowColumn], aside: Collection[str] = ()) -> list[WrittenColumn]:
-    """How the columns of the rows are written. `aside` names columns that the table need not have.
+def fitting(
+    table: TargetTable, rows: Sequence[RowColumn], aside: Collection[str] = (), *, stores: bool = True
+) -> list[WrittenColumn]:
+    """How the columns of the rows are written. `aside` names columns that the table need not have; `stores` is False
+    where the rows only say which ones are deleted.
 
     Everything that is wrong is in one error, with both sides."""
-    wrong = _missing(table, [field.name for field in rows])
+    wrong = _missing(table, [field.name for field in rows], stores)
     written = []
     for field in rows:
         wire = None if field.kind is None else wire_type(field.kind)
@@ -198,7 +201,7 @@ def fitting(table: TargetTable, rows: Sequence[RowColumn], aside: Collection[str
             wrong.append(_unknown(table, field))
         elif wire is None:
             wrong.append(_no_wire(field))
-        elif column is not None and (problem := _misfit(field, wire, column)):
+        elif column is not None and (problem := _misfit(field, wire, column, stores)):
             wrong.append(problem)
         else:
             written.append(WrittenColumn(field.name, wire, *_cast(field, wire, column)))
@@ -207,9 +210,10 @@ def fitting(table: TargetTable, rows: Sequence[RowColumn], aside: Collection[str
     return written
 
 
-def _missing(table: TargetTable, names: Sequence[str]) -> list[str]:
+def _missing(table: TargetTable, names: Sequence[str], stores: bool) -> list[str]:
     doubled = sorted({name for name in names if names.count(name) > 1})
-    absent = [column for column in table.columns.values() if column.is_required and column.name not in names]
+    required = [column for column in table.columns.values() if stores and column.is_required]
+    absent = [column for column in required if column.name not in names]
     return [f"the rows have several columns {name!r}" for name in doubled] + [
         f"column {column.name!r} ({column.type_text}) of the table is NOT NULL without a default, and the rows do not "
         "have it"
@@ -230,9 +234,9 @@ def _no_wire(field: RowColumn) -> str:
     )
 
 
-def _misfit(field: RowColumn, wire: WireType, column: TargetColumn) -> str:
+def _misfit(field: RowColumn, wire: WireType, column: TargetColumn, stores: bool) -> str:
     """Why a column cannot go where it should; "" if it can."""
-    if column.is_generated:
+    if column.is_generated and stores:
         return f"column {field.name!r} of the table is generated always; leave it out of the rows"
     is_array, inside = wire.name.endswith("[]"), wire.name.removesuffix("[]")
     scale = _scale_of(field.kind)
