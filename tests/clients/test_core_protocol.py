@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from semel.protocol.batch import HEADER_SIZE, LOG_OVERHEAD, iter_headers, seal_crc
+from semel.protocol.compression import Compression
 from semel.protocol.errors import ErrorCode as E
 from semel.protocol.messages.cluster import (
     API_VERSIONS,
@@ -480,6 +481,27 @@ def list_offset(client: DirectClient, name: str, timestamp_ms: int, *, version: 
     ask = ListOffsetsPartition(options.get("partition", 0), options.get("epoch", -1), timestamp_ms)
     request = ListOffsetsRequest(-1, options.get("isolation", 0), [ListOffsetsTopic(name, [ask])])
     return client.call(LIST_OFFSETS, request, version).topics[0].partitions[0]
+
+
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.LZ4], ids=lambda each: each.name.lower())
+@pytest.mark.parametrize("count", [3, 40], ids=["few", "many"])
+@pytest.mark.parametrize("claimed", ["last", "none", "zero"])
+def test_highest_timestamp_of_a_batch_is_that_of_its_records(
+    client: DirectClient, topic: str, compression: Compression, count: int, claimed: str
+) -> None:
+    """KafkaJS writes the last one's into the header. Searches by time and retention rely on it."""
+    now_ms = int(time.time() * 1000)
+    times = [now_ms - 1000 * (count - number) for number in range(count)]
+    times[-1], times[1] = times[1], now_ms
+    data = encode_batch([Record(n, at_ms, None, b"v") for n, at_ms in enumerate(times)], compression=compression)
+    struct.pack_into(">q", data, 35, {"last": times[-1], "none": -1, "zero": 0}[claimed])
+    seal_crc(data)
+    assert produce(client, topic, bytes(data)).error_code == E.NONE
+    (header,) = (header for _, header in iter_headers(fetch(client, topic).records))
+    assert header.max_timestamp == now_ms
+    for wanted in (now_ms - 500, -3):
+        found = list_offset(client, topic, wanted)
+        assert (found.error_code, found.offset, found.timestamp) == (E.NONE, 1, now_ms)
 
 
 def test_offsets_of_every_kind(client: DirectClient, topic: str) -> None:

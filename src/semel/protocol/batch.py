@@ -208,6 +208,12 @@ def patch_log_append_time(batch: bytearray | memoryview, timestamp_ms: int, at: 
     seal_crc(batch, at)
 
 
+def patch_max_timestamp(batch: bytearray | memoryview, timestamp_ms: int) -> None:
+    """Gives a batch its highest timestamp and computes its CRC anew."""
+    _MAX_TIMESTAMP.pack_into(batch, 35, timestamp_ms)
+    seal_crc(batch)
+
+
 def seal_crc(batch: bytearray | memoryview, at: int = 0) -> None:
     """Writes the CRC of the batch that starts at a position, from the length that its header says."""
     (length,) = _LENGTH.unpack_from(batch, at + 8)

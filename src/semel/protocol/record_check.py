@@ -31,10 +31,9 @@ class RecordFacts(NamedTuple):
     keyless: Sequence[int]  # numbers of the records without a key
 
 
-def facts_of(timestamp_bytes: int, keyless: Sequence[int]) -> RecordFacts:
+def facts_of(timestamp_bytes: int, max_timestamp_delta: int, keyless: Sequence[int]) -> RecordFacts:
     """By the bytes of the longest timestamp delta."""
-    bound = 1 << (7 * timestamp_bytes - 1)
-    return RecordFacts(-bound, bound - 1, False, keyless)
+    return RecordFacts(-1 << (7 * timestamp_bytes - 1), max_timestamp_delta, False, keyless)
 
 
 def _offset_delta(number: int) -> bytes:
@@ -46,6 +45,7 @@ def _offset_delta(number: int) -> bytes:
 _OFFSET_DELTAS = tuple(map(_offset_delta, range(SOME_RECORDS)))
 
 
+_LOWEST = -(2**63)  # timestamp delta
 _is_loaded = False  # numpy, and what needs it
 
 
@@ -77,27 +77,22 @@ def check_records(body: Buffer, record_count: int, *, exact: bool = False) -> Re
     return _check_one_by_one(bytes(body), record_count)
 
 
-_PLAIN_FACTS, _KEYLESS_FACTS = facts_of(1, ()), facts_of(1, (0,))  # of most small batches
-
-
 def _check_one_by_one(body: bytes, record_count: int) -> RecordFacts:
     keyless: list[int] = []
     try:
-        at, timestamp_bytes = _walk(body, record_count, keyless)
+        at, timestamp_bytes, highest = _walk(body, record_count, keyless)
     except IndexError:  # past the end: records that are wrong, or a length in a longer spelling that was taken for one
         keyless.clear()
-        at, timestamp_bytes = _walk_plainly(body, record_count, keyless)
+        at, timestamp_bytes, highest = _walk_plainly(body, record_count, keyless)
     if at != len(body):
         raise CorruptBatchError(f"{len(body) - at} bytes are left after the {record_count} records of a batch")
-    if timestamp_bytes > 1 or len(keyless) > 1:
-        return facts_of(timestamp_bytes, keyless)
-    return _KEYLESS_FACTS if keyless == [0] else facts_of(1, keyless) if keyless else _PLAIN_FACTS
+    return facts_of(timestamp_bytes, highest, keyless)
 
 
-def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]:
-    """(position after the records, bytes of the longest timestamp delta). What most records are like is checked here;
-    any other record is left to `_check_record`."""
-    at, timestamp_bytes = 0, 1
+def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int, int]:
+    """(position after the records, bytes of the longest timestamp delta, the highest one). What most records are like
+    is checked here; any other record is left to `_check_record`."""
+    at, timestamp_bytes, highest = 0, 1, _LOWEST
     for number in range(record_count):
         start, low = at, body[at]
         if not low & 0x81:  # a length of one byte
@@ -107,7 +102,8 @@ def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]
         else:
             end = 0
         delta = _OFFSET_DELTAS[number]
-        if end and body[at] < 0x80 and body.startswith(delta, at + 1):  # a timestamp delta of one byte
+        stamp = body[at]
+        if end and stamp < 0x80 and body.startswith(delta, at + 1):  # a timestamp delta of one byte
             at += 1 + len(delta)
             key = body[at]
             at += 1 if key & 1 else 1 + (key >> 1)
@@ -121,29 +117,34 @@ def _walk(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]
             if at == end - 1 and not body[at] and key < 0x80 and (key == 1 or not key & 1):
                 if key == 1:
                     keyless.append(number)
+                stamp = ~(stamp >> 1) if stamp & 1 else stamp >> 1
+                if stamp > highest:
+                    highest = stamp
                 at = end
                 continue
-        at, width = _check_record(body, start, number, keyless)
+        at, width, stamp = _check_record(body, start, number, keyless)
         timestamp_bytes = max(timestamp_bytes, width)
-    return at, timestamp_bytes
+        highest = max(highest, stamp)
+    return at, timestamp_bytes, highest
 
 
-def _walk_plainly(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int]:
-    at, timestamp_bytes = 0, 1
+def _walk_plainly(body: bytes, record_count: int, keyless: list[int]) -> tuple[int, int, int]:
+    at, timestamp_bytes, highest = 0, 1, _LOWEST
     for number in range(record_count):
-        at, width = _check_record(body, at, number, keyless)
+        at, width, stamp = _check_record(body, at, number, keyless)
         timestamp_bytes = max(timestamp_bytes, width)
-    return at, timestamp_bytes
+        highest = max(highest, stamp)
+    return at, timestamp_bytes, highest
 
 
-def _check_record(body: bytes, at: int, number: int, keyless: list[int]) -> tuple[int, int]:
-    """(position after it, bytes of its timestamp delta) of the record at a position."""
+def _check_record(body: bytes, at: int, number: int, keyless: list[int]) -> tuple[int, int, int]:
+    """(position after it, bytes of its timestamp delta, the delta) of the record at a position."""
     length, at = read_varint(body, at, len(body))
     end = at + length
     if length < SMALLEST_RECORD - 1 or end > len(body):
         raise CorruptBatchError(f"a record says it takes {length} bytes, but {len(body) - at} are left in its batch")
     timestamp_at = at + 1
-    _, at = read_varint(body, timestamp_at, end, 64)
+    stamp, at = read_varint(body, timestamp_at, end, 64)
     width = at - timestamp_at
     offset_delta, at = read_varint(body, at, end)
     if offset_delta != number:
@@ -155,7 +156,7 @@ def _check_record(body: bytes, at: int, number: int, keyless: list[int]) -> tupl
     if key_length < -1 or value_length < -1:
         raise CorruptBatchError("the key or value of a record has a negative length")
     _check_headers(body, at + max(value_length, 0), end)
-    return end, width
+    return end, width, stamp
 
 
 def _check_headers(body: bytes, at: int, end: int) -> None:

@@ -20,7 +20,16 @@ from semel.protocol.batch import Buffer
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.record_check import RecordFacts, facts_of
 from semel.protocol.varints import read_varint
-from semel.protocol.vector_varints import SHORT_LIMIT, SHORT_WORDS, Bytes, UInt64s, varint_words, zigzag
+from semel.protocol.vector_varints import (
+    SHORT_LIMIT,
+    SHORT_VALUES,
+    SHORT_WORDS,
+    Bytes,
+    UInt64s,
+    VarintReader,
+    varint_words,
+    zigzag,
+)
 
 SHORTEST_RUN = 8  # records; batches of shorter runs are read otherwise
 LARGEST_LAYOUT_BYTES = 64 << 10
@@ -42,6 +51,9 @@ class _Shape(NamedTuple):
     is_keyless: bool
 
 
+_Run = tuple[int, int, _Shape]  # where it starts, its rows, their shape
+
+
 class _Layout(NamedTuple):
     """A whole batch of records that were right: the bits that hold structure. Producers of records of one size send
     one batch after the other with the same."""
@@ -49,7 +61,8 @@ class _Layout(NamedTuple):
     places: npt.NDArray[np.intp]  # of the bytes that hold it
     mask: Bytes
     bits: bytes
-    facts: RecordFacts
+    runs: list[_Run]
+    facts: RecordFacts  # but for the highest timestamp
 
 
 _layouts: OrderedDict[tuple[int, int, int], _Layout] = OrderedDict()
@@ -63,10 +76,11 @@ def check_alike(body: Buffer, record_count: int) -> RecordFacts | None:
         found = np.frombuffer(body, np.uint8).take(layout.places)
         found &= layout.mask
         if found.tobytes() == layout.bits:
-            return layout.facts
+            facts = layout.facts
+            return RecordFacts(facts.min_timestamp_delta, _highest_delta(body, layout.runs), False, facts.keyless)
     if not _starts_alike(body):
         return None
-    runs: list[tuple[int, int, _Shape]] = []  # where it starts, its rows, their shape
+    runs: list[_Run] = []
     at = number = 0
     while number < record_count:
         shape = _shape_of(body, at, number)
@@ -80,7 +94,7 @@ def check_alike(body: Buffer, record_count: int) -> RecordFacts | None:
         at += rows * shape.size
     if at != len(body):
         return None
-    facts = _facts(runs)
+    facts = _facts(body, runs)
     if len(body) <= LARGEST_LAYOUT_BYTES:
         _keep(key, _layout_of(body, runs, facts))
     return facts
@@ -98,7 +112,7 @@ def _starts_alike(body: Buffer) -> bool:
     return 2 * size < len(body) and body[size] == low == body[2 * size]
 
 
-def _facts(runs: list[tuple[int, int, _Shape]]) -> RecordFacts:
+def _facts(body: Buffer, runs: list[_Run]) -> RecordFacts:
     keyless: list[range] = []
     number = 0
     for _, rows, shape in runs:
@@ -107,10 +121,25 @@ def _facts(runs: list[tuple[int, int, _Shape]]) -> RecordFacts:
         number += rows
     is_all = len(keyless) == len(runs)
     numbers = range(number) if is_all else [each for numbers in keyless for each in numbers]
-    return facts_of(max(shape.offset_at - shape.timestamp_at for _, _, shape in runs), numbers)
+    longest = max(shape.offset_at - shape.timestamp_at for _, _, shape in runs)
+    return facts_of(longest, _highest_delta(body, runs), numbers)
 
 
-def _layout_of(body: Buffer, runs: list[tuple[int, int, _Shape]], facts: RecordFacts) -> _Layout:
+def _highest_delta(body: Buffer, runs: list[_Run]) -> int:
+    """Of the timestamps. What follows one byte of them is the offset delta: two bytes can always be read."""
+    highest = []
+    for at, rows, shape in runs:
+        start = at + shape.timestamp_at
+        if shape.offset_at - shape.timestamp_at <= 2:
+            pairs: npt.NDArray[np.uint16] = np.ndarray((rows,), "<u2", body, start, (shape.size,))
+            highest.append(int(SHORT_VALUES.take(pairs).max()))
+        else:
+            places = start + np.arange(rows, dtype=np.int64) * shape.size
+            highest.append(int(VarintReader(np.frombuffer(body, np.uint8)).read(places, 64)[0].max()))
+    return max(highest)
+
+
+def _layout_of(body: Buffer, runs: list[_Run], facts: RecordFacts) -> _Layout:
     mask = np.zeros(len(body), np.uint8)
     for at, rows, shape in runs:
         table = mask[at : at + rows * shape.size].reshape(rows, shape.size)
@@ -121,7 +150,7 @@ def _layout_of(body: Buffer, runs: list[tuple[int, int, _Shape]], facts: RecordF
         table[:, -1] = 0xFF
     places = np.flatnonzero(mask)
     mask = mask[places]
-    return _Layout(places, mask, (np.frombuffer(body, np.uint8)[places] & mask).tobytes(), facts)
+    return _Layout(places, mask, (np.frombuffer(body, np.uint8)[places] & mask).tobytes(), runs, facts)
 
 
 def _keep(key: tuple[int, int, int], layout: _Layout) -> None:

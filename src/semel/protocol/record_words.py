@@ -78,7 +78,8 @@ def check_words(body: Buffer, record_count: int) -> RecordFacts | None:
     if not used.all() or pairs[last].astype(np.uint8).any():  # the last byte of a record is its number of headers
         return None
     front >>= used
-    timestamp_bits = _TIMESTAMP_BITS.take(front.astype(np.uint16))
+    stamps = front.astype(np.uint16)
+    timestamp_bits = _TIMESTAMP_BITS.take(stamps)
     front >>= timestamp_bits  # by none, if it is longer: then it is no offset delta either
     offsets = _offset_table(SHORT_LIMIT if record_count <= SHORT_LIMIT else LONG_LIMIT)
     front ^= offsets.words[:record_count]
@@ -97,7 +98,8 @@ def check_words(body: Buffer, record_count: int) -> RecordFacts | None:
         return None
     if (at != last).any():
         return None
-    return facts_of(int(timestamp_bits.max()) >> 3, _keyless(keys.astype(np.uint8).tobytes()))
+    highest = int(SHORT_VALUES.take(stamps).max())
+    return facts_of(int(timestamp_bits.max()) >> 3, highest, _keyless(keys.astype(np.uint8).tobytes()))
 
 
 def _keyless(key_lengths: bytes) -> Sequence[int]:

@@ -27,6 +27,7 @@ from semel.protocol.batch import (
     BatchHeader,
     Buffer,
     iter_headers,
+    patch_max_timestamp,
     read_body,
     read_header,
 )
@@ -40,6 +41,7 @@ PLAIN_ATTRIBUTES = 0x07 | 0x10  # a client may set the compression and the trans
 LIGHT_COMPRESSED_BYTES = 64 << 10  # of a batch that is decompressed, and perhaps compressed again, on the event loop
 LIGHT_DECOMPRESSED_BYTES = 1 << 20
 LIGHT_PLAIN_BYTES = 4 << 20
+INT64_MAX = 2**63 - 1
 MOST_DECOMPRESSED_BYTES = 256 << 20  # more in one batch is a bomb
 MOST_RECORD_ERRORS = 1000  # that a response lists
 _NOT_PLAIN = ~PLAIN_ATTRIBUTES
@@ -64,9 +66,9 @@ def check_client_batch(
     HeavyBatch where a thread should `inspect` the records first, whose `inspection` is then given here."""
     size = len(data)
     if size < HEADER_SIZE:
-        _explain(data, config, now_ms)
+        _explain(data, config)
     fields = _unpack_header(data)
-    base, length, _, magic, crc, attributes, last_delta, base_timestamp, max_timestamp = fields[:9]
+    base, length, _, magic, crc, attributes, last_delta, base_timestamp, _ = fields[:9]
     producer_id, _, sequence, count = fields[9:]
     if (
         length + LOG_OVERHEAD != size
@@ -78,10 +80,9 @@ def check_client_batch(
         or attributes & _NOT_PLAIN
         or attributes & 7 > COMPRESSION_MAX
         or (sequence < 0 <= producer_id)
-        or max_timestamp - now_ms > config.message_timestamp_after_max_ms
         or crc32c(data[CRC_START:]) != crc
     ):
-        _explain(data, config, now_ms)
+        _explain(data, config)
     if inspection is None and not attributes & 7 and config.compression_type == "producer":
         if light_only and (size > LIGHT_PLAIN_BYTES or not record_check.is_ready(count)):
             raise HeavyBatch
@@ -91,6 +92,10 @@ def check_client_batch(
         if stored is not data:
             data, fields = stored, _unpack_header(stored)
     _check_facts(facts, data, base_timestamp, config, now_ms)
+    if not config.log_append_time and base_timestamp + facts.max_timestamp_delta != fields[8]:
+        # Some clients write the last record's. Searches by time and retention rely on it, and Kafka corrects it, too.
+        patch_max_timestamp(data, base_timestamp + facts.max_timestamp_delta)
+        fields = _unpack_header(data)
     return data, fields
 
 
@@ -109,7 +114,7 @@ def check_coordinator_batches(data: memoryview, config: LogConfig) -> list[tuple
     return headers
 
 
-def _explain(data: memoryview, config: LogConfig, now_ms: int) -> None:
+def _explain(data: memoryview, config: LogConfig) -> None:
     """Raises for the first thing that is wrong with the header of what should be exactly one batch of a client."""
     header = _check_shape(data)
     if header.size > config.max_message_bytes:
@@ -123,14 +128,16 @@ def _explain(data: memoryview, config: LogConfig, now_ms: int) -> None:
             ErrorCode.INVALID_RECORD,
             f"Invalid sequence number {header.base_sequence} in record batch with producerId {header.producer_id}",
         )
-    if not config.log_append_time:
-        check_timestamp(header.max_timestamp, config, now_ms)
+
+
+def _latest_timestamp(config: LogConfig, now_ms: int) -> int:
+    return min(now_ms + config.message_timestamp_after_max_ms, INT64_MAX)
 
 
 def check_timestamp(timestamp_ms: int, config: LogConfig, now_ms: int) -> None:
     if timestamp_ms == NO_TIMESTAMP:
         return
-    earliest, latest = now_ms - config.message_timestamp_before_max_ms, now_ms + config.message_timestamp_after_max_ms
+    earliest, latest = now_ms - config.message_timestamp_before_max_ms, _latest_timestamp(config, now_ms)
     if not earliest <= timestamp_ms <= latest:
         refuse(
             ErrorCode.INVALID_TIMESTAMP,
@@ -216,9 +223,8 @@ def _check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, con
         refuse_size(len(batch), config)
     if config.log_append_time:
         return
-    latest = now_ms + config.message_timestamp_after_max_ms
     if (
-        base_timestamp + facts.max_timestamp_delta <= latest
+        base_timestamp + facts.max_timestamp_delta <= _latest_timestamp(config, now_ms)
         and now_ms - config.message_timestamp_before_max_ms <= base_timestamp + facts.min_timestamp_delta
     ):
         return
