@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.client.consumer import Consumer
+from semel.client.consumer.commits import Offsets, PendingCommit
 from semel.client.errors import CommitUncertainError, KafkaError
 from semel.client.producer import Producer
 from semel.client.producer.transaction_states import ProducerTxnState
@@ -301,13 +302,27 @@ class Programs:
         options = self.options(**{"group.id": name, "enable.auto.commit": False, "default.api.timeout.ms": 2_000})
         with Consumer(options) as consumer:
             consumer.assign([place])
-            number, in_doubt = 0, 0
+            number = 0
+            stored: int | None = None  # by the last commit that succeeded
+            late: set[int] = set()  # offsets in requests without a response, which may arrive behind newer ones
             looks_always = rng.random() < 0.5  # also after a failure, which makes the client look for the coordinator
+            commits = consumer._engine.core.commits
+            attempt_ended = commits.responded
 
-            def settled(_: object, error: KafkaError | None) -> None:
-                nonlocal in_doubt
+            def responded(commit: PendingCommit, error: KafkaError | None, now_s: float) -> None:
+                """Also of an attempt whose repetition succeeds."""
                 if error is not None:
-                    in_doubt = number  # a request that is on its way may arrive behind newer ones
+                    late.add(commit.offsets[place].offset)
+                attempt_ended(commit, error, now_s)
+
+            commits.responded = responded  # type: ignore[method-assign]
+
+            def settled(offsets: Offsets, error: KafkaError | None) -> None:
+                nonlocal stored
+                if error is None:
+                    stored = offsets[place].offset
+                else:
+                    late.add(offsets[place].offset)
 
             while self.disturbed:
                 with self.keeps(0.2):
@@ -320,15 +335,17 @@ class Programs:
                 try:
                     with self.keeps(0.8):
                         consumer.commit({place: 2 * number + 1}, timeout_ms=800)
-                except KafkaError as error:
+                    stored = 2 * number + 1
+                except KafkaError:
                     failed = True
-                    settled(None, error)
+                    late |= {2 * number, 2 * number + 1}  # the first of them may have no response yet
                 if failed and not looks_always:
                     continue
                 with suppress(KafkaError), self.keeps(0.5):
                     found = consumer.committed([place], timeout_ms=500).get(place)
-                    assert in_doubt or (found is not None and found.offset >= 2 * number + 1), (
-                        f"{name} committed {2 * number + 1}, the group has {found}"
+                    offset = None if found is None else found.offset
+                    assert offset == stored or offset in late, (
+                        f"{name} committed {stored}, and perhaps {sorted(late)}; the group has {offset}"
                     )
                 if rng.random() < 0.3:
                     self._wake(consumer, rng)
