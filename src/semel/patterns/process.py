@@ -296,7 +296,6 @@ class Processor(RebalanceListener):
         max_records = MAX_RECORDS if max_records is None else max_records
         check_limits(guarantee, commit_interval_ms, max_records, transaction_timeout_ms)
         check_bad_records(self._topics, dead_letter_topic, on_error)
-        self.stats = Stats()
         self._application_id, self._instance = application_id, instance
         self._tables = tables
         self._transaction_timeout_ms = transaction_timeout_ms
@@ -320,6 +319,7 @@ class Processor(RebalanceListener):
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
         topic = None if isinstance(sink, Postgres | Files) else sink
         self._emitter = self._make_emitter(function, topic, dead_letter_topic, on_error)
+        self._stopping = threading.Event()
         self._prepare_run()
 
     def _make_emitter(
@@ -341,8 +341,10 @@ class Processor(RebalanceListener):
         )
 
     def _prepare_run(self) -> None:
-        """What changes while the loop runs."""
-        self._stopping = threading.Event()
+        """What changes while the loop runs. The next run starts anew."""
+        self.stats = Stats()
+        if self._idle is not None:
+            self._idle.interrupt()
         self._mode: Mode | None = None
         self._consumer: Consumer | None = None
         self._ends: EndOffsets | None = None
@@ -366,6 +368,13 @@ class Processor(RebalanceListener):
     def run(self) -> Stats:
         """Returns what was done when `stop` is called or the end is reached; raises what it cannot recover from. Leaves
         its group, unless it was stopped and is a static member: that one is expected back."""
+        self._prepare_run()
+        try:
+            return self._run()
+        finally:
+            self._stopping.clear()
+
+    def _run(self) -> Stats:
         with stop_on_signals(self.stop), Consumer(self._consumer_options) as consumer:
             self._consumer = consumer
             mode = self._mode = self._make_mode(consumer)

@@ -136,6 +136,19 @@ def test_stop_at_end_passes_aborted_records_and_stops_before_an_open_transaction
     assert pipe.written() == EVERYTHING + Counter([b"open"])
 
 
+def test_a_loop_can_run_again(pipe: Pipe) -> None:
+    """The second run took the end of the first one for its own, and failed with an error about the group."""
+    loop = Processor(pipe.source, pipe.sink, copy, **pipe.options(stop_at_end=True))
+    assert loop.run().records_out == COUNT
+    with Producer(bootstrap_servers=pipe.bootstrap) as producer:
+        producer.send(pipe.source, b"later")
+    assert (loop.run().records_in, loop.stats.records_out) == (1, 1)
+    loop.stop()
+    assert loop.run().records_in == 0
+    assert loop.run().records_in == 0
+    assert pipe.written() == EVERYTHING + Counter([b"later"])
+
+
 def test_empty_source_is_at_its_end(pipe: Pipe) -> None:
     stats = semel.process(pipe.sink, pipe.source, copy, **pipe.options(stop_at_end=True))
     assert stats.records_in == 0
