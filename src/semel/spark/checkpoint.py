@@ -38,7 +38,9 @@ class QueryRun:
         self.query_id: str = context.getLocalProperty("sql.streaming.queryId")
         if self.query_id is None:
             raise CheckpointError(
-                "the sink was not called by a streaming query; use it with writeStream.foreachBatch(sink)"
+                "the sink was not called by a streaming query, or in another thread than the query's; use it with "
+                "writeStream.foreachBatch(sink), and give a thread of your own the query's properties "
+                "(pyspark.inheritable_thread_target)"
             )
         query = running_query(session)
         self._query = query

@@ -52,6 +52,13 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
             f"the DataFrame has no column 'value' (it has {', '.join(types) or 'none'}); select what to write, "
             'such as df.selectExpr("to_json(struct(*)) AS value")'
         )
+    for name in ("key", "headers"):
+        alike = [given for given in types if given.lower() == name]
+        if alike and name not in types:
+            raise ColumnError(
+                f"the DataFrame has a column {alike[0]!r}, but names count as they are written, and what is not called "
+                f"{name!r} would be left out; rename it, such as {alike[0]} AS {name}, or drop it"
+            )
     for name in ("key", "value"):
         if name in types and types[name] not in BINARY:
             raise ColumnError(f"column {name!r} is {types[name]}, expected binary or string; cast it")

@@ -71,6 +71,13 @@ def test_only_known_columns_are_written_and_a_topic_counts_where_there_are_sever
     assert "topic" in written_columns(batch, options(extra_topics=("in",))).schema.names
 
 
+def test_a_key_in_capital_letters_is_refused_because_it_would_be_left_out():
+    for name in ("KEY", "Headers"):
+        with pytest.raises(ColumnError, match=f"rename it, such as {name} AS {name.lower()}"):
+            check_columns({"value": "binary", name: "binary"}, options())
+    check_columns({"value": "binary", "key": "binary", "KEY": "int", "Timestamp": "bigint"}, options())
+
+
 def test_a_timestamp_that_is_a_number_is_refused_because_nobody_knows_its_unit():
     for kind in ("bigint", "string"):
         with pytest.raises(ColumnError, match=f"'timestamp' is {kind}, expected timestamp.*timestamp_millis"):
