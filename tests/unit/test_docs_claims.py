@@ -201,6 +201,14 @@ def test_environment_variables_are_read_somewhere() -> None:
     assert wrong(variables, lambda name: bool(re.search(rf"\b{name}\b", there))) == []
 
 
+def test_environment_variables_of_users_are_documented() -> None:
+    internal = {"SEMEL_PYTHON", "SEMEL_SPARK_STAGES", "SEMEL_VENV"}  # set by semel itself, and by its own tools
+    files = [*SOURCES, *(ROOT / "tests/browser").glob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    read = {name for path in files for name in variables(path.read_text(encoding="utf-8"))}
+    table = (ROOT / "docs/operations.md").read_text(encoding="utf-8").split("## Environment variables")[1]
+    assert read - internal == set(variables(table))
+
+
 # --- names of the API ---
 
 
