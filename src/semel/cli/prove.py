@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from semel.cli.client_options import seconds
+
 HELP = """Tries to break the guarantee: runs a pipeline, kills and freezes its processes, cuts and delays its network,
 and has an independent client count what came out. The faults come from a seed; the schedule is saved and can be
 replayed.
@@ -63,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--faults-per-round", type=int, metavar="N", help="(default: the workload's own)")
     how.add_argument(
         "--stuck-after",
-        type=float,
+        type=seconds,
         metavar="S",
         help="a pipeline may take so long to catch up after the faults of a round",
     )

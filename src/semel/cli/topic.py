@@ -83,15 +83,20 @@ def _describe(admin: Admin, args: argparse.Namespace) -> None:
             (
                 (
                     part.partition,
-                    part.leader,
+                    _known(part.leader),
                     ",".join(map(str, part.replicas)),
                     ",".join(map(str, part.in_sync)),
-                    part.earliest_offset,
-                    part.latest_offset,
+                    _known(part.earliest_offset),
+                    _known(part.latest_offset),
                 )
                 for part in topic.partitions
             ),
         )
+
+
+def _known(number: int) -> int | None:
+    """-1 stands for no leader, and for the offsets that only a leader knows."""
+    return None if number < 0 else number
 
 
 def _create(admin: Admin, args: argparse.Namespace) -> None:

@@ -330,8 +330,15 @@ def _misfits(snapshot: Snapshot, last: LedgerEntry) -> Iterator[tuple[Certainty,
     for written in last.written:
         place = TopicPartition(written.topic, written.partition)
         bounds = snapshot.bounds.get(place)
+        if place in snapshot.leaderless:
+            continue
         if bounds is None:
-            yield Certainty.CERTAIN, f"that it wrote {written.count} rows to {place}, which does not exist"
+            hidden = bool(snapshot.settings.get(AUTHORIZER, ""))
+            yield (
+                Certainty.POSSIBLE if hidden else Certainty.CERTAIN,
+                f"that it wrote {written.count} rows to {place}, which does not exist"
+                f"{', or is hidden from this user' if hidden else ''}",
+            )
         elif written.last_offset >= bounds.end:
             yield (
                 Certainty.CERTAIN,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from semel.client.admin.calls import AdminCalls
+from semel.client.admin.calls import AdminCalls, TopicInfo
 from semel.client.admin.observation import TransactionStep
 from semel.client.admin.risks import risks
 from semel.client.admin.transactions import ProducerInfo, TransactionInfo
@@ -70,7 +70,8 @@ class Snapshot(msgspec.Struct):
     now_ms: int
     brokers: int = 1
     transaction_version: int = 2
-    bounds: dict[TopicPartition, Bounds] = {}
+    bounds: dict[TopicPartition, Bounds] = {}  # of partitions with a leader
+    leaderless: set[TopicPartition] = set()
     producers: dict[TopicPartition, list[ProducerInfo]] = {}
     transactions: dict[str, TransactionInfo] = {}
     ids: list[str] = []
@@ -124,12 +125,9 @@ class _Reader:
         self.found.coordinators_away = sum(
             part.leader < 0 for topic in topics if topic.name == TRANSACTIONS_TOPIC for part in topic.partitions
         )
-        places = [
-            TopicPartition(topic.name, part.partition)
-            for topic in topics
-            for part in topic.partitions
-            if part.leader >= 0
-        ]
+        places = self._places_with_leaders(topics)
+        if self.found.leaderless:
+            self.found.not_looked_at.append(f"{len(self.found.leaderless)} partitions have no leader")
         ends = await self._offsets(places, LATEST, False)
         used = [place for place, end in ends.items() if end > 0]  # of the others all three are 0
         stables, starts = await self._offsets(used, LATEST, True), await self._offsets(used, EARLIEST, False)
@@ -139,6 +137,14 @@ class _Reader:
             for place in used
             if place in starts and place in stables
         }
+
+    def _places_with_leaders(self, topics: Iterable[TopicInfo]) -> list[TopicPartition]:
+        """The others are noted: nobody responds for them."""
+        leaders = {
+            TopicPartition(topic.name, part.partition): part.leader for topic in topics for part in topic.partitions
+        }
+        self.found.leaderless |= {place for place, leader in leaders.items() if leader < 0}
+        return [place for place, leader in leaders.items() if leader >= 0]
 
     async def _offsets(self, places: list[TopicPartition], at: int, committed: bool) -> dict[TopicPartition, int]:
         if not places:
@@ -198,6 +204,8 @@ class _Reader:
     # --- groups ---
     async def _read_groups(self) -> None:
         committed = await self._calls.committed_of_all(timeout_ms=self._left_ms())
+        if len(committed) > GROUPS_AT_MOST:
+            self.found.not_looked_at.append(f"{len(committed) - GROUPS_AT_MOST} of {len(committed)} groups")
         self.found.groups = {
             group: GroupSeen(
                 each.state, {place: at.offset for place, at in each.committed.items()}, sorted(each.unstable)
@@ -233,6 +241,8 @@ class _Reader:
     # --- ledgers ---
     async def _read_ledgers(self) -> None:
         names = sorted({place.topic for place in self.found.bounds if place.topic.endswith(SUFFIX)})
+        if len(names) > LEDGERS_AT_MOST:
+            self.found.not_looked_at.append(f"{len(names) - LEDGERS_AT_MOST} of {len(names)} ledgers")
         for name in names[:LEDGERS_AT_MOST]:
             entries = await self._entries(name)
             if entries is None:
@@ -271,10 +281,10 @@ class _Reader:
         been written in between."""
         bounds = self.found.bounds
         suspects = {place for place, end in self._reached() if place not in bounds or end > bounds[place].end}
+        suspects -= self.found.leaderless
         if any(place not in bounds for place in suspects):  # or created in between
             topics = await self._calls.describe_topics(timeout_ms=self._left_ms())
-            there = {TopicPartition(topic.name, part.partition) for topic in topics for part in topic.partitions}
-            suspects &= there | set(bounds)
+            suspects &= {*self._places_with_leaders(topics), *bounds}
         for place, end in (await self._offsets(sorted(suspects), LATEST, False)).items():
             before = bounds.get(place, EMPTY)
             bounds[place] = Bounds(before.start, before.stable, max(end, before.end))
@@ -295,6 +305,7 @@ class _Reader:
         self.found.steps = await self._calls.transaction_events(limit=10_000, timeout_ms=self._left_ms())
 
     async def _read_settings(self) -> None:
+        self.found.settings = {AUTHORIZER: "unknown"}  # there may be one that hides the settings, and ids with them
         node = min(broker.node_id for broker in self._cluster.brokers)
         settings = await self._calls.describe_configs(broker=node, timeout_ms=self._left_ms())
         self.found.settings = {name: settings[name].value for name in BROKER_SETTINGS if name in settings}

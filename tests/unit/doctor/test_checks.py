@@ -7,21 +7,27 @@ import json
 import shlex
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from semel.cli import available_commands, doctor, main, txn
 from semel.cli.client_options import print_table
+from semel.client.admin.calls import ClusterInfo, PartitionInfo, TopicInfo
 from semel.client.admin.transactions import NO_TIMEOUT_MS, ProducerInfo, TransactionInfo
+from semel.client.errors import KafkaError, error_of
 from semel.client.immediate import run
+from semel.client.metadata import BrokerAddress
 from semel.client.timing import Deadline
-from semel.client.types import TopicPartition
+from semel.client.types import OffsetAndTimestamp, TopicPartition
 from semel.doctor import checks
+from semel.doctor import snapshot as snapshots
 from semel.doctor.checks import CHECKS, Limits, find
 from semel.doctor.findings import AILMENTS, Certainty, with_options
-from semel.doctor.snapshot import Bounds, CommitSeen, Snapshot, _Reader
-from semel.spark.ledger import SUFFIX, LedgerEntry
+from semel.doctor.snapshot import AUTHORIZER, Bounds, CommitSeen, GroupSeen, Snapshot, _Reader
+from semel.protocol.errors import ErrorCode
+from semel.spark.ledger import SUFFIX, LedgerEntry, Written
 
 NOW_MS = 1_800_000_000_000
 PLACE = TopicPartition("orders", 0)
@@ -113,6 +119,64 @@ def test_a_ledger_of_a_topic_that_is_read_elsewhere_is_no_certain_misfit() -> No
     (finding,) = find(snapshot(ledgers={f"app{SUFFIX}": [entry]}))
     assert (finding.name, finding.certainty) == ("ledger-misfit", Certainty.POSSIBLE)
     assert "another cluster" in finding.seen
+
+
+def test_what_has_no_leader_is_neither_missing_nor_waited_for() -> None:
+    """A broker is down: what it led is there, and nobody responds for it."""
+    lost = TopicPartition("out", 0)
+
+    class Calls:
+        cluster = None
+
+        async def describe_topics(self, timeout_ms: float) -> list[TopicInfo]:
+            leaders = {"orders": 1, "out": -1}
+            return [TopicInfo(name, "", False, [PartitionInfo(0, at, [1], [1], 0, 0)]) for name, at in leaders.items()]
+
+        async def list_offsets(self, wanted: dict, **_: object) -> dict:
+            assert lost not in wanted
+            return {place: OffsetAndTimestamp(5, 0) for place in wanted}
+
+    seen = Snapshot(NOW_MS)
+    seen.ledgers = {f"app{SUFFIX}": [LedgerEntry(1, "q", "r", 0, [None], [None], [Written("out", 0, 5, 0, 4)])]}
+    seen.groups = {"g": GroupSeen("Empty", {lost: 3}, [])}
+    reader = _Reader(Calls(), Deadline(10.0), seen)  # type: ignore[arg-type]
+    run(reader._read_bounds())
+    run(reader._read_ends_again())
+    assert find(seen) == []
+    assert seen.not_looked_at == ["1 partitions have no leader"]
+    (finding,) = find(snapshot(ledgers=seen.ledgers))
+    assert (finding.name, finding.certainty) == ("ledger-misfit", Certainty.CERTAIN)
+    (finding,) = find(snapshot(ledgers=seen.ledgers, settings={AUTHORIZER: "org.apache.Authorizer"}))
+    assert finding.certainty is Certainty.POSSIBLE
+
+
+def test_settings_that_this_user_may_not_read_may_name_an_authorizer() -> None:
+    class Calls:
+        cluster = None
+
+        async def describe_configs(self, **_: object) -> None:
+            raise error_of(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "the broker")
+
+    seen = snapshot(still_open={(PLACE, 7, 3, 10)})
+    reader = _Reader(Calls(), Deadline(10.0), seen)  # type: ignore[arg-type]
+    reader._cluster = ClusterInfo("", 1, [BrokerAddress(1, "here", 1)], {})
+    with pytest.raises(KafkaError):
+        run(reader._read_settings())
+    (finding,) = find(seen)
+    assert (finding.name, finding.certainty) == ("hanging-transaction", Certainty.LIKELY)
+
+
+def test_groups_that_are_too_many_to_look_at_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Calls:
+        cluster = None
+
+        async def committed_of_all(self, timeout_ms: float) -> dict:
+            return {name: SimpleNamespace(state="Empty", committed={}, unstable=[]) for name in ("a", "b", "c")}
+
+    monkeypatch.setattr(snapshots, "GROUPS_AT_MOST", 2)
+    seen = Snapshot(NOW_MS)
+    run(_Reader(Calls(), Deadline(10.0), seen)._read_groups())  # type: ignore[arg-type]
+    assert (len(seen.groups), seen.not_looked_at) == (2, ["1 of 3 groups"])
 
 
 @pytest.mark.parametrize("name", ["-J", "--force", "-x y"])

@@ -175,8 +175,12 @@ class AdminCalls(GroupCalls, TransactionAdminCalls, ObservationCalls):
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             )
         chosen = sorted(known) if wanted is None else wanted
-        partitions = [TopicPartition(name, index) for name in chosen for index in sorted(known[name].partitions)]
-        looked_up = partitions if offsets else []
+        looked_up = [
+            TopicPartition(name, part.number)
+            for name in chosen
+            for part in known[name].partitions.values()
+            if offsets and part.leader >= 0  # nobody responds for the others: -1
+        ]
         first, last = [await self._offsets(looked_up, where, deadline) for where in (EARLIEST, LATEST)]
         none = FoundOffset(-1, -1, -1)
         return [
