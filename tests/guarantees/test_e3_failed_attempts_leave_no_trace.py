@@ -47,27 +47,10 @@ def test_python_worker_killed_while_it_writes_what_it_has_read(
 ) -> None:
     pipeline = Pipeline(cluster, tmp_path, partitioner="murmur2")  # keys are where the sink would put them: no shuffle
     spark.faults.arm(point, "kill")
-    driver = spark.driver()
-    outcome = driver.run(pipeline.job()).succeeded()
+    outcome = spark.driver().run(pipeline.job()).succeeded()
     spark.faults.fired(point)
     assert outcome.attempts == 2, "the batch had to be aborted and written again"
-    assert "died in the middle of a partition" in driver.warnings, "the first attempt was not without a shuffle"
-    pipeline.assert_exact()
-
-
-@pytest.mark.full
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("cluster", ["semel", pytest.param("apache_kafka", marks=KAFKA)], indirect=True)
-def test_row_that_is_too_large_for_the_short_way_costs_one_attempt(
-    cluster: Cluster, spark: SparkSite, tmp_path: Path
-) -> None:
-    """On a cluster, where Spark tries a task four times: all of them meet the row."""
-    pipeline = Pipeline(cluster, tmp_path, rows=150, partitioner="murmur2")
-    pipeline.fill(1, padding_bytes=20_000)
-    driver = spark.driver()
-    outcome = driver.run(pipeline.job(source={"maxOffsetsPerTrigger": "1000"})).succeeded()
-    assert "a row has more than 16384 bytes" in driver.warnings
-    assert outcome.attempts == 2, "the batch had to be aborted and written again"
+    assert outcome.stages[:2] == [1, 2], "the first attempt was not without a shuffle, or the second not with one"
     pipeline.assert_exact()
 
 

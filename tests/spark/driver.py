@@ -83,18 +83,22 @@ class Program:
                 self.query.awaitTermination()
             except Exception as failure:
                 error = str(failure)
-        return {"error": error, "reports": self._reports(), "stages_again": self._stages_again()}
+        jobs = self._jobs()
+        java = self.spark.sparkContext._jsc.sc()
+        again = reruns(stages_of(java, jobs)) if jobs else []
+        stages = [len(java.statusTracker().getJobInfo(job).get().stageIds()) for job in sorted(jobs)]
+        return {"error": error, "reports": self._reports(), "stages_again": again, "stages": stages}
 
     def _reports(self) -> list[dict[str, Any]]:
         return [report._asdict() for report in self.sink.reports] if self.sink else []
 
-    def _stages_again(self) -> list[int]:
-        """Stages of the query's jobs that Spark ran more than once."""
+    def _jobs(self) -> Any:
+        """Of the query, as Spark numbers them."""
         if self.query is None:
             return []
         java = self.spark.sparkContext._jsc.sc()
         java.listenerBus().waitUntilEmpty(10_000)
-        return reruns(stages_of(java, java.statusTracker().getJobIdsForGroup(str(self.query.runId))))
+        return java.statusTracker().getJobIdsForGroup(str(self.query.runId))
 
     def stop(self) -> dict[str, Any]:
         self.query.stop()

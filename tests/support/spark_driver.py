@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
     error: str
     reports: list[dict[str, Any]]
     stages_again: list[int]  # that Spark ran more than once
+    stages: list[int]  # how many each job has
 
     def succeeded(self) -> Outcome:
         assert not self.error, self.error
@@ -109,7 +110,7 @@ class SparkDriver:
         found = self.process.wait_for_line(rf"^answer {number} (.*)$", DRIVER_TIMEOUT_S)
         self._unanswered -= 1
         answer = json.loads(found[1])
-        return Outcome(answer["error"], answer.get("reports", []), answer.get("stages_again", []))
+        return Outcome(answer["error"], *(answer.get(name, []) for name in ("reports", "stages_again", "stages")))
 
 
 _CONF = {
