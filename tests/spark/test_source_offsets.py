@@ -196,7 +196,8 @@ def test_a_topic_that_is_not_there_is_an_error_that_names_it(topics: Topics) -> 
     [
         ({}, "exactly one of subscribe"),
         ({"subscribe": "a", "assign": "{}"}, "exactly one of subscribe"),
-        ({"subscribe": " "}, "empty"),
+        ({"subscribe": " "}, "at least one topic"),
+        ({"subscribe": ","}, "at least one topic"),
         ({"assign": '{"t": "0"}'}, r'\{"topic": \[0, 1\]\}'),
         ({"subscribePattern": "(["}, "no regular expression"),
         ({"subscribe": "a", "startingOffsets": '{"a": 5}'}, r'\{"topic": \{"0": 23\}\}'),
