@@ -788,9 +788,10 @@ def test_settings_that_are_refused(client: DirectClient, topic: str) -> None:
     assert describe(client, TOPIC, topic, "retention.ms") == {"retention.ms": ("604800000", 5)}
 
 
-def test_max_message_bytes_of_a_topic_is_obeyed_at_once(client: DirectClient, topic: str) -> None:
+def test_max_message_bytes_of_a_topic_is_obeyed_at_once(cluster: Cluster, client: DirectClient, topic: str) -> None:
     assert alter(client, TOPIC, topic, IncrementalConfig("max.message.bytes", SET, "500")) == E.NONE
-    wait_for_setting(client, topic, "max.message.bytes", ("500", 1))
+    if cluster.name == "apache_kafka":  # describes the setting before its log has it
+        eventually(lambda: produce(client, topic, batch(b"x" * 1000)).error_code, lambda code: code != E.NONE)
     assert produce(client, topic, batch(b"x" * 1000)).error_code == E.MESSAGE_TOO_LARGE
     assert produce(client, topic, batch(b"x" * 100)).error_code == E.NONE
 
