@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ from semel.spark.ledger import LedgerEntry, Written
 from tests.support.broker import Cluster
 from tests.support.direct import DirectClient, batch_of
 from tests.support.machine import is_quiet
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 FOUND_WITHIN_S = 2.0
 VERIFICATION = "transaction.partition.verification.enable"
@@ -45,9 +46,13 @@ def admin(cluster: Cluster) -> Iterator[Admin]:
         yield made
 
 
+def look_at(admin: Admin, limits: Limits | None = None) -> Examination:
+    return run(examine(admin.calls, limits, PATIENCE_S * 1000))
+
+
 def found(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -> list[Diagnosis]:
     """What the doctor says by this name about this thing. Other tests share the cluster and plant other things."""
-    return [each for each in run(examine(admin.calls, limits)).findings if each.name == name and where in each.where]
+    return [each for each in look_at(admin, limits).findings if each.name == name and where in each.where]
 
 
 def find_in_time(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -> Diagnosis:
@@ -55,7 +60,7 @@ def find_in_time(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -
 
     def look() -> tuple[Examination, float, Diagnosis] | None:
         started_s = time.thread_time()
-        examined = run(examine(admin.calls, limits))
+        examined = look_at(admin, limits)
         computed_s = time.thread_time() - started_s
         findings = [each for each in examined.findings if each.name == name and where in each.where]
         assert len(findings) <= 1
@@ -66,7 +71,7 @@ def find_in_time(admin: Admin, name: str, where: str, limits: Limits = LIMITS) -
     examined, computed_s, finding = found_at
     assert computed_s < FOUND_WITHIN_S
     if is_quiet():  # else most of the time is spent waiting for a processor
-        looks = (run(examine(admin.calls, limits)).took_ms for _ in range(3))
+        looks = (look_at(admin, limits).took_ms for _ in range(3))
         assert examined.took_ms < FOUND_WITHIN_S * 1000 or min(looks) < FOUND_WITHIN_S * 1000
     return finding
 
@@ -308,7 +313,7 @@ def test_nothing_is_said_about_a_healthy_cluster_under_load(cluster: Cluster, ad
         ends_s = time.monotonic() + 3
         while time.monotonic() < ends_s:
             mine = (topic, group, reader, application, *names)
-            findings = run(examine(admin.calls)).findings
+            findings = look_at(admin).findings
             said += [each for each in findings if any(name in each.where for name in mine)]
     finally:
         stopping.set()
@@ -320,6 +325,40 @@ def test_nothing_is_said_about_a_healthy_cluster_under_load(cluster: Cluster, ad
     assert sum(counts) > 20, "there was no load"
 
 
+def test_topics_that_are_deleted_while_it_looks_hold_nothing_up(
+    cluster: Cluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, fleeting = (
+        cluster.unique("kept"),
+        [cluster.unique("short"), f"{cluster.unique('brief')}.ledger", cluster.unique("last")],
+    )
+    for topic in (kept, *fleeting):
+        admin.create_topic(topic, partitions=1)
+        with Producer(bootstrap_servers=cluster.bootstrap) as producer:
+            producer.send(topic, b"x").result()
+    moments = iter(fleeting)
+    original = admin.calls.offsets_of_existing
+
+    async def meanwhile(places: list, *rest: Any) -> dict:
+        """Each look at the offsets comes when one more topic has just been deleted."""
+        topic = next(moments, None)
+        if topic:
+            with Admin(bootstrap_servers=cluster.bootstrap) as other:
+                other.delete_topics(topic)
+                until(lambda: topic not in other.list_topics(), f"{topic} is not deleted")
+        return await original(places, *rest)
+
+    id_ = cluster.unique("forgotten")
+    with open_transaction(cluster, kept, id_):
+        find_in_time(admin, "long-transaction", id_)
+        monkeypatch.setattr(admin.calls, "offsets_of_existing", meanwhile)
+        examined = look_at(admin, LIMITS)
+    assert next(moments, None) is None, "no topic was deleted while it looked"
+    assert [each for each in examined.findings if each.name == "long-transaction" and each.where == id_]
+    assert not [each for each in examined.not_looked_at if "offsets of topics" in each]
+    assert examined.took_ms < PATIENCE_S * 1000 / 2, "it waited for topics that are not there"
+
+
 # --- the command ---
 
 
@@ -329,12 +368,12 @@ def test_the_command_prints_json_and_says_by_its_exit_code_whether_something_was
     topic, id_ = cluster.unique("shown"), cluster.unique("shown'id")
     admin.create_topic(topic, partitions=1)
     with open_transaction(cluster, topic, id_):
-        assert main(["doctor", "-b", cluster.bootstrap, "--long-transaction", "0", "--json"]) == 3
+        assert main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0", "--json"]) == 3
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         (line,) = [each for each in lines if each["name"] == "long-transaction" and each["where"] == id_]
         assert line["certainty"] == "certain"
         assert set(line) == {"name", "where", "certainty", "title", "seen", "meaning", "cure", "is_command"}
-        assert main(["doctor", "-b", cluster.bootstrap, "--long-transaction", "0"]) == 3
+        assert main(["doctor", "-b", cluster.bootstrap, "--timeout", "120", "--long-transaction", "0"]) == 3
         assert f"cure: {line['cure']}\n" in capsys.readouterr().out
         assert main(shlex.split(line["cure"])[1:]) == 0, "with the brokers in it, as it is printed"
 

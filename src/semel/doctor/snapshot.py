@@ -15,7 +15,7 @@ from semel.client.admin.calls import AdminCalls, TopicInfo
 from semel.client.admin.observation import TransactionStep
 from semel.client.admin.risks import risks
 from semel.client.admin.transactions import ProducerInfo, TransactionInfo
-from semel.client.errors import KafkaError
+from semel.client.errors import KafkaError, TimedOutError
 from semel.client.log_view import COMMITTED, OPEN, view_log
 from semel.client.timing import Deadline
 from semel.client.types import TopicPartition
@@ -111,9 +111,13 @@ class _Reader:
             on_step(number, what)
             try:
                 await step(self)
+            except TimedOutError as error:
+                raise TimedOutError(
+                    f"the cluster could not be examined within {self._deadline.total_s:.3g} s; the time was over at "
+                    f"{what}. Give it more (--timeout). {error}",
+                    error.code,
+                ) from error
             except KafkaError as error:
-                if self._deadline.expired:
-                    raise
                 self.found.not_looked_at.append(f"{what}: {error}")
 
     def _left_ms(self) -> float:
@@ -147,11 +151,7 @@ class _Reader:
         return [place for place, leader in leaders.items() if leader >= 0]
 
     async def _offsets(self, places: list[TopicPartition], at: int, committed: bool) -> dict[TopicPartition, int]:
-        if not places:
-            return {}
-        wanted = dict.fromkeys(places, at)
-        found = await self._calls.list_offsets(wanted, read_committed=committed, timeout_ms=self._left_ms())
-        return {place: entry.offset for place, entry in found.items()}
+        return await self._calls.offsets_of_existing(places, at, int(committed), self._left_ms()) if places else {}
 
     # --- transactions ---
     async def _read_transactions(self) -> None:
@@ -244,19 +244,26 @@ class _Reader:
         if len(names) > LEDGERS_AT_MOST:
             self.found.not_looked_at.append(f"{len(names) - LEDGERS_AT_MOST} of {len(names)} ledgers")
         for name in names[:LEDGERS_AT_MOST]:
-            entries = await self._entries(name)
-            if entries is None:
-                continue
-            self.found.ledgers[name] = entries
-            partitions = sum(place.topic == name for place in self.found.bounds)
-            settings = await self._calls.describe_configs(topic=name, timeout_ms=self._left_ms())
-            policy = settings["cleanup.policy"].value if "cleanup.policy" in settings else "compact"
-            if partitions != 1:
-                self.found.ledger_problems[name] = f"it has {partitions} partitions, and a ledger has 1"
-            elif policy != "compact":
-                self.found.ledger_problems[name] = f"it has cleanup.policy={policy}, so its entries are deleted in time"
+            deadline = self._calls.cluster.deadline(self._left_ms() / 2000)  # what is left is for the others
+            try:
+                await self._read_ledger(name, deadline)
+            except KafkaError as error:  # a topic that was deleted meanwhile, for instance
+                self.found.not_looked_at.append(f"{name}: {error}")
 
-    async def _entries(self, name: str) -> list[LedgerEntry] | None:
+    async def _read_ledger(self, name: str, deadline: Deadline) -> None:
+        entries = await self._entries(name, deadline)
+        if entries is None:
+            return
+        settings = await self._calls.describe_configs(topic=name, timeout_ms=deadline.remaining_s() * 1000)
+        self.found.ledgers[name] = entries
+        partitions = sum(place.topic == name for place in self.found.bounds)
+        policy = settings["cleanup.policy"].value if "cleanup.policy" in settings else "compact"
+        if partitions != 1:
+            self.found.ledger_problems[name] = f"it has {partitions} partitions, and a ledger has 1"
+        elif policy != "compact":
+            self.found.ledger_problems[name] = f"it has cleanup.policy={policy}, so its entries are deleted in time"
+
+    async def _entries(self, name: str, deadline: Deadline) -> list[LedgerEntry] | None:
         """The last entries; None: it is a topic of the user's that happens to end like a ledger."""
         place = TopicPartition(name, 0)
         bounds = self.found.bounds.get(place)
@@ -264,7 +271,7 @@ class _Reader:
             return None
         offset, entries = max(bounds.start, bounds.end - LEDGER_RECORDS), []
         while offset < bounds.end:
-            view = await view_log(self._calls.cluster, place, offset, self._deadline, most=LEDGER_RECORDS)
+            view = await view_log(self._calls.cluster, place, offset, deadline, most=LEDGER_RECORDS)
             for record in view.records:
                 if record.state == COMMITTED and not record.marker and record.value:
                     try:

@@ -20,7 +20,7 @@ from semel.client.errors import KafkaError, error_of
 from semel.client.immediate import run
 from semel.client.metadata import BrokerAddress
 from semel.client.timing import Deadline
-from semel.client.types import OffsetAndTimestamp, TopicPartition
+from semel.client.types import TopicPartition
 from semel.doctor import checks
 from semel.doctor import snapshot as snapshots
 from semel.doctor.checks import CHECKS, Limits, find
@@ -132,9 +132,9 @@ def test_what_has_no_leader_is_neither_missing_nor_waited_for() -> None:
             leaders = {"orders": 1, "out": -1}
             return [TopicInfo(name, "", False, [PartitionInfo(0, at, [1], [1], 0, 0)]) for name, at in leaders.items()]
 
-        async def list_offsets(self, wanted: dict, **_: object) -> dict:
-            assert lost not in wanted
-            return {place: OffsetAndTimestamp(5, 0) for place in wanted}
+        async def offsets_of_existing(self, places: list, *_: object) -> dict:
+            assert lost not in places
+            return dict.fromkeys(places, 5)
 
     seen = Snapshot(NOW_MS)
     seen.ledgers = {f"app{SUFFIX}": [LedgerEntry(1, "q", "r", 0, [None], [None], [Written("out", 0, 5, 0, 4)])]}

@@ -10,6 +10,7 @@ from semel.client.admin.base import AdminBase
 from semel.client.admin.transactions import ProducerInfo, TransactionInfo, info_of
 from semel.client.cluster_calls import Leader, NodeTarget
 from semel.client.errors import KafkaError
+from semel.client.group.offset_calls import list_offsets_retried
 from semel.client.group.offset_requests import LAST_VERSION_WITH_NAMES
 from semel.client.timing import Deadline
 from semel.client.types import OffsetAndMetadata, TopicPartition
@@ -22,6 +23,7 @@ from semel.protocol.messages import transactions as messages
 IDS_PER_REQUEST = 1_000
 PARTITIONS_PER_REQUEST = 2_000
 GROUPS_PER_REQUEST = 200
+GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class TransactionStep(msgspec.Struct, frozen=True):
@@ -89,6 +91,14 @@ class ObservationCalls(AdminBase):
             for at in range(0, len(wanted), PARTITIONS_PER_REQUEST):
                 found |= await self._producers_at(leader, wanted[at : at + PARTITIONS_PER_REQUEST], deadline)
         return found
+
+    async def offsets_of_existing(
+        self, places: Iterable[TopicPartition], at: int, isolation: int, timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """The offset for a time (or EARLIEST, LATEST) in each partition. Those that do not exist are left out."""
+        wanted = dict.fromkeys(places, at)
+        found = await list_offsets_retried(self.cluster, wanted, isolation, self._deadline(timeout_ms), GONE)
+        return {place: each.offset for place, each in found.items()}
 
     async def _producers_at(
         self, node_id: int, wanted: list[TopicPartition], deadline: Deadline

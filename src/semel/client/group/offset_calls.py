@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,17 +50,24 @@ async def list_offsets(
 
 
 async def list_offsets_retried(
-    calls: ClusterCalls[Any], wanted: Mapping[TopicPartition, int], isolation: int, deadline: Deadline
+    calls: ClusterCalls[Any],
+    wanted: Mapping[TopicPartition, int],
+    isolation: int,
+    deadline: Deadline,
+    left_out: Container[ErrorCode | None] = (),
 ) -> dict[TopicPartition, FoundOffset]:
-    """As `list_offsets`, again for what failed, until the deadline."""
+    """As `list_offsets`, again for what failed, until the deadline. Partitions with an error of `left_out` are."""
     found: dict[TopicPartition, FoundOffset] = {}
+    left = dict(wanted)
 
     async def attempt() -> dict[TopicPartition, FoundOffset]:
-        left = {part: time for part, time in wanted.items() if part not in found}
         outcome = await list_offsets(calls, left, isolation, deadline)
         found.update(outcome.found)
-        if outcome.failed:
-            raise next(iter(outcome.failed.values()))
+        failed = {part: error for part, error in outcome.failed.items() if error.code not in left_out}
+        for part in left.keys() - failed.keys():
+            del left[part]
+        if failed:
+            raise next(iter(failed.values()))
         return found
 
     return await calls.retry(attempt, "looking up offsets", deadline)
