@@ -102,6 +102,14 @@ def test_a_user_who_may_not_connect_is_told_so(postgres: PostgresServer) -> None
         Database(postgres.socket_dsn(database).replace("//semel@", "//guest@")).connect("test")
 
 
+def test_a_user_with_too_many_connections_is_tried_again(postgres: PostgresServer) -> None:
+    """Another instance may end at any moment, such as the one that this one takes over from."""
+    with psycopg.connect(postgres.dsn()) as connection:
+        connection.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+    with pytest.raises(DatabaseUnavailableError, match=r'too many connections for role "crowded".*max_connections'):
+        Database(postgres.socket_dsn().replace("//semel@", "//crowded@")).connect("test")
+
+
 def test_after_a_failed_write_to_a_standby_the_next_attempt_connects_anew(session: DatabaseSession) -> None:
     """Where the primary is then: the address may have moved, or the DSN has several hosts."""
     session.run("making a table", lambda connection: connection.execute("CREATE TABLE t (id int)"))

@@ -118,6 +118,7 @@ _REFUSALS = {
     "no password supplied": "28P01",
     "no pg_hba.conf entry": "28000",
     "is not permitted to log in": "28000",
+    "too many connections": "53300",  # for a role or a database, whatever its name is
     'role "': "28000",  # does not exist
     "permission denied for database": "42501",
     "does not exist": "3D000",
