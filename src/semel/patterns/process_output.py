@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -330,11 +331,22 @@ def checked_rows(outputs: Iterable[Output], limit_bytes: int) -> list[Output]:
             output = Output(value, key, topic, partition, timestamp, headers)
         if topic is not None and not _is_topic_name(topic):
             raise ValueError(f"{topic!r} cannot name a topic; that takes 1-249 of the characters a-z A-Z 0-9 . _ -")
-        if partition is not None and not (isinstance(partition, int) and partition >= 0):
-            raise ValueError(f"partition is {partition!r}; expected a number from 0 up")
+        if partition is not None:
+            output = output._replace(partition=_partition(partition))
         made.append(output)
     check_rows(made, limit_bytes)
     return made
+
+
+def _partition(given: Any) -> int:
+    """Also of numpy's integers, which a hash or a column gives."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"partition is {given!r}; expected a number from 0 up")
+    return number
 
 
 def _is_topic_name(topic: Any) -> bool:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -207,6 +208,15 @@ def test_output_that_no_producer_takes_makes_its_record_a_dead_letter(output: Ou
     (letter,) = made.dead_letters
     assert (letter.value, letter.key) == (RECORD.value, RECORD.key)
     assert reason in dict(letter.headers)["semel.dead-letter.reason"].decode()  # type: ignore[union-attr]
+
+
+def test_partition_may_be_a_number_of_numpy() -> None:
+    """The producer takes it, so with a dead-letter topic it must not make every record a dead letter."""
+    output: Any = Output(b"v", partition=np.int64(3))  # type: ignore[arg-type]
+    emitter = Emitter(lambda record: output, "out", False, dead_letter_topic="dead", max_record_bytes=1_000)
+    made = emitter.outputs([RECORD])
+    assert made == ([Output(b"v", partition=3)], [])
+    assert type(made.outputs[0].partition) is int, "what packs a copy of it takes no other"
 
 
 @pytest.mark.parametrize("tables", [False, True], ids=["rows", "tables"])
