@@ -165,6 +165,13 @@ def test_an_upsert_of_nothing_but_the_key(bench: Bench) -> None:
     assert bench.sql("SELECT * FROM t ORDER BY id") == [(1,), (2,)]
 
 
+def test_an_upsert_of_nothing_but_the_key_takes_equal_rows_also_beside_a_bad_one(bench: Bench) -> None:
+    """They are one row, whichever of them counts."""
+    bench.sql("CREATE TABLE t (id int PRIMARY KEY CHECK (id < 9))")
+    assert bench.move("t", {"id": [1, 9, 1, 2]}, mode="upsert", dead=True) == 1
+    assert bench.sql("SELECT * FROM t ORDER BY id") == [(1,), (2,)]
+
+
 @pytest.mark.parametrize("columns", ["id int PRIMARY KEY, v text", "id int PRIMARY KEY, v text, at numeric"])
 def test_the_order_of_long_decimals_is_that_of_numbers(bench: Bench, columns: str) -> None:
     """They travel as texts, where 9 is above 10; numbers of changes are often NUMBER or DECIMAL(38)."""

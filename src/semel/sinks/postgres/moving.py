@@ -164,14 +164,19 @@ class Move:
             SQL(", ").join(column.read() for column in written),
             source,
             where,
-            self._on_conflict([column.name for column in written]) if self.mode == UPSERT else SQL(""),
+            self._on_conflict() if self.mode == UPSERT else SQL(""),
         )
 
-    def _on_conflict(self, written: Sequence[str]) -> Composable:
+    def _changed(self) -> list[str]:
+        """Columns that an upsert changes. Where there are none, it does not matter which row of a key counts."""
+        names = [column.name for column in self.columns]
+        return [name for name in names if name in self.table.columns and name not in self.key]
+
+    def _on_conflict(self) -> Composable:
         from psycopg.sql import SQL, Identifier
 
         keys = SQL(", ").join(Identifier(name) for name in self.key)
-        changed = [name for name in written if name not in self.key]
+        changed = self._changed()
         if not changed:
             return SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
         values = SQL(", ").join(SQL("{0} = excluded.{0}").format(Identifier(name)) for name in changed)
@@ -249,7 +254,7 @@ class Move:
                 candidates, number, rows
             )
         )
-        if self.mode == UPSERT and not self.order_by:  # in statements of their own each of them would be written
+        if self.mode == UPSERT and not self.order_by and self._changed():  # each would be written, by its own statement
             keys = SQL(", ").join(self._compared(self.key, "c"))
             several = SQL("SELECT FROM {} c GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(candidates, keys)
             if connection.execute(several).rowcount:
