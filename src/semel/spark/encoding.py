@@ -20,6 +20,7 @@ from semel.client.cluster import Cluster
 from semel.client.dead_letters import SIZE_HEADER, reason_headers
 from semel.client.errors import KafkaError
 from semel.client.settings import ProducerSettings
+from semel.protocol.batch import HEADER_SIZE
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
 from semel.spark.topic_limits import NO_LIMIT, TopicLimits
@@ -79,7 +80,7 @@ class Targets:
 
 COLLECT_BYTES = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES = 512  # of a record and its batch beside key, value and headers
-LEAST_OVERHEAD_BYTES = 68  # the same at least
+RECORD_BYTES = 10  # of these: attributes, a time as it is behind a mark (7), the offset, the number of headers
 HEADER_OVERHEAD_BYTES = 6  # of a header beside its key and value
 BLOB_COLUMNS = "target INT, count INT, dead INT, data BINARY"
 
@@ -127,8 +128,9 @@ class Encoder:
         import pyarrow as pa
 
         from semel.protocol import arrow_numbers
+        from semel.protocol.vector_varints import length_sizes
 
-        self._np, self._pa, self._numbers = np, pa, arrow_numbers
+        self._np, self._pa, self._numbers, self._length_sizes = np, pa, arrow_numbers, length_sizes
         self._routing = routing
         self._task = task
         self._partition = partition
@@ -290,8 +292,9 @@ class Encoder:
             has_key = self._numbers.valid(table.column("key")) if "key" in table.column_names else False
             keyless = np.array([limit.needs_key for limit in limits])[topics] & ~np.array(has_key)
             reasons = self._mark(reasons, keyless, "a compacted topic takes no record without a key")
-        if min(map(self._most_bytes, limits), default=NO_LIMIT) < self._routing.max_record_bytes:
-            too_large = sizes > np.array([self._most_bytes(limit) for limit in limits])[topics]
+        most_bytes = np.array([self._most_bytes(limit) for limit in limits])[topics]
+        if (sizes + RECORD_OVERHEAD_BYTES > most_bytes).any():
+            too_large = self._batch_sizes(table) > most_bytes
             reasons = self._mark(reasons, too_large, "record larger than max.message.bytes of the topic")
         if "timestamp" in table.column_names:
             times = self._times(table)
@@ -301,8 +304,8 @@ class Encoder:
         return reasons
 
     def _most_bytes(self, limit: TopicLimits) -> int:
-        """Of key, value and headers. What a batch takes compressed is not known yet."""
-        return NO_LIMIT if self._routing.compression else limit.max_batch_bytes - LEAST_OVERHEAD_BYTES
+        """Of a batch. What it takes compressed is not known yet."""
+        return NO_LIMIT if self._routing.compression else limit.max_batch_bytes
 
     def _outside(self, times: Any, limits: list[TopicLimits], topics: Any) -> Any:
         """Rows whose time is further from now than their topic allows."""
@@ -321,6 +324,29 @@ class Encoder:
         if "headers" in table.column_names:
             sizes += self._header_bytes(table.column("headers").combine_chunks())
         return sizes
+
+    def _batch_sizes(self, table: Any) -> Any:
+        """Bytes of a batch that has nothing but the row, and opens a partition."""
+        records = self._np.full(table.num_rows, RECORD_BYTES, self._np.int64)
+        for name in ("key", "value"):
+            records += self._with_length(table.column(name)) if name in table.column_names else 1
+        if "headers" in table.column_names:
+            records += self._header_fields(table.column("headers").combine_chunks())
+        return HEADER_SIZE + self._length_sizes(records) + records
+
+    def _with_length(self, column: Any) -> Any:
+        """Bytes of each value as it is in a record, behind its length."""
+        import pyarrow.compute as pc
+
+        lengths = self._numbers.filled(pc.binary_length(column), -1)
+        return self._length_sizes(lengths) + self._np.maximum(lengths, 0)
+
+    def _header_fields(self, headers: Any) -> Any:
+        """Bytes of the headers of each row, without their number where that takes one byte."""
+        flat = headers.flatten()
+        counts = self._numbers.filled(headers.value_lengths(), 0)
+        each = sum(self._with_length(flat.field(number)) for number in range(2))
+        return self._by_row(headers, each) + self._length_sizes(counts) - 1
 
     def _header_bytes(self, headers: Any) -> Any:
         import pyarrow.compute as pc
@@ -392,7 +418,8 @@ class Encoder:
             why = reason_headers(str(reasons[row]), topics[row] or self._routing.topic)
             cut[row] = sizes[row] + sum(len(value) for _, value in why) > most_bytes
             if cut[row]:
-                why.append((SIZE_HEADER, b"%d" % sizes[row]))
+                (name, reason), topic = why
+                why = [(name, reason[: most_bytes // 4]), topic, (SIZE_HEADER, b"%d" % sizes[row])]
             kept = [] if cut[row] else headers[row] or []
             headers[row] = [*kept, *({"key": name, "value": value} for name, value in why)]
         kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -416,7 +443,8 @@ class Encoder:
         return table.set_column(table.column_names.index("timestamp"), "timestamp", kept)
 
     def _beginnings(self, table: Any, cut: Any, most_bytes: int) -> Any:
-        """Rows that are too large for a dead letter, too, keep what surely fits: the beginning of key and value."""
+        """Rows that are too large for a dead letter, too, keep what surely fits: the beginning of key and value, and of
+        the reason."""
         import pyarrow.compute as pc
 
         for name, most in {"key": most_bytes // 4, "value": most_bytes // 2}.items():

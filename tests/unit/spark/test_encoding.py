@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 
 from semel.client.dead_letters import REASON_HEADER, SIZE_HEADER, TOPIC_HEADER
+from semel.protocol.batch import HEADER_SIZE
 from semel.protocol.columns_decode import decode_record_set
+from semel.protocol.columns_encode import ColumnEncoder
 from semel.protocol.partitioning import partition_for_key
 from semel.spark import encoding
 from semel.spark.encoding import BadRowError, Encoder, Routing, Targets
@@ -314,10 +316,41 @@ def test_a_record_larger_than_its_topic_takes_is_a_dead_letter_of_the_size_that_
     found, dead = encode(table, targets=targets)
     assert dead == 1
     (letter,) = found["dead", 0]
-    assert size_of(letter) + encoding.LEAST_OVERHEAD_BYTES < 900
+    assert size_of(letter) + HEADER_SIZE < 900
     assert reason_by_value([letter]) == {b"vvvv": b"record larger than max.message.bytes of the topic"}
     assert encode(table, targets=targets, compression=2)[1] == 0  # the broker measures what was compressed
     assert encode(table, targets=limited(other=TopicLimits(max_batch_bytes=800)))[1] == 0
+
+
+@pytest.mark.parametrize("headers", [0, 1, 70])
+@pytest.mark.parametrize("key", [None, b"", b"k" * 70])
+def test_a_record_is_measured_as_the_batch_that_opens_a_partition_with_it(key, headers):
+    """A few bytes more than its topic takes, and the batch would be refused at every attempt; fewer are no reason."""
+    limit, now_ms = 9_000, 1_800_000_000_000
+    lengths = range(8_000, 8_960)
+    table = pa.table(
+        {
+            "key": pa.array([key] * len(lengths), pa.binary()),
+            "value": pa.array([b"v" * length for length in lengths]),
+            "headers": pa.array([[{"key": "h", "value": None}] * headers] * len(lengths), HEADERS),
+        }
+    )
+    encoder = ColumnEncoder(table["value"], table["key"], table["headers"], now_ms)
+    batches = encoder.encode_groups(None, [1] * len(lengths), [0] * len(lengths), base_timestamp=(1 << 20) + 1)
+    sizes = {length: len(group[0].buffer) for length, group in zip(lengths, batches, strict=True)}
+    targets = limited(out=TopicLimits(max_batch_bytes=limit))
+    found, _ = encode(table, targets=targets, max_record_bytes=100_000, timestamp_ms=now_ms, batch_bytes=1)
+    written = {len(row["value"]) for place, rows in found.items() if place[0] == "out" for row in rows}
+    assert {sizes[length] for length in written} == {size for size in sizes.values() if size < limit}
+    assert limit in sizes.values()
+
+
+def test_a_dead_letter_with_a_long_reason_is_of_the_size_that_its_topic_takes():
+    table = pa.table({"value": pa.array([b"v" * 900]), "bad": pa.array(["\N{EURO SIGN}" * 3_000])})
+    found, _ = encode(table, targets=limited(dead=TopicLimits(max_batch_bytes=3_000)), max_record_bytes=100_000)
+    (letter,) = found["dead", 0]
+    assert size_of(letter) + HEADER_SIZE + 50 < 3_000
+    assert letter["value"] == b"v" * 900
 
 
 def test_limits_are_read_from_the_settings_of_a_topic_whatever_kafka_calls_them():
