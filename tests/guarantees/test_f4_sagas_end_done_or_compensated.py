@@ -221,6 +221,19 @@ def test_a_step_without_a_reply_is_compensated_and_a_stuck_compensation_shows(
 
 
 @semel_only
+def test_an_orchestrator_that_runs_again_keeps_its_timers(cluster: Cluster) -> None:
+    steps = [SagaStep("pay", lambda call: None, service="away", timeout_ms=100)]
+    sagas = Sagas(cluster.unique("again"), steps, bootstrap_servers=cluster.bootstrap, tick_ms=50)
+    sagas.create(partitions=1)
+    orchestrator = sagas.orchestrator()
+    orchestrator.stop()
+    orchestrator.run()
+    sagas.start("s", None)
+    with running(orchestrator):
+        until(lambda: "no reply within 100 ms" in "".join(saga.error for saga in sagas.states()))
+
+
+@semel_only
 def test_commands_that_come_again_are_answered_from_receipts(cluster: Cluster) -> None:
     calls: list[str] = []
     release = threading.Event()

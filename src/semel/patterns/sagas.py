@@ -183,22 +183,22 @@ class SagaOrchestrator(Processor):
         super().__init__(source, None, **options)
         self._sagas, self._table, self._tick_ms = sagas, table, tick_ms
         self._mine: set[int] = set()
-        self._over = threading.Event()
 
     def run(self) -> Stats:
         for saga in self._sagas.states():
             self._table.check(saga)
-        ticker = threading.Thread(target=self._tell_time, name="saga-ticks", daemon=True)
+        over = threading.Event()
+        ticker = threading.Thread(target=self._tell_time, args=[over], name="saga-ticks", daemon=True)
         ticker.start()
         try:
             return super().run()
         finally:
-            self._over.set()
+            over.set()
             ticker.join(5)
 
-    def _tell_time(self) -> None:
+    def _tell_time(self, over: threading.Event) -> None:
         with Producer({"linger_ms": 0, **self._sagas.options}) as producer:
-            while not self._over.wait(self._tick_ms / 1000):
+            while not over.wait(self._tick_ms / 1000):
                 try:
                     for number in list(self._mine):
                         producer.send(f"{self._sagas.name}.requests", None, None, number, headers=[(TICK, b"")])
