@@ -52,7 +52,7 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
             f"the DataFrame has no column 'value' (it has {', '.join(types) or 'none'}); select what to write, "
             'such as df.selectExpr("to_json(struct(*)) AS value")'
         )
-    for name in ("key", "headers"):
+    for name in ("key", "headers", *(("topic",) if options.extra_topics else ())):
         alike = [given for given in types if given.lower() == name]
         if alike and name not in types:
             raise ColumnError(

@@ -78,6 +78,13 @@ def test_a_key_in_capital_letters_is_refused_because_it_would_be_left_out():
     check_columns({"value": "binary", "key": "binary", "KEY": "int", "Timestamp": "bigint"}, options())
 
 
+def test_a_topic_in_capital_letters_is_refused_where_rows_name_their_topics():
+    """All rows would go to the default topic."""
+    with pytest.raises(ColumnError, match="rename it, such as TOPIC AS topic"):
+        check_columns({"value": "binary", "TOPIC": "string"}, options(extra_topics=("in",)))
+    check_columns({"value": "binary", "TOPIC": "string"}, options())
+
+
 def test_a_timestamp_that_is_a_number_is_refused_because_nobody_knows_its_unit():
     for kind in ("bigint", "string"):
         with pytest.raises(ColumnError, match=f"'timestamp' is {kind}, expected timestamp.*timestamp_millis"):
