@@ -200,10 +200,10 @@ def worn_out_epochs(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
 # --- groups -----------------------------------------------------------------------------------------------------------
 def unstable_offsets(snapshot: Snapshot, limits: Limits) -> Iterator[Diagnosis]:
     """Only of transactions that are long open: each commit is pending for a moment."""
+    count = sum(place.topic == OFFSETS_TOPIC for place in {*snapshot.bounds, *snapshot.leaderless}) or 1
     for group, state in snapshot.groups.items():
         if not state.unstable:
             continue
-        count = sum(place.topic == OFFSETS_TOPIC for place in snapshot.bounds) or 1
         kept_in = TopicPartition(OFFSETS_TOPIC, coordinator_partition(group, count))
         holders = _holders(snapshot, limits, {kept_in})
         if holders:

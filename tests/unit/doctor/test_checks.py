@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import yaml
 
@@ -25,8 +26,9 @@ from semel.doctor import checks
 from semel.doctor import snapshot as snapshots
 from semel.doctor.checks import CHECKS, Limits, find
 from semel.doctor.findings import AILMENTS, Certainty, with_options
-from semel.doctor.snapshot import AUTHORIZER, Bounds, CommitSeen, GroupSeen, Snapshot, _Reader
+from semel.doctor.snapshot import AUTHORIZER, OFFSETS_TOPIC, Bounds, CommitSeen, GroupSeen, Snapshot, _Reader
 from semel.protocol.errors import ErrorCode
+from semel.protocol.partitioning import coordinator_partition
 from semel.spark.ledger import SUFFIX, LedgerEntry, Written
 
 NOW_MS = 1_800_000_000_000
@@ -148,6 +150,26 @@ def test_what_has_no_leader_is_neither_missing_nor_waited_for() -> None:
     assert (finding.name, finding.certainty) == ("ledger-misfit", Certainty.CERTAIN)
     (finding,) = find(snapshot(ledgers=seen.ledgers, settings={AUTHORIZER: "org.apache.Authorizer"}))
     assert finding.certainty is Certainty.POSSIBLE
+
+
+def test_pending_offsets_are_looked_for_where_their_group_is_also_without_all_leaders() -> None:
+    """Otherwise a transaction that has nothing to do with the group would be named, with the command that aborts it."""
+    places = [TopicPartition(OFFSETS_TOPIC, index) for index in range(50)]
+    here, lost = places[:33], places[33:]
+    kept_in, wrong = places[coordinator_partition("g", len(places))], places[coordinator_partition("g", len(here))]
+    assert wrong != kept_in
+    state: dict[str, object] = {
+        "bounds": dict.fromkeys(here, Bounds(0, 10, 30)),
+        "leaderless": set(lost),
+        "groups": {"g": GroupSeen("Stable", {}, [PLACE])},
+    }
+
+    def found(holder: TopicPartition) -> list[str]:
+        one = msgspec.structs.replace(transaction(age_s=300), partitions=[holder])
+        return sorted(names(snapshot(one, **state)))
+
+    assert found(kept_in) == ["long-transaction", "unstable-offsets"]
+    assert found(wrong) == ["long-transaction"]
 
 
 def test_settings_that_this_user_may_not_read_may_name_an_authorizer() -> None:
