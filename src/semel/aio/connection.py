@@ -94,7 +94,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(max(deadline.remaining_s(), 0.001)):
                 await self._loop.create_connection(lambda: self, self.host, self.port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise not_connected(error, self.address, deadline.total_s) from None
         _set_options(cast("asyncio.Transport", self._transport), self._settings)
         if self._settings.uses_tls:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import heapq
 import os
 import resource
@@ -314,6 +315,8 @@ async def serve_metrics(broker: BrokerNode, server: Server, host: str, port: int
         http = await asyncio.start_server(on_connection, host, port, limit=LONGEST_REQUEST_BYTES)
     except OSError as error:
         raise OSError(error.errno, f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+    except UnicodeError as error:  # no host name, such as `a..b`
+        raise OSError(errno.EINVAL, f"cannot serve metrics on {host}:{port}: {error}") from error
     try:
         yield
     finally:

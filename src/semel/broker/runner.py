@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -104,6 +105,8 @@ def bind(host: str, port: int, backlog: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    except UnicodeError as error:  # no host name, such as `a..b`
+        raise OSError(errno.EINVAL, f"cannot listen on {host}:{port}: {error}") from error
 
 
 def _calm_garbage_collector() -> None:

@@ -46,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise CommandError(
-            f"cannot serve the page on {args.listen}: {error.strerror}; choose another with --listen"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter: no host name, such as `a..b`
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"cannot serve the page on {args.listen}: {why}; choose another with --listen") from error
     port = sock.getsockname()[1]
     token = args.token or _new_token(host)
     if token and not (token.isascii() and token.isprintable()):

@@ -402,7 +402,7 @@ def _connect(host: str, port: int, settings: ClientSettings, deadline: Deadline)
     address = f"{host}:{port}"
     try:
         sock = socket.create_connection((host, port), timeout=max(deadline.remaining_s(), 0.001))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise not_connected(error, address, deadline.total_s) from None
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -140,10 +140,11 @@ def not_encodable(api_name: str, address: str, error: EncodeError) -> Unsupporte
     )
 
 
-def not_connected(error: OSError, address: str, timeout_s: float) -> ConnectionFailedError:
-    """Why TCP could not connect."""
-    if isinstance(error, gaierror):
-        cause = f"cannot find {address}: {error.strerror or error}; check the host name"
+def not_connected(error: OSError | UnicodeError, address: str, timeout_s: float) -> ConnectionFailedError:
+    """Why TCP could not connect. UnicodeError: what no host name can be, such as `a..b`."""
+    if isinstance(error, gaierror | UnicodeError):
+        unknown = (error.strerror if isinstance(error, gaierror) else None) or error
+        cause = f"cannot find {address}: {unknown}; check the host name"
     elif isinstance(error, TimeoutError):
         cause = f"cannot connect to {address} within {timeout_s:.3g} s; check host, port and firewall"
     else:

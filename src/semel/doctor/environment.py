@@ -98,7 +98,7 @@ def _brokers(brokers: str) -> Iterator[Fact]:
                 yield Fact("broker", f"{address} accepts connections")
         except ConfigError as error:
             yield Fact("broker", str(error), False)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: no host name, such as `a..b`
             yield Fact(
                 "broker", f"{address} cannot be reached: {error}", False, "start one: semel broker --data ./data"
             )

@@ -92,6 +92,11 @@ def test_a_broker_that_cannot_be_reached_is_named(shared_semel_broker: SemelBrok
         async with AsyncAdmin(bootstrap_servers="127.0.0.1:1") as admin:
             with pytest.raises(TimedOutError, match="is a broker running there"):
                 await admin.list_topics(timeout_ms=300)
+        async with AsyncAdmin(bootstrap_servers="two..dots:9092") as admin:
+            with pytest.raises(TimedOutError, match="check the host name"):
+                await admin.list_topics(timeout_ms=300)
+        async with AsyncAdmin(bootstrap_servers=f"two..dots:9092,{shared_semel_broker.bootstrap}") as admin:
+            assert (await admin.describe_cluster()).brokers
 
     in_loop(main())
 

@@ -153,10 +153,14 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert "address already in use" in errors.lower()
 
 
-def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
-    code, errors = failed("--data", tmp_path, "--listen", "no-such-host.invalid:0")
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "two..dots"])
+def test_a_host_that_is_not_there_is_named(tmp_path: Path, host: str) -> None:
+    code, errors = failed("--data", tmp_path, "--listen", f"{host}:0")
     assert code == 1
-    assert "cannot listen on no-such-host.invalid:0" in errors
+    assert f"cannot listen on {host}:0" in errors
+    code, errors = failed("--data", tmp_path, "--listen", "127.0.0.1:0", "--metrics", f"{host}:0")
+    assert code == 1
+    assert f"cannot serve metrics on {host}:0" in errors
 
 
 def test_metrics_are_served_if_asked_for(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ def test_nobody_listens() -> None:
         open_connection("127.0.0.1:1")
 
 
-def test_a_name_that_does_not_exist() -> None:
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "two..dots", 64 * "x"])
+def test_a_name_that_does_not_exist(name: str) -> None:
     with pytest.raises(ConnectionFailedError, match="check the host name"):
-        open_connection("no-such-host.invalid:9092")
+        open_connection(f"{name}:9092")
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,8 @@ def test_java_is_known_by_its_version(
 def test_an_address_that_is_none_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--environment", "-b", "localhost"]) == 3
     assert "!!  broker: bootstrap.servers has 'localhost'; expected host:port" in capsys.readouterr().out
+    assert main(["doctor", "--environment", "-b", "two..dots:9092"]) == 3
+    assert "!!  broker: two..dots:9092 cannot be reached" in capsys.readouterr().out
 
 
 def test_the_names_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
