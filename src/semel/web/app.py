@@ -130,7 +130,7 @@ class RequestGuard:
         if site not in ("same-origin", "none") and request.url.path != "/":
             return True
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _host_of(origin) != host.lower():
             return True
         if request.method in ("GET", "HEAD"):
             return False
@@ -147,6 +147,13 @@ class RequestGuard:
         if _same(request.cookies.get(self._cookie, ""), token) or _same(bearer, token):
             return None
         return PlainTextResponse("a token is needed: open the address that `semel ui` printed\n", 401)
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # no address, such as `http://[`
+        return None
 
 
 def _same(given: str, token: str) -> bool:
@@ -178,7 +185,7 @@ def _json(read: Read) -> Callable[[Request], Awaitable[Response]]:
             return JSONResponse(await read(request.app.state.views, request))
         except NotFound as error:
             return JSONResponse({"error": str(error)}, 404)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             return JSONResponse({"error": f"this request makes no sense: {error}"}, 400)
         except (ConnectionFailedError, TimedOutError) as error:
             return JSONResponse({"error": unreachable(error, options.brokers)}, 503)
