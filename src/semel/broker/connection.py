@@ -78,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_writable = True
         self._is_muted = False  # over its quota: its requests wait
         self._muted_until_s = 0.0
+        self._unmuting: asyncio.TimerHandle | None = None
         self._is_corked = False
         self._outbox: list[Any] = []
         self._outbox_bytes = 0
@@ -102,6 +103,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._queue = deque(frame for frame in self._queue if self._is_unacknowledged(frame))
+        if self._unmuting is not None:
+            self._unmuting.cancel()  # it would keep the connection in memory, for weeks at worst
         self._server.forget(self)
         for slot in self._slots:
             if slot.future is not None and slot.served.cancel_on_disconnect:
@@ -138,7 +141,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        return not self._slots and not self._queue
+        """Nothing is under way. While it is throttled, nothing is read either: the client may have left."""
+        return not self._slots and (not self._queue or self._is_muted)
 
     @property
     def unsent_bytes(self) -> int:
@@ -338,17 +342,18 @@ class Connection(asyncio.BufferedProtocol):
             wait_ms = self._broker.quotas.charge(CONSUMER_BYTE_RATE, client_id, _records_bytes(response))
         else:
             return
-        if wait_ms:
+        if wait_ms and self._transport is not None:
             if response is not None:
                 response.throttle_time_ms = wait_ms  # type: ignore[attr-defined]
             self._is_muted = True
             self._muted_until_s = max(self._muted_until_s, self._loop.time() + wait_ms / 1000)
-            self._loop.call_at(self._muted_until_s, self._unmute)
+            if self._unmuting is not None:
+                self._unmuting.cancel()
+            self._unmuting = self._loop.call_at(self._muted_until_s, self._unmute)
 
     def _unmute(self) -> None:
-        if self._loop.time() >= self._muted_until_s - 0.001:  # else a later response muted it for longer
-            self._is_muted = False
-            self._go_on()
+        self._is_muted = False
+        self._go_on()
 
     def _on_bug(self, served: Served, error: BaseException, what: str = "handler failed") -> None:
         log.error(what, exc_info=error, extra={"api": served.name, "client": self.client_host})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -180,6 +182,47 @@ def test_produce_requests_start_while_earlier_ones_wait_and_are_answered_in_orde
         waiting[0].set_result(ProduceResponse())
         await asyncio.sleep(0)
         assert transport.answered() == [1, 2, 3]
+
+    run(body)
+
+
+THROTTLED = SimpleNamespace(quotas=SimpleNamespace(is_active=True, charge=lambda *_: 2**31 - 1))
+
+
+def test_throttled_connection_whose_requests_wait_is_idle() -> None:
+    """It is not read from, so nobody sees that its client has left: the idle time has to end it, as in Kafka."""
+
+    async def body(server: Server) -> None:
+        server.broker = THROTTLED
+        server.handle(0, lambda *_: ProduceResponse())
+        connection, transport = connect(server)
+        receive(connection, b"".join(request(PRODUCE, number) for number in range(MAX_PENDING + 1)))
+        assert (transport.answered(), transport.is_reading) == ([0], False)
+        assert connection.is_idle
+        connection.connection_lost(None)
+
+    run(body)
+
+
+def test_connection_that_is_lost_while_it_is_throttled_is_forgotten_at_once() -> None:
+    async def body(server: Server) -> None:
+        server.broker = THROTTLED
+        waiting = server.loop.create_future()
+        responses: list[Any] = [ProduceResponse(), waiting]
+        server.handle(0, lambda *_: responses.pop(0))
+        connection, transport = connect(server)
+        receive(connection, request(PRODUCE, 1))
+        assert transport.answered() == [1]
+        connection._unmute()
+        receive(connection, request(PRODUCE, 2))
+        assert not responses
+        connection.connection_lost(None)
+        waiting.set_result(ProduceResponse())  # it is written all the same
+        left = weakref.ref(connection)
+        del connection, waiting
+        await until_idle()
+        gc.collect()
+        assert left() is None
 
     run(body)
 
