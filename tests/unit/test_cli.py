@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 import semel
 from semel.cli import COMMANDS, available_commands, main
+from semel.cli.client_options import print_json
 from semel.cli.errors import CommandError, UsageError
 from semel.local.brokers import semel_command
 from semel.local.processes import Process
@@ -160,6 +163,12 @@ def test_a_terminal_without_utf_8_gets_escapes_and_json_is_utf_8() -> None:
     out, error = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, error) == (0, "")
     assert out == 'gr\\xf6\\xdfe\n"größe"\n'
+
+
+def test_json_can_be_redirected_to_a_stream_of_text() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print_json("größe")
+    assert out.getvalue() == '"größe"\n'
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback() -> None:

@@ -107,8 +107,12 @@ def pairs(given: Iterable[str], flag: str) -> dict[str, str]:
 def print_json(value: Any) -> None:
     import msgspec
 
+    line = msgspec.json.encode(value) + b"\n"
     sys.stdout.flush()
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")  # JSON is UTF-8, whatever the terminal's encoding is
+    if hasattr(sys.stdout, "buffer"):  # JSON is UTF-8, whatever the terminal's encoding is
+        sys.stdout.buffer.write(line)
+    else:  # a stream of text, as in a notebook
+        sys.stdout.write(line.decode())
     sys.stdout.flush()
 
 
