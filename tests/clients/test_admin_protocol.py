@@ -87,9 +87,9 @@ from tests.support.broker import Cluster
 from tests.support.direct import DirectClient
 from tests.support.waiting import eventually
 
-BROKER_LOGGER, CLIENT_METRICS, GROUP = 8, 16, 32
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE = 0, 1
-SOURCE_DEFAULT, SOURCE_LOGGER, SOURCE_METRICS, SOURCE_GROUP = 5, 6, 7, 8
+SOURCE_CLUSTER, SOURCE_DEFAULT, SOURCE_LOGGER, SOURCE_METRICS, SOURCE_GROUP = 3, 5, 6, 7, 8
 EXACT, DEFAULT, ANY = 0, 1, 2
 
 
@@ -488,6 +488,45 @@ def test_synonyms_of_topic_settings_are_those_that_kafka_names(
     (config,) = client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs
     broker_keys = {"cleanup.policy": ["log.cleanup.policy"], "max.message.bytes": ["message.max.bytes"]}
     assert [synonym.name for synonym in config.synonyms] == broker_keys.get(key, [])
+
+
+TOPIC_KEYS_WITHOUT_EFFECT = {
+    "local.retention.ms": ["log.local.retention.ms"],
+    "local.retention.bytes": ["log.local.retention.bytes"],
+    "preallocate": ["log.preallocate"],
+    "remote.storage.enable": [],
+    "follower.replication.throttled.replicas": [],
+}
+
+
+@pytest.mark.parametrize(("key", "broker_keys"), TOPIC_KEYS_WITHOUT_EFFECT.items())
+def test_synonyms_of_settings_that_have_no_effect_are_kafkas_too(
+    cluster: Cluster, client: DirectClient, key: str, broker_keys: list[str]
+) -> None:
+    name = cluster.unique("synonyms")
+    client.create_topic(name, 1)
+    request = DescribeConfigsRequest([DescribeConfigsResource(TOPIC, name, [key])], include_synonyms=True)
+    soon(lambda: len(client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs), 1)
+    (config,) = client.call(DESCRIBE_CONFIGS, request, 4).results[0].configs
+    assert [synonym.name for synonym in config.synonyms] == broker_keys
+
+
+def test_min_insync_replicas_is_a_setting_of_the_cluster(cluster: Cluster, client: DirectClient) -> None:
+    """As in every cluster that Kafka 4.1 or newer made, with eligible leader replicas (KIP-966)."""
+    key, name = "min.insync.replicas", cluster.unique("isr")
+    client.create_topic(name, 1)
+    request = DescribeConfigsRequest([DescribeConfigsResource(TOPIC, name, [key])])
+    soon(lambda: client.call(DESCRIBE_CONFIGS, request, 4).results[0].error_code, E.NONE)
+    for kind, resource in ((TOPIC, name), (BROKER, "1"), (BROKER, "")):
+        assert configs(client, kind, resource)[key] == ("1", SOURCE_CLUSTER)
+    assert set_config(client, BROKER, "", key, None) == E.INVALID_CONFIG
+    assert set_config(client, BROKER, "1", key, "1") == E.INVALID_CONFIG
+    if cluster.name == "apache_kafka":
+        return  # tests in other processes use it, too
+    assert set_config(client, BROKER, "", key, "2") == E.NONE
+    assert configs(client, TOPIC, name)[key] == ("2", SOURCE_CLUSTER)
+    assert set_config(client, BROKER, "", key, "1") == E.NONE
+    assert configs(client, TOPIC, name)[key] == ("1", SOURCE_CLUSTER)
 
 
 def test_levels_of_loggers_are_shown(cluster: Cluster, client: DirectClient) -> None:

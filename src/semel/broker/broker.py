@@ -156,7 +156,10 @@ class BrokerNode:
         self.topics.on_settings_altered()
 
     def altered_settings(self, *, for_cluster: bool = False) -> dict[str, str]:
-        return dict(self.store.get(_ALTERED_FOR_CLUSTER if for_cluster else _ALTERED) or {})
+        """Those for the cluster are there from the start where a new Kafka cluster has them."""
+        if not for_cluster:
+            return dict(self.store.get(_ALTERED) or {})
+        return {**self.settings.always_for_cluster(), **(self.store.get(_ALTERED_FOR_CLUSTER) or {})}
 
     def reserve_producer_ids(self, count: int) -> range:
         """Producer ids that were never given out: durable on return, so that no restart hands them out again.

@@ -44,6 +44,12 @@ NO_EFFECT: dict[str, Setting] = {
         _without_effect("local.retention.ms", "long", -2, _NO_TIERS),
     )
 }
+# The broker's settings that Kafka names as the origin of their defaults. The others have none.
+_BROKERS_NAME = {
+    "preallocate": "log.preallocate",
+    "local.retention.bytes": "log.local.retention.bytes",
+    "local.retention.ms": "log.local.retention.ms",
+}
 
 # Settings that are the broker's business; all others are the storage's (LogConfig).
 BROKER_SIDE = ("min.insync.replicas", "unclean.leader.election.enable", *NO_EFFECT)
@@ -126,7 +132,7 @@ def broker_origins(settings: Settings, name: str) -> list[Origin]:
     """Where the broker's default of a topic setting comes from, the strongest first, in the topic setting's unit."""
     if name in NO_EFFECT:
         default = as_text(NO_EFFECT[name].default)
-        return [Origin(name, default, SOURCE_DEFAULT, default)]
+        return [Origin(_BROKERS_NAME.get(name, name), default, SOURCE_DEFAULT, default)]
     found = [
         Origin(synonym, _scaled(value, factor), source, as_text(value))
         for layer, source in _layers(settings)
@@ -281,7 +287,7 @@ def _topic_entry(broker: BrokerNode, topic: Topic, name: str) -> DescribedConfig
 def _is_listed(name: str, origin: Origin) -> bool:
     """Of the broker's defaults Kafka names one only, that of the strongest synonym, if it has one."""
     if name in NO_EFFECT:
-        return True
+        return origin.source != SOURCE_DEFAULT or name in _BROKERS_NAME
     strongest = SYNONYMS[name][0][0]
     is_default = origin.source == SOURCE_DEFAULT
     return not is_default or (origin.name == strongest and TABLE[strongest].default is not None)

@@ -10,6 +10,8 @@ from semel.broker.settings_table import TABLE, Setting, SettingError, reason_of
 
 log = logging.getLogger(__name__)
 
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
+
 
 def row_of(name: str) -> Setting:
     """The row of a setting, or SettingError that says by name what is wrong with it."""
@@ -63,6 +65,11 @@ class Settings:
             self.altered_for_cluster = values
         else:
             self.altered = values
+
+    def always_for_cluster(self) -> dict[str, str]:
+        """A new Kafka cluster keeps it for all brokers since 4.1, from its eligible leader replicas on (KIP-966)."""
+        name = MIN_INSYNC_REPLICAS
+        return {name: str(self.given.get(name, TABLE[name].default))}
 
     def finalize(self, levels: Mapping[str, int]) -> None:
         """Takes over the feature levels that were made final at run time."""

@@ -12,7 +12,7 @@ from semel.broker import resource_settings
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.resource_settings import CLIENT_METRICS, GROUP, DescribedConfig
-from semel.broker.settings import parse_dynamic, row_of
+from semel.broker.settings import MIN_INSYNC_REPLICAS, parse_dynamic, row_of
 from semel.broker.settings_table import TABLE, Setting, SettingError, as_text
 from semel.broker.topics import Topic, TopicError, check_configs, check_name
 from semel.broker.turns import Turns
@@ -109,6 +109,10 @@ def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, va
     fixed = sorted(setting for setting in texts if setting in TABLE and not TABLE[setting].dynamic)
     if fixed:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
+    if for_cluster != (MIN_INSYNC_REPLICAS in texts):
+        refusal = "Cluster-level {} cannot be removed" if for_cluster else "Broker-level {} cannot be altered"
+        message = f"{refusal.format(MIN_INSYNC_REPLICAS)} while ELR is enabled."  # as in every new Kafka cluster
+        raise TopicError(ErrorCode.INVALID_CONFIG, message)
     try:
         parse_dynamic(texts)
         broker.settings.accept(map(row_of, texts))
