@@ -203,6 +203,26 @@ def test_a_view_that_takes_longer_than_a_tick_is_shown_all_the_same(page: Any, s
     assert page.evaluate("ticks") >= 2, "the page was to read again before the first reading had ended"
 
 
+def test_a_reading_that_gets_no_response_is_not_awaited_for_ever(page: Any, site: Site, planted: str) -> None:
+    """As behind a network that is gone: nothing comes, and nobody says so."""
+    page.add_init_script(
+        """const fetched = window.fetch, timeout = AbortSignal.timeout;
+        let isFirst = true;
+        AbortSignal.timeout = () => timeout.call(AbortSignal, isFirst ? 100 : 60000);
+        window.fetch = (path, options) => {
+            if (!path.startsWith("api/topics") || !isFirst) return fetched(path, options);
+            isFirst = false;
+            return new Promise((_, fail) => options.signal.addEventListener("abort", () => {
+                window.gaveUp = true;
+                fail(options.signal.reason);
+            }));
+        };"""
+    )
+    main = go(page, site, "topics?q=orders")
+    main.get_by_role("heading", name="Topics", exact=True, level=1).wait_for()
+    assert page.evaluate("gaveUp"), "the first reading had a response"
+
+
 def test_hostile_and_large_content_is_shown_as_text_and_never_runs(page: Any, site: Site, planted: str) -> None:
     main = go(page, site, "records?topic=hostile&partition=0&offset=0")
     assert main.locator("pre.bytes").filter(has_text="<img src=x").count() >= 3, "key, value and header"

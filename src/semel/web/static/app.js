@@ -58,9 +58,11 @@ const chip = (text, kind) => h("span", { class: `chip ${(kind || text).split(" "
 const transactionLink = (id) => h("a", { href: to("transaction", { id }) }, id);
 
 // --- asking ---
+const RESPONSE_WITHIN_MS = 60_000;  // the server gives up on its cluster before; a network that is gone says nothing
 async function ask(path, query = {}) {
   const chosen = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== ""));
-  const response = await fetch(`api/${path}?${chosen}`, { credentials: "same-origin" });
+  const response = await fetch(`api/${path}?${chosen}`, { credentials: "same-origin", signal: AbortSignal.timeout(RESPONSE_WITHIN_MS) })
+    .catch((error) => { throw error.name === "TimeoutError" ? new Error("the page's server did not respond in time") : error; });
   const body = await response.json().catch(() => ({ error: `the page's server responded ${response.status}` }));
   if (!response.ok) throw Object.assign(new Error(body.error || response.statusText), { status: response.status });
   return body;
