@@ -263,6 +263,8 @@ def find_chromium() -> Path | None:
 
 # --- Debian ---
 
+APT_LOCK_SECONDS = 600
+
 
 def apt_install(*candidates: str) -> bool:
     """Installs the first of the packages that this Debian has; false elsewhere, without rights, or if told not to."""
@@ -284,9 +286,9 @@ def apt_install(*candidates: str) -> bool:
 
 
 def apt(root: list[str], environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Its output is long and only of interest when it fails."""
+    """Waits for another apt-get, as a fresh machine often runs one. The output is only of interest when it fails."""
     return subprocess.run(
-        [*root, "apt-get", "-qq", *words],
+        [*root, "apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={APT_LOCK_SECONDS}", *words],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 

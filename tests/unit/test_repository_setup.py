@@ -86,6 +86,8 @@ def test_apt_tries_the_packages_in_turn_and_can_be_forbidden(
     assert environment.apt_install("first", "second")
     calls = log.read_text().splitlines()
     assert [call.split()[-1] for call in calls] == ["update", "first", "second"]
+    # another apt-get holds the lock on many a fresh machine: without a timeout it is not waited for at all
+    assert all("DPkg::Lock::Timeout=600" in call for call in calls)
     monkeypatch.setenv("SEMEL_SYSTEM_PACKAGES", "no")
     assert not environment.apt_install("second")
     assert log.read_text().splitlines() == calls
