@@ -24,12 +24,14 @@ BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 WHOLE: dict[str, Any] = {
     name: Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)] for name, bits in BITS.items()
 }
+# What is at least half a step beyond the largest number of 32 bits would be infinite, and so is out of range.
+BEYOND_FLOAT = 2.0**128 - 2.0**103
 # Spark's type -> what a value is read as, and the name of Arrow's type
 SIMPLE: dict[str, tuple[Any, str]] = {
     **{name: (WHOLE[name], f"int{bits}") for name, bits in BITS.items()},
     "string": (str, "string"),
     "boolean": (bool, "bool"),
-    "float": (float, "float32"),
+    "float": (Annotated[float, msgspec.Meta(gt=-BEYOND_FLOAT, lt=BEYOND_FLOAT)], "float32"),
     "double": (float, "float64"),
     "timestamp": (Annotated[datetime, msgspec.Meta(tz=True)], "timestamp[us]"),
     "timestamp_ntz": (Annotated[datetime, msgspec.Meta(tz=False)], "timestamp[us]"),
@@ -54,6 +56,7 @@ def read_as(kind: Any) -> tuple[Any, Any]:
         python, arrow = read_as(kind.valueType)
         return dict[str, python] | None, pa.map_(pa.string(), arrow)  # type: ignore[valid-type]
     if isinstance(kind, StructType):
+        _check_fields(kind)
         inner = {field.name: read_as(field.dataType) for field in kind.fields}
         arrow = pa.struct([pa.field(name, arrow) for name, (_, arrow) in inner.items()])
         return TypedDict("Inner", {name: python for name, (python, _) in inner.items()}, total=False) | None, arrow  # type: ignore
@@ -61,6 +64,18 @@ def read_as(kind: Any) -> tuple[Any, Any]:
         f"option jsonSchema has the type {name}; expected {', '.join(SIMPLE)}, arrays and structs of them, or maps "
         "from string. Read others with from_json in the query"
     )
+
+
+def _check_fields(kind: Any) -> None:
+    names = [field.name for field in kind.fields]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"option jsonSchema has the field {twice!r} twice in one object; leave one of them out")
+    filled = next((field.name for field in kind.fields if not field.nullable), None)
+    if filled is not None:
+        raise OptionError(
+            f"option jsonSchema says that field {filled!r} is NOT NULL, but a value may lack it; leave NOT NULL out"
+        )
 
 
 def json_parser(kind: Any) -> Callable[[Any], Any]:

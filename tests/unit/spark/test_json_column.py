@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -131,6 +132,26 @@ def reference(value):
 def test_types_that_cannot_be_read_are_refused_with_the_remedy(kind):
     with pytest.raises(OptionError, match="from_json in the query"):
         read_as(StructType([StructField("inner", ArrayType(kind))]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ([StructField("id", LongType(), nullable=False)], "field 'id' is NOT NULL"),
+        ([StructField("id", LongType()), StructField("id", StringType())], "the field 'id' twice"),
+    ],
+)
+def test_schemas_that_no_column_can_have_are_refused_before_anything_is_read(fields, why):
+    for kind in (StructType(fields), StructType([StructField("deep", ArrayType(StructType(fields)))])):
+        with pytest.raises(OptionError, match=why):
+            read_as(kind)
+
+
+def test_a_number_beyond_a_float_is_out_of_range():
+    values = [b"1e39", b"-1e39", b"3.4028235677973366e38", b"3.40282356e38", b"-3.4028235e38", b"1e-60", b"7"]
+    found = parsed([b'{"ratio": %s}' % value for value in values], ratio=FloatType())
+    largest = 2.0**128 - 2.0**104
+    assert [row and row["ratio"] for row in found] == [None, None, None, largest, -largest, 0.0, 7.0]
 
 
 def test_the_column_is_there_with_its_option_only():
