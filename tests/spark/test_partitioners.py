@@ -137,3 +137,39 @@ def test_routing_for_writers_knows_how_many_partitions_the_topic_of_a_row_has(se
     ).option("applicationId", query.application_id).mode("append").save()
     found = Counter((value or b"").decode() for _, _, value in read_values(query.bootstrap, query.output))
     assert found == Counter(str(n) for n in range(0, ROWS, 2))
+
+
+FAR = f"case when {NUMBER} = 7 then 4294967296L when {NUMBER} = 8 then null else {NUMBER} % 4L end AS partition"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@SEMEL
+def test_a_partition_that_no_integer_holds_is_out_of_range_for_its_row_alone(
+    session: Any, query: Query, ansi: str
+) -> None:
+    """A cast to an int makes 0 of it, or fails the batch."""
+    dead = f"{query.output}-dead"
+    with semel.Admin({"bootstrap.servers": query.bootstrap}) as admin:
+        admin.create_topic(dead, WIDE)
+    sink = semel.sink(
+        query.bootstrap, application_id=query.application_id, topic=query.output, dead_letter_topic=dead, max_attempts=1
+    )
+    source = {"kafka.bootstrap.servers": query.bootstrap, "subscribe": query.source}
+    writer = {"topic": query.output, "deadLetterTopic": dead, "applicationId": f"{query.application_id}-job"}
+    before = session.conf.get("spark.sql.ansi.enabled")
+    session.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        rows = session.readStream.format("semel").options(**source, startingOffsets="earliest").load()
+        query.run_through(rows.selectExpr("value", FAR), sink)
+        rows = session.read.format("semel").options(**source).load().selectExpr("value", FAR)
+        routed = semel.route(rows, query.bootstrap, topic=query.output)
+        routed.write.format("semel").options(**{"kafka.bootstrap.servers": query.bootstrap, **writer}).mode(
+            "append"
+        ).save()
+    finally:
+        session.conf.set("spark.sql.ansi.enabled", before)
+    found = [(int(value or b""), partition) for partition, _, value in read_values(query.bootstrap, query.output)]
+    assert Counter(n for n, _ in found) == Counter({n: 2 for n in range(ROWS) if n != 7})
+    assert all(partition == n % 4 for n, partition in found if n != 8)
+    assert [value for _, _, value in read_values(query.bootstrap, dead)] == [b"7", b"7"]

@@ -31,6 +31,9 @@ from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, write_rows
 
 
+OUT_OF_RANGE = -1  # in place of a partition that is no 32-bit integer
+
+
 class AlreadyDoneError(RuntimeError):
     """The job was run before."""
 
@@ -138,7 +141,8 @@ def route(
     size = _count_by_topic(counts, topic) if len(counts) > 1 and "topic" in columns else f.lit(counts[topic])
     chosen = f.pmod(f.coalesce(hashed, f.spark_partition_id()), size).cast("int")
     if "partition" in columns:
-        chosen = f.coalesce(f.col("partition").cast("int"), chosen)
+        given = f.col("partition")
+        chosen = f.when(given.isNull(), chosen).otherwise(f.coalesce(given.try_cast("int"), f.lit(OUT_OF_RANGE)))
     return df.withColumn("partition", chosen).repartitionById(max(counts.values()), f.col("partition"))
 
 

@@ -22,7 +22,7 @@ WRITTEN_AS = {
     "value": "binary",
     "headers": None,
     "topic": None,
-    "partition": "int",
+    "partition": None,  # a cast of what is no partition would make one of it, or fail
     "timestamp": "timestamp",
 }
 
@@ -122,7 +122,7 @@ def written_columns(batch: Any, options: SinkOptions) -> Any:
             column = batch.column(name)
             columns[name] = column.cast(pa.binary()) if name in ("key", "value") else column
     if "partition" in columns:
-        columns["partition"] = columns["partition"].cast(pa.int32())
+        columns["partition"] = columns["partition"].cast(pa.int64())
     if options.bad_column is not None:
         columns["bad"] = batch.column(options.bad_column)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
