@@ -30,7 +30,6 @@ from semel.spark.sink_options import MURMUR2, SPREAD, writer_options
 from semel.spark.transaction import BatchTransaction
 from semel.spark.writing import Report, write_rows
 
-
 OUT_OF_RANGE = -1  # in place of a partition that is no 32-bit integer
 
 

@@ -52,8 +52,8 @@ def check_columns(types: dict[str, str], options: SinkOptions) -> None:
             f"the DataFrame has no column 'value' (it has {', '.join(types) or 'none'}); select what to write, "
             'such as df.selectExpr("to_json(struct(*)) AS value")'
         )
-    for name in ("key", "headers", *(("topic",) if options.extra_topics else ())):
-        alike = [given for given in types if given.lower() == name]
+    for name in ("key", "headers", "partition", "timestamp", *(("topic",) if options.extra_topics else ())):
+        alike = [given for given in types if given.lower() == name and (name != "timestamp" or types[given] in TIMES)]
         if alike and name not in types:
             raise ColumnError(
                 f"the DataFrame has a column {alike[0]!r}, but names count as they are written, and what is not called "

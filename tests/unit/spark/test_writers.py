@@ -78,6 +78,14 @@ def test_a_key_in_capital_letters_is_refused_because_it_would_be_left_out():
     check_columns({"value": "binary", "key": "binary", "KEY": "int", "Timestamp": "bigint"}, options())
 
 
+def test_a_partition_or_a_time_in_capital_letters_is_refused_because_it_would_be_left_out():
+    """Rows would go elsewhere, or have the time of writing. A number is no time."""
+    for name, kind in (("PARTITION", "int"), ("Timestamp", "timestamp"), ("TIMESTAMP", "timestamp_ntz")):
+        with pytest.raises(ColumnError, match=f"rename it, such as {name} AS {name.lower()}"):
+            check_columns({"value": "binary", name: kind}, options())
+    check_columns({"value": "binary", "Timestamp": "bigint"}, options())
+
+
 def test_a_topic_in_capital_letters_is_refused_where_rows_name_their_topics():
     """All rows would go to the default topic."""
     with pytest.raises(ColumnError, match="rename it, such as TOPIC AS topic"):
