@@ -56,6 +56,17 @@ def test_batch_queries_find_the_source_without_a_call_and_have_sparks_columns(
 
 
 @SEMEL
+@pytest.mark.parametrize("emit", ["rows", "ranges"])
+def test_a_batch_query_of_which_nothing_is_there_has_no_rows(
+    session: Any, cluster: Cluster, tmp_path: Path, emit: str
+) -> None:
+    query = Query(cluster, tmp_path, "copy")
+    rows = session.read.format("semel").options(**options(query, emit=emit)).load()
+    assert rows.collect() == []
+    assert rows.selectExpr("count(*)", "max(topic)").collect() == [(0, None)]
+
+
+@SEMEL
 def test_values_are_read_as_json_by_the_source_as_from_json_reads_them(
     session: Any, cluster: Cluster, tmp_path: Path
 ) -> None:

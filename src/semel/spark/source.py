@@ -174,6 +174,8 @@ class _Planner:
     def read(self, task: InputPartition) -> Iterator[Any]:
         """Runs in a worker."""
         settle_worker()
+        if task.value is None:  # PySpark's, in place of none
+            return
         if self.options.emit_ranges:
             yield range_row(task.value)
             return
