@@ -303,10 +303,15 @@ def _pattern(text: str) -> str:
 def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
     """Spark's order of precedence: one timestamp, timestamps by partition, offsets."""
     if f"{side}timestamp" in given:
-        return Bound(timestamp_ms=number(given[f"{side}timestamp"], f"{side}Timestamp"))
+        name = f"{side}Timestamp"
+        at = number(given[name.lower()], name)
+        _refuse_below(0, {at}, name, A_TIME)
+        return Bound(timestamp_ms=at)
     if f"{side}offsetsbytimestamp" in given:
         name = f"{side}OffsetsByTimestamp"
-        return Bound(timestamps_ms=_places(given[name.lower()], name))
+        times = _places(given[name.lower()], name)
+        _refuse_below(0, _values(times), name, A_TIME)
+        return Bound(timestamps_ms=times)
     value = given.get(f"{side}offsets", default).strip()
     words = {EARLIEST, LATEST, COMMITTED} if side == "starting" else {LATEST}
     if value.lower() in words:
@@ -316,7 +321,18 @@ def _bound(given: Mapping[str, str], side: str, default: str) -> Bound:
         raise OptionError(
             f'option {side}Offsets is {value!r}; expected {expected} or JSON like {{"topic": {{"0": 23}}}}'
         )
-    return Bound(offsets=_places(value, f"{side}Offsets"))
+    offsets = _places(value, f"{side}Offsets")
+    _refuse_below(EARLIEST_OFFSET, _values(offsets), f"{side}Offsets", "an offset, -2 (earliest) or -1 (latest)")
+    return Bound(offsets=offsets)
+
+
+A_TIME = "milliseconds since 1970"
+
+
+def _refuse_below(least: int, found: set[int], name: str, expected: str) -> None:
+    """Negative numbers have other meanings for a broker: -1 as a time is the end of a partition."""
+    if found and min(found) < least:
+        raise OptionError(f"option {name} has {min(found)}; expected {expected}")
 
 
 def _places(text: str, name: str) -> Offsets:

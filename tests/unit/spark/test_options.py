@@ -53,6 +53,9 @@ def test_offsets_and_times():
         ({"kafka.isolation.level": "snapshot"}, "read_committed or read_uncommitted"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"jsonSchema": "id long", "emit": "ranges"}, "jsonSchema needs records"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp has -1; expected milliseconds since 1970"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 5, "1": -2}}'}, "endingOffsetsByTimestamp has -2"),
+        ({"startingOffsets": '{"a": {"0": -3}}'}, r"startingOffsets has -3; expected an offset, -2 \(earliest\) or -1"),
         ({"subscribe": " ,"}, "subscribe is ','; it must name at least one topic"),
     ],
 )
