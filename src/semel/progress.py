@@ -21,7 +21,7 @@ class ProgressBar:
     ) -> None:
         self.what, self.total, self.unit = what, total, unit
         self._out = out or sys.stderr
-        self._is_on = self._out.isatty()
+        self._is_on = self._out is not None and self._out.isatty()  # None: stderr is closed
         self._is_shown = False
         self._started_s = time.monotonic()
         self._due_s = self._started_s + (EVERY_S if total is None else 0.0)  # what is quick shows no count at all

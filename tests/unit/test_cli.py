@@ -19,7 +19,7 @@ import semel
 from semel.cli import COMMANDS, available_commands, main
 from semel.cli.client_options import print_json
 from semel.cli.errors import CommandError, UsageError
-from semel.local.brokers import semel_command
+from semel.local.brokers import SemelBroker, semel_command
 from semel.local.processes import Process
 from tests.support.waiting import PATIENCE_S
 
@@ -180,6 +180,27 @@ def test_ctrl_c_ends_with_130_and_no_traceback() -> None:
     _, error = process.communicate(timeout=PATIENCE_S)
     assert error == ""
     assert process.returncode == 130
+
+
+def shell(command: str) -> tuple[int, str]:
+    """Code and all output of a shell command; `semel` in it is the command."""
+    words = f"semel() {{ '{sys.executable}' -m semel \"$@\"; }}; {command}"
+    ended = subprocess.run(["/bin/sh", "-c", words], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_closed_stdout_is_named() -> None:
+    assert shell("semel doctor --list >&-") == (1, "semel: stdout is closed; redirect what is not needed: >/dev/null\n")
+
+
+def test_closed_stdin_is_named(shared_semel_broker: SemelBroker) -> None:
+    code, output = shell(f"semel produce nothing -b {shared_semel_broker.bootstrap} <&-")
+    assert (code, output) == (1, "semel: stdin is closed; name files, or pipe the records in\n")
+
+
+def test_closed_stderr_changes_nothing(shared_semel_broker: SemelBroker) -> None:
+    command = f"echo x | semel produce closed-stderr --summary -b {shared_semel_broker.bootstrap} 2>&-"
+    assert shell(command) == (0, '{"topic":"closed-stderr","records":1}\n')
 
 
 def test_python_dash_m_semel_is_the_command() -> None:

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from semel import __version__
-from semel.cli.errors import exit_code_of
+from semel.cli.errors import CommandError, exit_code_of
 
 COMMANDS = {
     "broker": "run a Kafka-compatible broker, one process, no JVM",
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is printed as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if sys.stdout is None:
+            raise CommandError("stdout is closed; redirect what is not needed: >/dev/null")
         code = _dispatch(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # a reader that went away is noticed here, not at interpreter exit
         return code

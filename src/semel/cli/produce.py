@@ -246,6 +246,8 @@ def _pieces(args: argparse.Namespace) -> Iterator[tuple[bytes, str]]:
     if not delimiter:
         raise UsageError("-D must not be empty; --whole makes each file one record")
     for name in args.files:
+        if name == "-" and sys.stdin is None:
+            raise CommandError("stdin is closed; name files, or pipe the records in")
         stream: IO[bytes] = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115 - closed below
         try:
             if args.whole:

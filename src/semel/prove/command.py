@@ -390,7 +390,7 @@ def _leave_cluster(brokers: str, wish: Wish, prefix: str, others: list[str], tol
 def _may_delete(wish: Wish, topics: list[str]) -> bool:
     if wish.delete_topics is not None:
         return wish.delete_topics
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr)):  # None: it is closed
         return False
     sys.stderr.write(f"delete the {len(topics)} topics that this run made ({topics[0]}, ...)? [y/N] ")
     sys.stderr.flush()
