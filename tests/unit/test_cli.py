@@ -92,7 +92,10 @@ def test_every_command_module_has_the_four_parts(name: str) -> None:
     [
         (UsageError("--from needs --to"), 2, "semel: --from needs --to\n"),
         (CommandError("no such\n  topic"), 1, "semel: no such topic\n"),
-        (ConnectionRefusedError(111, "Connection refused"), 1, "semel: [Errno 111] Connection refused\n"),
+        (ConnectionRefusedError(111, "Connection refused"), 1, "semel: Connection refused\n"),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), 1, "semel: a.txt: No such file or directory\n"),
+        (OSError(18, "Invalid cross-device link", "a", None, "b"), 1, "semel: a -> b: Invalid cross-device link\n"),
+        (TimeoutError("no answer in 3 s"), 1, "semel: no answer in 3 s\n"),
         (ZeroDivisionError("oops"), 70, "semel: a bug: ZeroDivisionError: oops (SEMEL_DEBUG=1 shows where)\n"),
         (KeyboardInterrupt(), 130, ""),
         (SystemExit(3), 3, ""),
@@ -127,6 +130,35 @@ def test_a_wrong_argument_is_reported_in_one_line(capsys: pytest.CaptureFixture[
     error = capsys.readouterr().err
     assert error.startswith("semel: argument --seed: invalid int value: 'many'")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "page", "hint"),
+    [
+        (["topic", "create", "t", "--partitons", "4"], "semel topic create", "did you mean --partitions?"),
+        (["topic", "create", "t", "--partitons=4"], "semel topic create", "did you mean --partitions?"),
+        (["consume", "t", "--exti"], "semel consume", "did you mean --exit?"),
+        (["produce", "t", "--compresion", "zstd"], "semel produce", "did you mean --compression?"),
+        (["broker", "./data"], "semel broker", None),
+    ],
+)
+def test_unknown_options_are_refused_with_the_nearest_and_the_right_page(
+    arguments: list[str], page: str, hint: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("semel: unrecognized arguments: ")
+    assert error.endswith(f"(`{page} --help` helps)\n")
+    assert ("did you mean" in error) == (hint is not None)
+    assert hint is None or hint in error
+
+
+def test_benchmarks_that_are_not_installed_are_not_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("semel.cli.bench.checkout.module", lambda name: None)
+    assert main(["bench", "--help"]) == 0
+    assert "one of ," not in capsys.readouterr().out
 
 
 def run_inline(body: str, **options) -> subprocess.Popen:

@@ -90,7 +90,7 @@ def _without_command(arguments: list[str], commands: dict[str, str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"semel {__version__}")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
-    known, _ = parser.parse_known_args(arguments)
+    known, _ = parser.parse_known_args(arguments)  # type: ignore[no-untyped-call]
     if known.command is not None:
         parser.error(f"there is no command {known.command!r}; the commands are {', '.join(commands)}")
     if arguments:
@@ -104,7 +104,23 @@ def _indented(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports wrong usage in one line, like every other error."""
+    """Reports wrong usage in one line, like every other error, an unknown option with the nearest one."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.prog.count(" ") > 1:  # an action's own page helps, not that of its command
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"semel: {message} (`{self.prog} --help` helps)\n")
+        self.exit(2, f"semel: {message}{self._nearest_option(message)} (`{self.prog} --help` helps)\n")
+
+    def _nearest_option(self, message: str) -> str:
+        problem, _, unknown = message.partition(": ")
+        if problem != "unrecognized arguments" or not unknown.startswith("--"):
+            return ""
+        import difflib
+
+        given = unknown.split()[0].partition("=")[0]
+        near = difflib.get_close_matches(given, [name for name in self._option_string_actions if name[:2] == "--"], n=1)
+        return f"; did you mean {near[0]}?" if near else ""

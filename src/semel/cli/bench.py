@@ -23,7 +23,7 @@ HARNESS = "benchmarks.harness"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(_names())}, or all")
+    parser.add_argument("name", metavar="NAME", help=f"a benchmark: {', '.join([*_names(), 'all'])}")
     parser.add_argument("--json", action="store_true", help="one JSON object per comparison and line")
     parser.add_argument("--quick", action="store_true", help="smaller and fewer runs: a look, not a measurement")
 

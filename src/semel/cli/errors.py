@@ -32,7 +32,7 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, UsageError):
         return _report(str(error), WRONG_USAGE)
     if _is_expected(error):
-        return _report(str(error) or type(error).__name__, FAILED)
+        return _report(text_of(error), FAILED)
     return _report(f"a bug: {type(error).__name__}: {error} (SEMEL_DEBUG=1 shows where)", BUG)
 
 
@@ -40,6 +40,14 @@ def _is_expected(error: BaseException) -> bool:
     """semel's own errors explain themselves, and so do the system's (no such file, connection refused, disk full)."""
     own = any(base.__module__.partition(".")[0] == "semel" for base in type(error).__mro__)
     return own or isinstance(error, OSError)
+
+
+def text_of(error: BaseException) -> str:
+    """What the error says; of the system's errors the file and the reason, without Python's `[Errno 2]`."""
+    if isinstance(error, OSError) and error.strerror:
+        files = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        return ": ".join(filter(None, [" -> ".join(files), error.strerror]))
+    return str(error) or type(error).__name__
 
 
 def _report(message: str, code: int) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import base64
 import difflib
+import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from semel.cli.client_options import add_connection_options, at_least_one, client_options, pairs, print_json
-from semel.cli.errors import CommandError, UsageError
+from semel.cli.errors import CommandError, UsageError, text_of
 from semel.progress import ProgressBar
 
 # The fields of a record, each with the other names that stand for it.
@@ -145,7 +147,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="*", default=["-"], help="- is stdin (default)")
     parser.add_argument("-K", "--key-delimiter", metavar="TEXT", help="what stands before it in a line is the key")
     parser.add_argument("-k", "--key", metavar="KEY", help="the key of all records")
-    parser.add_argument("-D", "--delimiter", metavar="TEXT", default=r"\n", help=r"between records (default: \n)")
+    delimiter = r"between records (default: \n; give \r\n for a file with Windows line ends)"
+    parser.add_argument("-D", "--delimiter", metavar="TEXT", default=r"\n", help=delimiter)
     parser.add_argument("-H", "--header", metavar="NAME=VALUE", action="append", default=[], help="may be repeated")
     parser.add_argument("-p", "--partition", type=int, metavar="N", help="default: by key, or any without one")
     parser.add_argument("-Z", "--null", action="store_true", help="an empty value (or key) is null")
@@ -177,6 +180,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("-J reads keys from the JSON; it does not go with -K or --whole")
     if args.key_delimiter == "":
         raise UsageError("-K must not be empty; -k gives all records one key")
+    _check_files(args.files)
     options = client_options(args, compression_type=args.compression, max_block_ms=max(1, int(args.timeout * 1000)))
     if args.transactional_id is not None:  # an empty one is refused
         options["transactional_id"] = args.transactional_id
@@ -190,6 +194,22 @@ def run(args: argparse.Namespace) -> int:
     if args.summary:
         print_json({"topic": args.topic, "records": count})
     return 0
+
+
+def _check_files(names: list[str]) -> None:
+    """Before anything is written. Nothing is opened: a pipe would lose what is in it."""
+    for name in names:
+        if name == "-":
+            if sys.stdin is None:
+                raise CommandError("stdin is closed; name files, or pipe the records in")
+            continue
+        try:
+            if stat.S_ISDIR(os.stat(name).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+            if not os.access(name, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        except OSError as error:
+            raise CommandError(f"{text_of(error)}; nothing was written") from None
 
 
 def _send_all(producer: Producer, args: argparse.Namespace) -> int:
@@ -246,8 +266,6 @@ def _pieces(args: argparse.Namespace) -> Iterator[tuple[bytes, str]]:
     if not delimiter:
         raise UsageError("-D must not be empty; --whole makes each file one record")
     for name in args.files:
-        if name == "-" and sys.stdin is None:
-            raise CommandError("stdin is closed; name files, or pipe the records in")
         stream: IO[bytes] = sys.stdin.buffer if name == "-" else open(name, "rb")  # noqa: SIM115 - closed below
         try:
             if args.whole:

@@ -112,6 +112,7 @@ def _alter(admin: Admin, args: argparse.Namespace) -> None:
     changes: dict[str, str | None] = {**pairs(args.config, "--config"), **dict.fromkeys(args.unset)}
     if args.partitions is None and not changes:
         raise UsageError("nothing to change: give --partitions, --config or --unset")
+    admin.describe_topics(args.names)  # one that is not there is named before another is changed
     for name in args.names:
         if changes:
             admin.alter_configs(changes, topic=name)
@@ -121,6 +122,8 @@ def _alter(admin: Admin, args: argparse.Namespace) -> None:
 
 
 def _delete(admin: Admin, args: argparse.Namespace) -> None:
+    if not args.if_exists:
+        admin.describe_topics(args.names)  # one that is not there is named before another is deleted
     there = set(admin.list_topics(include_internal=True))
     for name in args.names:
         gone = args.if_exists and name not in there

@@ -49,6 +49,16 @@ def test_description_for_people_is_a_table(run: Run, ten: str) -> None:
     assert row.split()[-2:] == ["0", "10"]
 
 
+@pytest.mark.parametrize("action", [["delete"], ["alter", "-p", "9"], ["alter", "--config", "retention.ms=1"]])
+def test_topics_that_are_not_there_are_named_before_others_change(run: Run, topic: str, action: list[str]) -> None:
+    done = run("topic", action[0], topic, "no-such-topic", *action[1:])
+    assert done.code == 1
+    assert done.err == "semel: there is no topic 'no-such-topic'; `semel topic list` shows what there is\n"
+    described = json.loads(run("topic", "describe", topic, "-J").out)
+    assert len(described["partitions"]) < 9
+    assert "retention.ms" not in described["configs"]
+
+
 def test_altering_nothing_is_wrong_usage(run: Run, topic: str) -> None:
     assert run("topic", "alter", topic).code == 2
     assert run("topic", "create", f"{topic}-x", "--config", "novalue").code == 2

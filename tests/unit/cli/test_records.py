@@ -289,6 +289,8 @@ def test_reader_that_goes_away_ends_the_command_quietly(ten: str, shared_semel_b
         (["produce", "{topic}", "-J", "--whole"], 2, "does not go with"),
         (["produce", "{topic}", "-p", "9"], 1, "no partition 9"),
         (["produce", "{topic}", "no-such-file"], 1, "No such file"),
+        (["produce", "{topic}", "-", "no-such-file"], 1, "no-such-file: No such file or directory; nothing"),
+        (["produce", "{topic}", "-", "/"], 1, "/: Is a directory; nothing was written"),
         (["produce", "{topic}", "-H", "novalue"], 2, "NAME=VALUE"),
         (["produce", "{topic}", "--timeout", "0"], 2, "above 0"),
         (["produce", "{topic}", "--timeout", "nan"], 2, "above 0"),
@@ -307,6 +309,14 @@ def test_wrong_usage_is_one_line_and_an_exit_code(
     assert message in done.err
     assert len(done.err.splitlines()) == 1
     assert read_topic(shared_semel_broker.bootstrap, topic) == []
+
+
+def test_files_may_be_pipes(run: Run, topic: str, tmp_path: Path, shared_semel_broker: SemelBroker) -> None:
+    """As of `<(...)`: what is opened twice would lose what was in it."""
+    os.mkfifo(tmp_path / "pipe")
+    with Process([sys.executable, "-c", f"open('{tmp_path}/pipe', 'w').write('a\\nb\\n')"]):
+        assert run("produce", topic, str(tmp_path / "pipe")).code == 0
+    assert [record.value for record in read_topic(shared_semel_broker.bootstrap, topic)] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("command", [["consume", "t", "-e"], ["produce", "t"], ["topic", "list"], ["group", "list"]])
