@@ -64,9 +64,8 @@ def _java() -> Iterator[Fact]:
     program = os.path.join(home, "bin", "java") if home else shutil.which("java")
     cure = "install a Java runtime 17 or newer, or set JAVA_HOME"
     if program is None or not os.path.exists(program):
-        yield Fact(
-            "java", "not found" + ("" if needed else "; only Spark needs it"), not needed, cure if needed else ""
-        )
+        missing = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "not found"
+        yield Fact("java", missing + ("" if needed else "; only Spark needs it"), not needed, cure if needed else "")
         return
     try:
         done = subprocess.run([program, "-version"], capture_output=True, timeout=20, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -66,9 +67,26 @@ def spark_session(app_name: str = "semel", *, master: str | None = None, **setti
     launched = LAUNCHED_SETTINGS if is_launched else {}
     for name, value in {**SETTINGS, **local, **launched, **named}.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            error.add_note(_java_advice())
+        raise
     reserve_environment(session, shares_workers=is_launched)
     return session
+
+
+def _java_advice() -> str:
+    """Why Java did not start, where it can be seen: Spark says only that it did not."""
+    home = os.environ.get("JAVA_HOME")
+    if home and not os.path.exists(os.path.join(home, "bin", "java")):
+        reason = f"JAVA_HOME is {home}, and there is no bin/java in it"
+    elif not home and shutil.which("java") is None:
+        reason = "JAVA_HOME is not set, and there is no java on the PATH"
+    else:
+        reason = "what it printed above says why it did not start"
+    return f"semel: Spark needs Java 17 or newer: {reason}; `semel doctor --environment` says what is there"
 
 
 # What Spark sets for the Python process of a stream's source. The values stand until it does so.

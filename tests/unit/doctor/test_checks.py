@@ -318,6 +318,14 @@ def test_alert_rules_name_findings_that_exist() -> None:
 # --- this machine ---
 
 
+def test_a_java_home_without_java_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert main(["doctor", "--environment", "-b", "127.0.0.1:1"]) == 3
+    assert f"!!  java: JAVA_HOME is {tmp_path}, and there is no bin/java in it. " in capsys.readouterr().out
+
+
 def test_the_environment_is_described_and_a_missing_broker_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--environment", "-b", "127.0.0.1:1"])
     shown = capsys.readouterr().out

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -152,3 +153,28 @@ def test_a_context_that_runs_already_says_where_tasks_run(
     monkeypatch.setattr(SparkContext, "_active_spark_context", SimpleNamespace(master="spark://host:7077"))
     assert not session.LOCAL_SETTINGS.keys() & made(master="local[2]").keys()
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"JAVA_HOME": "{folder}"}, "JAVA_HOME is {folder}, and there is no bin/java in it"),
+        ({"PATH": "{folder}"}, "JAVA_HOME is not set, and there is no java on the PATH"),
+    ],
+)
+def test_java_that_is_not_there_is_named(tmp_path: Path, environment: dict[str, str], reason: str) -> None:
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")  # of Spark's script
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    base = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    changed = {name: value.format(folder=tmp_path) for name, value in environment.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", "import semel; semel.spark_session()"],
+        env={**base, **changed},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"semel: Spark needs Java 17 or newer: {reason.format(folder=tmp_path)}"), done.stderr
+    assert "`semel doctor --environment`" in last
