@@ -72,6 +72,11 @@ def test_an_unknown_topic_or_partition_is_an_error_and_creates_none(cluster: Clu
         semel.read_table(topic, bootstrap_servers=cluster.bootstrap, partitions=[0, 7])
 
 
+def test_a_broker_that_is_down_is_no_missing_topic() -> None:
+    with pytest.raises(semel.TimedOutError, match=r"cannot connect to 127\.0\.0\.1:1"):
+        semel.read_table("t", bootstrap_servers="127.0.0.1:1")
+
+
 def test_partitions_and_start_say_what_is_read(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 30)
     brokers = cluster.bootstrap

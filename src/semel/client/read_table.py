@@ -16,6 +16,7 @@ from semel.client.timestamps import timestamp_ms
 from semel.client.timing import Deadline
 from semel.client.types import OffsetOutOfRangeError, TopicPartition, UnknownPartitionError
 from semel.protocol.arrow_numbers import to_numpy
+from semel.protocol.errors import ErrorCode
 
 GIB = 1024**3
 LOOKUP_MS = 5000.0  # for a topic that was created a moment ago
@@ -63,6 +64,8 @@ def _partitions(consumer: Consumer, topic: str, wanted: Iterable[int] | None) ->
     try:
         known = consumer.partitions_for(topic, timeout_ms=LOOKUP_MS)
     except TimedOutError as error:
+        if error.code is ErrorCode.NETWORK_EXCEPTION:
+            raise  # nothing is known of the topic
         raise UnknownPartitionError(f"topic {topic!r} cannot be read: {error}", error.code) from error
     numbers = sorted(known if wanted is None else set(wanted))
     missing = [number for number in numbers if number not in known]

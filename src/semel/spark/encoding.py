@@ -21,6 +21,7 @@ from semel.client.dead_letters import SIZE_HEADER, reason_headers
 from semel.client.errors import KafkaError
 from semel.client.settings import ProducerSettings
 from semel.protocol.batch import HEADER_SIZE
+from semel.protocol.errors import ErrorCode
 from semel.spark.sink_options import MURMUR2, SPREAD, SinkOptions
 from semel.spark.stages import ENCODE, FROM_SPARK, pulled, stage
 from semel.spark.topic_limits import NO_LIMIT, TopicLimits
@@ -71,6 +72,8 @@ class Targets:
             try:
                 found[name] = len(cluster.partitions(name, TOPIC_TIMEOUT_S))
             except KafkaError as error:
+                if error.code is ErrorCode.NETWORK_EXCEPTION:
+                    raise  # nothing is known of the topic
                 raise TargetError(
                     f"output topic {name!r} cannot be written: {error}. Create it first (`semel topic create "
                     f"{name}`), or correct the option that names it (topic, topics, dead_letter_topic)"

@@ -58,16 +58,19 @@ def create(cluster: Cluster, application_id: str, replication_factor: int = -1) 
     )
     request = topic_messages.CreateTopicsRequest(topics=[topic], timeout_ms=CREATE_TIMEOUT_MS)
     what = f"creating the ledger topic {name!r}"
+    deadline = cluster.deadline()
 
     def attempt() -> topic_messages.CreatableTopicResult:
         """NOT_CONTROLLER and REQUEST_TIMED_OUT come while the controller changes: the next try goes to the new one."""
-        result = cluster.call(Controller(), topic_messages.CREATE_TOPICS, request, errors=None).topics[0]
+        left_s = deadline.remaining_s()
+        response = cluster.call(Controller(), topic_messages.CREATE_TOPICS, request, timeout_s=left_s, errors=None)
+        result = response.topics[0]
         if ErrorCode.of(result.error_code).recovery is Recovery.RETRY:
             cluster.forget(Controller())
             raise error_of(result.error_code, what, result.error_message)
         return result
 
-    result = cluster.retry(attempt, what, cluster.deadline())
+    result = cluster.retry(attempt, what, deadline)
     code = ErrorCode.of(result.error_code)
     if code in NOT_ALLOWED and not is_here(cluster, name, ABSENT_S):
         raise error_of(

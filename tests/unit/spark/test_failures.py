@@ -9,11 +9,17 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 
+from semel.client.cluster import Cluster
+from semel.client.errors import ConnectionFailedError, TimedOutError
+from semel.client.settings import ClientSettings
+from semel.protocol.errors import ErrorCode
 from semel.spark import failures, writing
 from semel.spark.base_sink import MESSAGE_CHARS, BaseSink, SinkError
 from semel.spark.encoding import BadRowError
 from semel.spark.failures import Cancelled, reason_first, reason_in
+from semel.spark.ledger_topic import create
 from semel.spark.options import OptionError
+from semel.spark.sink import sink
 from semel.spark.sink_options import SinkOptions
 from semel.spark.source import BatchReader, SemelDataSource, StreamReader
 from semel.spark.writing import (
@@ -249,3 +255,29 @@ def test_a_cancelled_job_is_known_by_its_causes_not_by_its_text(monkeypatch, err
     raised.java_exception = error  # type: ignore[attr-defined]
     assert failures.was_cancelled(raised) is expected
     assert not failures.was_cancelled(RuntimeError("SPARK_JOB_CANCELLED"))
+
+
+@pytest.mark.parametrize(("guarantee", "error_type"), [("exactly_once", SinkError), ("at_least_once", TimedOutError)])
+def test_a_broker_that_is_down_is_named_and_no_topic_has_to_be_created(
+    guarantee: str, error_type: type[Exception]
+) -> None:
+    client = {"default.api.timeout.ms": 300}
+    with pytest.raises(error_type, match=r"cannot connect to 127\.0\.0\.1:1") as failed:
+        sink("127.0.0.1:1", application_id="app", topic="out", guarantee=guarantee, client=client)
+    assert "reate it first" not in str(failed.value)
+
+
+def test_the_calls_that_make_the_ledger_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try had the whole timeout once more: two minutes instead of one."""
+    given: list[float | None] = []
+
+    def call(*_: object, timeout_s: float | None = None, **__: object) -> None:
+        given.append(timeout_s)
+        raise ConnectionFailedError("nobody is there", ErrorCode.NETWORK_EXCEPTION)
+
+    with Cluster(ClientSettings.of({"bootstrap.servers": "127.0.0.1:1", "default.api.timeout.ms": 300})) as cluster:
+        monkeypatch.setattr(cluster, "call", call)
+        with pytest.raises(TimedOutError, match="nobody is there"):
+            create(cluster, "app")
+    assert len(given) > 1
+    assert all(timeout_s is not None and timeout_s <= 0.3 for timeout_s in given)
