@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -85,7 +86,14 @@ _LAZY = {
 }
 
 
+_NEED_SPARK = ("postgres_sink", "route", "sink", "spark_session", "table_pipeline")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _NEED_SPARK and find_spec("pyspark") is None:
+        raise ModuleNotFoundError(
+            f"semel.{name} needs PySpark, which is not installed: pip install 'semel[spark]'", name="pyspark"
+        )
     home = "semel.errors" if name.endswith("Error") else _LAZY.get(name)
     value = getattr(import_module(home), name, None) if home is not None else None
     if value is None:

@@ -77,3 +77,11 @@ def test_importing_semel_loads_no_module_of_it() -> None:
 def test_an_error_of_the_client_loads_neither_spark_nor_arrow() -> None:
     loaded = {name.split(".")[0] for name in loaded_after("from semel import KafkaError, CommitFailedError")}
     assert not {"pyspark", "pyarrow", "numpy"} & loaded
+
+
+@pytest.mark.parametrize("name", ["postgres_sink", "route", "sink", "spark_session", "table_pipeline"])
+def test_what_needs_spark_says_so_where_there_is_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delitem(vars(semel), name, raising=False)
+    monkeypatch.setattr("semel.find_spec", lambda module: None if module == "pyspark" else object())
+    with pytest.raises(ModuleNotFoundError, match=rf"semel\.{name} needs PySpark.*pip install 'semel\[spark\]'"):
+        getattr(semel, name)
