@@ -41,15 +41,30 @@ class RowWriter:
     def write(self, connection: Connection[Any], effects: Iterable[TableRow | Statement]) -> int:
         """Sends everything in its order, many statements on their way at a time; the number of rows and statements."""
         runs = list(self._runs(connection, effects))
-        if len(runs) == 1:
+        if len(runs) == 1 and len(runs[0][1]) == 1:
             self._execute(connection, *runs[0])
         elif runs:
-            with connection.pipeline():
-                for sql, rows in runs:
-                    self._execute(connection, sql, rows)
+            self._execute_all(connection, runs)
         if runs and connection.info.transaction_status is psycopg_module().pq.TransactionStatus.IDLE:
             raise DatabaseFatalError(f"a Statement has ended the transaction that rows and offsets share; {_NO_ENDS}")
         return sum(len(rows) for _, rows in runs)
+
+    def _execute_all(self, connection: Connection[Any], runs: Iterable[tuple[str, list[Sequence[Any]]]]) -> None:
+        """In one pipeline, which ends without an error in its block: psycopg would log that the statements behind the
+        refused one were aborted, once for each."""
+        failure: Exception | None = None
+        try:
+            with connection.pipeline():
+                try:
+                    for sql, rows in runs:
+                        self._execute(connection, sql, rows)
+                except Exception as error:
+                    failure = error
+        except psycopg_module().Error:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
 
     def _execute(self, connection: Connection[Any], sql: str, rows: list[Sequence[Any]]) -> None:
         try:

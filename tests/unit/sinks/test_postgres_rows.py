@@ -1,0 +1,55 @@
+"""Rows on their way to PostgreSQL: what is refused is raised, and nothing else is said about it."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from semel.sinks.postgres.errors import RowRefusedError
+from semel.sinks.postgres.rows import RowWriter
+from semel.sinks.postgres.settings import Postgres, Statement
+
+ADD = "INSERT INTO numbers VALUES (%s)"
+DOUBLE = "UPDATE numbers SET n = n * 2 WHERE n = %s"
+MANY = [Statement(ADD, [number]) for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def connection(dsn: str):  # type: ignore[no-untyped-def]
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE numbers (n integer CHECK (n < 10))")
+        connection.commit()
+        yield connection
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [Statement(ADD, [10])],
+        [Statement(ADD, [1]), Statement(ADD, [10])],
+        [Statement(ADD, [1]), Statement(DOUBLE, [1]), Statement(ADD, [10]), Statement(DOUBLE, [1])],
+        [*MANY, Statement(DOUBLE, [1]), *MANY, Statement(ADD, [10]), *MANY],
+        [Statement(ADD, [10]), *MANY * 100],
+        [Statement(ADD, [10]), *[Statement(ADD, [1]), Statement(DOUBLE, [1])] * 100],
+    ],
+)
+def test_a_refused_row_is_raised_and_not_logged(
+    dsn: str, connection: psycopg.Connection, statements: list[Statement], caplog: pytest.LogCaptureFixture
+) -> None:
+    """psycopg warned once more for each, of the pipeline that it aborted: hundreds of lines beside dead letters."""
+    with caplog.at_level(logging.DEBUG, "psycopg"), pytest.raises(psycopg.errors.CheckViolation):
+        RowWriter(Postgres(dsn)).write(connection, statements)
+    assert caplog.messages == []
+    connection.rollback()
+    assert RowWriter(Postgres(dsn)).write(connection, [*MANY, Statement(DOUBLE, [3])]) == 4
+    assert connection.execute("SELECT sum(n) FROM numbers").fetchone() == (9,)
+
+
+def test_a_value_that_cannot_be_sent_leaves_the_connection_usable(dsn: str, connection: psycopg.Connection) -> None:
+    with pytest.raises(RowRefusedError, match="a value cannot be sent"):
+        RowWriter(Postgres(dsn)).write(connection, [*MANY, Statement(DOUBLE, [Jsonb({"no": object()})])])
+    connection.rollback()
+    assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
