@@ -280,6 +280,36 @@ def test_records_without_key_are_named_one_by_one_by_a_compacted_topic(cluster: 
     assert found == [(0, message), (2, message)]
 
 
+def test_records_out_of_the_range_of_time_are_named_one_by_one(cluster: Cluster, client: DirectClient) -> None:
+    """Also where another record of the batch has no timestamp, or an error of another kind."""
+    name = cluster.unique("timed")
+    client.create_topic(name, 1, cleanup_policy="compact", message_timestamp_before_max_ms="60000")
+    wait_for_topic(client, name)
+    now_ms, old_ms, new_ms = (int(time.time() * 1000) + offset_ms for offset_ms in (0, -600_000, 36_000_000))
+    wanted = [(now_ms, b"k"), (old_ms, b"k"), (-1, b"k"), (old_ms, None), (new_ms, b"k"), (now_ms, b"k")]
+
+    def errors_of(rows: list[int]) -> tuple[int, list[tuple[int, str]]]:
+        records = [Record(number, wanted[row][0], wanted[row][1], b"v") for number, row in enumerate(rows)]
+        refused = produce(client, name, bytes(encode_batch(records)))
+        return refused.error_code, [
+            (each.batch_index, each.batch_index_error_message) for each in refused.record_errors
+        ]
+
+    code, errors = errors_of([0, 1, 2, 3, 4, 5])
+    assert code == E.INVALID_TIMESTAMP
+    assert [number for number, _ in errors] == [1, 3, 4]
+    assert errors[0][1].startswith(f"Timestamp {old_ms} of message with offset 1 is out of range. The timestamp should")
+    assert errors[1][1] == f"Compacted topic cannot accept message without key in topic partition {name}-0"
+    assert errors[2][1].startswith(f"Timestamp {new_ms} of message with offset 4 is out of range.")
+    code, errors = errors_of([2, 1, 0])
+    assert (code, [number for number, _ in errors]) == (E.INVALID_TIMESTAMP, [1])
+    assert errors_of([3]) == (
+        E.INVALID_RECORD,
+        [(0, f"Compacted topic cannot accept message without key in topic partition {name}-0")],
+    )
+    assert errors_of([2, 0]) == (E.NONE, [])
+
+
 def test_produce_without_acks_is_not_answered_and_the_next_answer_is_the_next_requests(
     client: DirectClient, topic: str
 ) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from semel.protocol.batch import Buffer, check_batch, read_body, read_header
+from semel.protocol.batch import NO_TIMESTAMP, BatchHeader, Buffer, check_batch, read_body, read_header
 from semel.protocol.errors import CorruptBatchError
 from semel.protocol.record_starts import Bodies, find_record_starts
 from semel.protocol.vector_varints import Int64s, VarintReader
@@ -61,13 +61,10 @@ def first_at_or_after(batch: Buffer, timestamp_ms: int, start_offset: int) -> tu
     body = read_body(batch, header)
     if not header.record_count:
         return None
-    reader = VarintReader(np.frombuffer(body, np.uint8))
-    numbers = (0, len(body), header.record_count, header.last_offset_delta)
-    starts = find_record_starts(reader, Bodies(*(np.array([number], np.int64) for number in numbers)))
-    timestamp_deltas, offset_deltas, _, _ = reader.read_front(starts)
+    timestamp_deltas, offset_deltas = _read_deltas(body, header)
     right = offset_deltas >= start_offset - header.base_offset
     if header.is_log_append_time:
-        timestamps = np.full(len(starts), header.max_timestamp)
+        timestamps = np.full(len(timestamp_deltas), header.max_timestamp)
     else:
         timestamps = header.base_timestamp + timestamp_deltas
     right &= timestamps >= timestamp_ms
@@ -75,3 +72,24 @@ def first_at_or_after(batch: Buffer, timestamp_ms: int, start_offset: int) -> tu
         return None
     row = int(right.argmax())
     return int(timestamps[row]), header.base_offset + int(offset_deltas[row])
+
+
+def timestamps_outside(body: Buffer, header: BatchHeader, earliest_ms: int, latest_ms: int) -> list[tuple[int, int]]:
+    """(number, timestamp) of every record of a batch that has a timestamp, but none of this range. The records were
+    checked."""
+    base = header.base_timestamp
+    deltas, _ = _read_deltas(body, header)
+    lowest, highest, none = (
+        min(max(timestamp - base, -(2**63)), 2**63 - 1) for timestamp in (earliest_ms, latest_ms, NO_TIMESTAMP)
+    )
+    rows = np.flatnonzero(((deltas < lowest) | (deltas > highest)) & (deltas != none))
+    return [(row, base + delta) for row, delta in zip(rows.tolist(), deltas[rows].tolist(), strict=True)]
+
+
+def _read_deltas(body: Buffer, header: BatchHeader) -> tuple[Int64s, Int64s]:
+    """The timestamp deltas and the offset deltas of a batch's records."""
+    reader = VarintReader(np.frombuffer(body, np.uint8))
+    numbers = (0, len(body), header.record_count, header.last_offset_delta)
+    starts = find_record_starts(reader, Bodies(*(np.array([number], np.int64) for number in numbers)))
+    timestamp_deltas, offset_deltas, _, _ = reader.read_front(starts)
+    return timestamp_deltas, offset_deltas

@@ -15,9 +15,10 @@ from semel.storage.results import (
     TimestampOffset,
 )
 from semel.storage.sync import FsyncMode, SyncGroup
-from semel.storage.validation import HeavyBatch
+from semel.storage.validation import PARTITION_NAME, HeavyBatch
 
 __all__ = [
+    "PARTITION_NAME",
     "AppendResult",
     "Compactor",
     "DataDir",

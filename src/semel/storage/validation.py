@@ -22,7 +22,6 @@ from semel.protocol.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
-    NO_TIMESTAMP,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     Buffer,
@@ -134,18 +133,6 @@ def _latest_timestamp(config: LogConfig, now_ms: int) -> int:
     return min(now_ms + config.message_timestamp_after_max_ms, INT64_MAX)
 
 
-def check_timestamp(timestamp_ms: int, config: LogConfig, now_ms: int) -> None:
-    if timestamp_ms == NO_TIMESTAMP:
-        return
-    earliest, latest = now_ms - config.message_timestamp_before_max_ms, _latest_timestamp(config, now_ms)
-    if not earliest <= timestamp_ms <= latest:
-        refuse(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"Timestamp {timestamp_ms} of message is out of range: it should be within [{earliest}, {latest}] "
-            "(message.timestamp.before.max.ms and message.timestamp.after.max.ms)",
-        )
-
-
 class HeavyBatch(Exception):
     """Checking the records of this batch would block the event loop for long: a thread should `inspect` it."""
 
@@ -217,32 +204,51 @@ def _recompressed(data: memoryview, body: Buffer, target: int, config: LogConfig
 
 def _check_facts(facts: RecordFacts, batch: memoryview, base_timestamp: int, config: LogConfig, now_ms: int) -> None:
     """What the topic's settings ask of records, and of the batch as it is stored."""
-    if facts.keyless and config.compact:
-        _refuse_keyless(facts.keyless)
     if len(batch) > config.max_message_bytes:  # it grew when it was compressed again
         refuse_size(len(batch), config)
-    if config.log_append_time:
-        return
-    if (
-        base_timestamp + facts.max_timestamp_delta <= _latest_timestamp(config, now_ms)
-        and now_ms - config.message_timestamp_before_max_ms <= base_timestamp + facts.min_timestamp_delta
+    keyless = facts.keyless if config.compact else ()
+    outside: list[tuple[int, str]] = []
+    earliest, latest = now_ms - config.message_timestamp_before_max_ms, _latest_timestamp(config, now_ms)
+    if not config.log_append_time and not (
+        base_timestamp + facts.max_timestamp_delta <= latest and earliest <= base_timestamp + facts.min_timestamp_delta
     ):
-        return
-    if not facts.is_exact:
-        header = BatchHeader._make(HEADER.unpack_from(batch))
-        body = read_body(batch, header, limit_bytes=2 * MOST_DECOMPRESSED_BYTES)
-        facts = check_records(body, header.record_count, exact=True)
-    check_timestamp(base_timestamp + facts.min_timestamp_delta, config, now_ms)
-    check_timestamp(base_timestamp + facts.max_timestamp_delta, config, now_ms)
+        outside = _timestamps_outside(batch, earliest, latest)
+    if keyless or outside:
+        _refuse_records(keyless, outside)
 
 
-def _refuse_keyless(numbers: Sequence[int]) -> NoReturn:
-    message = "Compacted topic cannot accept message without key"
+def _timestamps_outside(batch: memoryview, earliest_ms: int, latest_ms: int) -> list[tuple[int, str]]:
+    """Record by record: facts may be bounds, and a record without a timestamp hides how old the others are."""
+    from semel.protocol.record_fields import timestamps_outside
+
+    header = BatchHeader._make(HEADER.unpack_from(batch))
+    body = read_body(batch, header, limit_bytes=2 * MOST_DECOMPRESSED_BYTES)
+    return [
+        (
+            number,
+            f"Timestamp {timestamp} of message with offset {number} is out of range. The timestamp should be within "
+            f"[{earliest_ms}, {latest_ms}]",
+        )
+        for number, timestamp in timestamps_outside(body, header, earliest_ms, latest_ms)
+    ]
+
+
+PARTITION_NAME = "{partition}"  # in the errors of records: who knows the name of the partition puts it there
+
+
+def _refuse_records(keyless: Sequence[int], outside: Sequence[tuple[int, str]]) -> NoReturn:
+    """One error for each record, as in Kafka: that of its timestamp counts where it has a key or needs none."""
+    message = f"Compacted topic cannot accept message without key in topic partition {PARTITION_NAME}"
+    errors = dict(outside) | dict.fromkeys(keyless, message)
+    named = tuple(sorted(errors.items())[:MOST_RECORD_ERRORS])
+    if len(errors) > len(keyless):
+        message = "One or more records have been rejected due to invalid timestamp"
+        raise StorageError(ErrorCode.INVALID_TIMESTAMP, message, named)
     raise StorageError(
         ErrorCode.INVALID_RECORD,
-        f"One or more records have been rejected due to {len(numbers)} record errors in total: "
+        f"One or more records have been rejected due to {len(keyless)} record errors in total: "
         "a compacted topic does not accept records without key",
-        tuple((number, message) for number in numbers[:MOST_RECORD_ERRORS]),
+        named,
     )
 
 

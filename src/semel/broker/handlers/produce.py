@@ -33,7 +33,7 @@ from semel.protocol.messages.records import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from semel.storage import AppendResult, HeavyBatch, StorageError
+from semel.storage import PARTITION_NAME, AppendResult, HeavyBatch, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -272,8 +272,8 @@ def _as_kafka_says(error: StorageError, topic: Topic, part: PartitionProduceData
     """A record set without one whole batch is not a corrupt batch to Kafka, but none at all."""
     records = part.records
     if error.record_errors:
-        place = f"in topic partition {topic.name}-{part.index}"
-        named = tuple((index, f"{message} {place}") for index, message in error.record_errors)
+        place = f"{topic.name}-{part.index}"
+        named = tuple((index, message.replace(PARTITION_NAME, place)) for index, message in error.record_errors)
         return StorageError(error.code, error.message, named)
     if error.code is ErrorCode.CORRUPT_MESSAGE and isinstance(records, memoryview):
         size = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD if len(records) > LOG_OVERHEAD else 0
