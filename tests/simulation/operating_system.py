@@ -30,6 +30,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from semel.client.flag import Flag
 from tests.simulation.loop import NEVER_S
 from tests.simulation.world import WALL_S, SimulatedConnection, World
 
@@ -731,6 +732,7 @@ _INSTEAD: dict[int, tuple[Any, Any]] = {
         (threading.RLock, SimulatedRLock),
         (threading.Condition, SimulatedCondition),
         (threading.Event, SimulatedEvent),
+        (Flag, SimulatedEvent),
         (threading.Thread, SimulatedThread),
         (time.monotonic, _scheduler.now_s),
         (time.time, _TIME.time),

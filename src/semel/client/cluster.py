@@ -24,6 +24,7 @@ from semel.client.closing import Closing
 from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
 from semel.client.connection import BrokerConnection
 from semel.client.errors import ClosedError, ConnectionFailedError
+from semel.client.flag import Flag
 from semel.client.immediate import blocking, run
 from semel.client.metadata import Metadata
 from semel.client.settings import ClientSettings
@@ -119,7 +120,7 @@ class BlockingCalls(ClusterCalls[BrokerConnection]):
 
     def __init__(self, settings: ClientSettings) -> None:
         super().__init__(settings)
-        self._end = threading.Event()  # wakes those that pause before a retry
+        self._end = Flag()  # wakes those that pause before a retry
         self.lock: threading.RLock = threading.RLock()  # guards what follows and the metadata
         self.connections: dict[tuple[str, str, int], BrokerConnection] = {}
         self._openings: dict[tuple[str, str, int], threading.RLock] = {}

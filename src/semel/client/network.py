@@ -20,6 +20,7 @@ from semel.client.cluster import BlockingCalls
 from semel.client.cluster_calls import ClusterCalls, OpenConnection
 from semel.client.connection import BrokerConnection
 from semel.client.errors import IllegalStateError
+from semel.client.flag import Flag
 from semel.client.immediate import run
 from semel.client.settings import ClientSettings
 from semel.client.wire import Pending
@@ -207,7 +208,7 @@ class BackgroundThread:
     """Work in a thread of its own."""
 
     def __init__(self, name: str, work: Callable[[Background], Coroutine[Any, Any, None]]) -> None:
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._thread = threading.Thread(target=lambda: run(work(self)), name=name, daemon=True)
         self._thread.start()
 

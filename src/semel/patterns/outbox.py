@@ -14,7 +14,6 @@ import hashlib
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from semel.client.errors import (
     KafkaError,
     RecordTooLargeError,
 )
+from semel.client.flag import Flag
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
@@ -173,7 +173,7 @@ class Outbox:
         self._session = DatabaseSession(self._database, f"outbox {application_id}")
         self._listener: Connection[Any] | None = None
         self._producer: Producer | None = None
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._generation = 0
         self._chunk = 0
         self._bad: dict[int, str] = {}  # rows that cannot be sent, and why

@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +30,7 @@ from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
+from semel.client.flag import Flag
 from semel.client.immediate import run
 from semel.client.metrics import Measured, MetricsTable
 from semel.client.producer import Producer
@@ -319,7 +319,7 @@ class Processor(RebalanceListener):
             self._producer_options |= {"transactional_id": name, "transaction_timeout_ms": transaction_timeout_ms}
         topic = None if isinstance(sink, Postgres | Files) else sink
         self._emitter = self._make_emitter(function, topic, dead_letter_topic, on_error)
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._prepare_run()
 
     def _make_emitter(

@@ -27,6 +27,7 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
+from semel.client.flag import Flag
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
@@ -187,7 +188,7 @@ class SagaOrchestrator(Processor):
     def run(self) -> Stats:
         for saga in self._sagas.states():
             self._table.check(saga)
-        over = threading.Event()
+        over = Flag()
         ticker = threading.Thread(target=self._tell_time, args=[over], name="saga-ticks", daemon=True)
         ticker.start()
         try:
@@ -196,7 +197,7 @@ class SagaOrchestrator(Processor):
             over.set()
             ticker.join(5)
 
-    def _tell_time(self, over: threading.Event) -> None:
+    def _tell_time(self, over: Flag) -> None:
         with Producer({"linger_ms": 0, **self._sagas.options}) as producer:
             while not over.wait(self._tick_ms / 1000):
                 try:
