@@ -8,7 +8,8 @@ one version. It lives in memory and reads while it is used. Projections elsewher
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -18,9 +19,9 @@ from semel.client.errors import ConfigError, TimedOutError
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Backoff
 from semel.client.types import ConsumerRecord, TopicPartition
+from semel.patterns.catching_up import POLL_MS, read_up_to
 from semel.patterns.state_store import StateError
 
-POLL_MS = 100.0
 Fold = Callable[[Any, bytes], Any]
 
 
@@ -57,6 +58,7 @@ class EntityView:
     def __init__(self, name: str, fold: Fold, options: Mapping[str, Any]) -> None:
         self.name, self._fold = name, fold
         self._values: dict[bytes, EntityValue] = {}
+        self._unapplied: deque[ConsumerRecord] = deque()  # read, and then the fold raised
         fixed = {"isolation_level": "read_committed", "auto_offset_reset": "earliest", "enable_auto_commit": False}
         self._consumer = Consumer({**options, **fixed})
         try:
@@ -76,21 +78,18 @@ class EntityView:
 
     def _read_snapshots(self) -> None:
         places = self._assign(f"{self.name}.snapshots")
-        for records in self._up_to(self._consumer.end_offsets(places)):
+        for records in read_up_to(self._consumer, self._consumer.end_offsets(places)):
             for record in records:
                 version = _version(record)
                 if version is not None and record.key is not None and record.value is not None:
                     self._values[record.key] = EntityValue(version, msgspec.json.decode(record.value))
 
-    def _up_to(self, ends: Mapping[TopicPartition, int]) -> Any:
-        while any(self._consumer.position(place) < end for place, end in ends.items()):
-            yield self._consumer.poll(POLL_MS)
-
     # -- reading -------------------------------------------------------------------------------------------------------
     def refresh(self) -> None:
         """Reads what is committed at this moment."""
+        self._apply(())
         places = list(self._consumer.assignment())
-        for records in self._up_to(self._consumer.end_offsets(places)):
+        for records in read_up_to(self._consumer, self._consumer.end_offsets(places)):
             self._apply(records)
 
     @timeout_in_ms
@@ -113,20 +112,26 @@ class EntityView:
             self._apply(self._consumer.poll(min(left_ms, POLL_MS)))
         return EntityValue(found.version, list(found.value or ())) if self._fold is listed else found
 
-    def _apply(self, records: list[ConsumerRecord]) -> None:
-        for record in records:
-            version = _version(record)
-            if version is None or record.key is None:
-                continue  # not written by an owner
-            known = self._values.get(record.key, EntityValue(0, None))
-            if version > known.version + 1:
-                raise StateError(
-                    f"{record.key!r} goes from version {known.version} to {version} at {record.topic}-"
-                    f"{record.partition} offset {record.offset}: events between were deleted, and no snapshot covers "
-                    "them. Keep events longer than the owner takes to write snapshots (retention.ms, snapshot_every)"
-                )
-            if version == known.version + 1:
-                self._values[record.key] = EntityValue(version, self._fold(known.value, record.value or b""))
+    def _apply(self, records: Iterable[ConsumerRecord]) -> None:
+        """An event that the fold raises for is the next one again: the consumer has gone past it and past others."""
+        self._unapplied.extend(records)
+        while self._unapplied:
+            self._apply_one(self._unapplied[0])
+            self._unapplied.popleft()
+
+    def _apply_one(self, record: ConsumerRecord) -> None:
+        version = _version(record)
+        if version is None or record.key is None:
+            return  # not written by an owner
+        known = self._values.get(record.key, EntityValue(0, None))
+        if version > known.version + 1:
+            raise StateError(
+                f"{record.key!r} goes from version {known.version} to {version} at {record.topic}-"
+                f"{record.partition} offset {record.offset}: events between were deleted, and no snapshot covers "
+                "them. Keep events longer than the owner takes to write snapshots (retention.ms, snapshot_every)"
+            )
+        if version == known.version + 1:
+            self._values[record.key] = EntityValue(version, self._fold(known.value, record.value or b""))
 
     def close(self) -> None:
         self._consumer.close()

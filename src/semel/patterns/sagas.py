@@ -32,6 +32,7 @@ from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
+from semel.patterns.catching_up import read_up_to
 from semel.patterns.process import Processor, Stats
 from semel.patterns.process_options import underscored
 from semel.patterns.process_output import Output, check_rows
@@ -434,8 +435,8 @@ def read_sagas(name: str, options: Mapping[str, Any]) -> list[SagaState]:
         consumer.assign(places)
         consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
-        while any(consumer.position(place) < end for place, end in ends.items()):
-            for record in consumer.poll(POLL_MS):
+        for records in read_up_to(consumer, ends):
+            for record in records:
                 found.pop(record.key, None)
                 if record.value is not None:
                     found[record.key] = _decode_saga(record.value)
