@@ -30,7 +30,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from semel.client.flag import Flag
+from semel.client.waiting import Flag
 from tests.simulation.loop import NEVER_S
 from tests.simulation.world import WALL_S, SimulatedConnection, World
 

@@ -24,11 +24,11 @@ from semel.client.closing import Closing
 from semel.client.cluster_calls import ClusterCalls, ReconnectBackoff, Request, Response, Result, Target
 from semel.client.connection import BrokerConnection
 from semel.client.errors import ClosedError, ConnectionFailedError
-from semel.client.flag import Flag
 from semel.client.immediate import blocking, run
 from semel.client.metadata import Metadata
 from semel.client.settings import ClientSettings
 from semel.client.timing import Backoff, Clock, Deadline
+from semel.client.waiting import Flag
 from semel.protocol.api import Api
 from semel.protocol.errors import DecodeError, ErrorCode
 

@@ -20,9 +20,9 @@ from semel.client.cluster import BlockingCalls
 from semel.client.cluster_calls import ClusterCalls, OpenConnection
 from semel.client.connection import BrokerConnection
 from semel.client.errors import IllegalStateError
-from semel.client.flag import Flag
 from semel.client.immediate import run
 from semel.client.settings import ClientSettings
+from semel.client.waiting import Flag
 from semel.client.wire import Pending
 from semel.protocol.api import Api
 

@@ -8,11 +8,12 @@ earlier sending may say less than what the last one leads to.
 from __future__ import annotations
 
 import random
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from threading import get_ident
 from typing import Any, NamedTuple, Self
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -21,11 +22,13 @@ from semel.client.errors import ConfigError, DeliveryTimedOutError, FatalError, 
 from semel.client.producer import Producer
 from semel.client.timeouts import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
+from semel.client.waiting import LastingCondition
 from semel.patterns.topic_sets import partition_count
 from semel.protocol.errors import ErrorCode, Recovery
 from semel.protocol.partitioning import partition_for_key
 
 POLL_MS = 500.0
+LAST_POLL_S = 5.0  # it was woken
 
 
 class EntityAppend(msgspec.Struct, frozen=True):
@@ -94,6 +97,7 @@ class PendingAppend:
         self._writer, self.entity, self.command = writer, entity, command
         self.reply: EntityReply | None = None
         self.delivery: Any = None
+        self.is_abandoned = False  # the writer was closed: nobody reads the reply
 
     @property
     def command_id(self) -> str:
@@ -154,9 +158,10 @@ class EntityWriter:
         self.name, self._source, self._timeout_ms = name, source, timeout_ms
         given = {option.replace(".", "_"): value for option, value in (client or {}).items()}
         self._options: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, **given}
-        self._news = threading.Condition()  # guards all below
-        self._is_reading = False
-        self._waiting: dict[str, PendingAppend] = {}
+        self._news = LastingCondition()  # guards all below
+        self._reader: int | None = None  # the thread that polls
+        # By attempt, until the reply has come, or the caller has dropped it.
+        self._waiting: WeakValueDictionary[str, PendingAppend] = WeakValueDictionary()
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._partitions = 0
@@ -189,17 +194,16 @@ class EntityWriter:
             raise ConfigError(f"command_id is {command_id!r}; expected a str")
         if not isinstance(expected_version, int) or expected_version < 0:
             raise ConfigError(f"the expected version is {expected_version!r}; expected a number, 0 for a new entity")
-        self._open()
         attempt = uuid.uuid4().hex
-        command = EntityAppend(command_id or attempt, attempt, expected_version, self._source, self._reply_to, data)
-        pending = PendingAppend(self, entity, command)
         with self._news:
-            self._waiting[attempt] = pending
+            producer = self._opened()
+            command = EntityAppend(command_id or attempt, attempt, expected_version, self._source, self._reply_to, data)
+            pending = self._waiting[attempt] = PendingAppend(self, entity, command)
+            count = self._partitions
         try:
             key = entity.encode()
-            assert self._producer is not None
-            pending.delivery = self._producer.send(
-                f"{self.name}.commands", msgspec.json.encode(command), key, partition_for_key(key, self._partitions)
+            pending.delivery = producer.send(
+                f"{self.name}.commands", msgspec.json.encode(command), key, partition_for_key(key, count)
             )
         except BaseException:
             self._forget(pending)
@@ -209,34 +213,44 @@ class EntityWriter:
     def _check_partitions(self) -> int:
         raise NotImplementedError
 
-    def _open(self) -> None:
-        with self._news:
-            if self._producer is not None:
-                return
-            self._partitions = self._check_partitions()
-            topic = f"{self.name}.replies"
-            count = partition_count(self._options, [topic])
-            self._reply_to = random.randrange(count)
-            place = TopicPartition(topic, self._reply_to)
-            fixed = {"isolation_level": "read_committed", "auto_offset_reset": "earliest", "enable_auto_commit": False}
-            consumer = Consumer({**self._options, **fixed})
-            try:
-                (end,) = consumer.end_offsets([place]).values()
-                consumer.assign([place])
-                consumer.seek(place, end)
-                self._producer = Producer({"linger_ms": 0, **self._options})
-            except BaseException:
-                consumer.close()
-                raise
-            self._consumer = consumer
+    def _opened(self) -> Producer:
+        if self._producer is not None:
+            return self._producer
+        self._partitions = self._check_partitions()
+        topic = f"{self.name}.replies"
+        count = partition_count(self._options, [topic])
+        self._reply_to = random.randrange(count)
+        place = TopicPartition(topic, self._reply_to)
+        fixed = {"isolation_level": "read_committed", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        consumer = Consumer({**self._options, **fixed})
+        try:
+            (end,) = consumer.end_offsets([place]).values()
+            consumer.assign([place])
+            consumer.seek(place, end)
+            self._producer = Producer({"linger_ms": 0, **self._options})
+        except BaseException:
+            consumer.close()
+            raise
+        self._consumer = consumer
+        return self._producer
 
     def close(self) -> None:
+        """Any thread may call it. Those that wait for a reply get AppendUncertainError."""
         with self._news:
             producer, consumer, self._producer, self._consumer = self._producer, self._consumer, None, None
-        if producer is not None:
-            producer.close()
-        if consumer is not None:
-            consumer.close()
+            for pending in list(self._waiting.values()):
+                pending.is_abandoned = True
+            self._waiting.clear()
+            self._news.notify_all()
+            if consumer is not None:
+                consumer.wakeup()  # it belongs to the thread that polls until that is done
+                self._news.wait_for(lambda: self._reader in (None, get_ident()), LAST_POLL_S)
+        try:
+            if producer is not None:
+                producer.close()
+        finally:
+            if consumer is not None:
+                consumer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -248,36 +262,50 @@ class EntityWriter:
     def _await(self, pending: PendingAppend, timeout_ms: float | None) -> EntityReply:
         limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
         deadline_s = time.monotonic() + limit_ms / 1000
-        while True:
-            with self._news:
-                while pending.reply is None and self._is_reading and time.monotonic() < deadline_s:
-                    self._news.wait(deadline_s - time.monotonic())
-                left_ms = (deadline_s - time.monotonic()) * 1000
-                if pending.reply is not None or left_ms <= 0 or self._consumer is None:
-                    self._waiting.pop(pending.command.attempt, None)
-                    break
-                self._is_reading = True
-            try:
-                self._read(min(left_ms, POLL_MS))
-            except KafkaError as error:
-                self._forget(pending)
-                raise _uncertain(pending, f"the replies cannot be read ({error})") from error
+        while pending.reply is None and not pending.is_abandoned and time.monotonic() < deadline_s:
+            self._read(pending, deadline_s)
             self._check_delivery(pending)
-        if pending.reply is None:
-            raise _uncertain(pending, f"no reply within {limit_ms:g} ms. Is an owner running?")
-        return pending.reply
+        if pending.reply is not None:
+            return pending.reply
+        if pending.is_abandoned:
+            raise _uncertain(pending, "the writer was closed before the reply came.")
+        raise _uncertain(pending, f"no reply within {limit_ms:g} ms. Is an owner running?")
 
-    def _read(self, timeout_ms: float) -> None:
-        """One thread at a time, for all."""
+    def _read(self, pending: PendingAppend, deadline_s: float) -> None:
+        """One thread at a time, for all; the others wait."""
         found: list[ConsumerRecord] = []
         try:
-            assert self._consumer is not None
-            found = self._consumer.poll(timeout_ms)
+            consumer = self._turn(pending, deadline_s)
+            if consumer is not None:
+                found = consumer.poll(max(0.0, min((deadline_s - time.monotonic()) * 1000, POLL_MS)))
+        except KafkaError as error:
+            self._forget(pending)
+            raise _uncertain(pending, f"the replies cannot be read ({error})") from error
         finally:
-            with self._news:
-                self._is_reading = False
-                for record in found:
-                    self._deliver(record)
+            try:
+                self._end_turn(found)
+            finally:
+                self._end_turn(())  # if Ctrl-C came within the first
+
+    def _turn(self, pending: PendingAppend, deadline_s: float) -> Consumer | None:
+        """The consumer, when it is this thread's turn to read. None: there is nothing to read for any more."""
+        with self._news:
+            while pending.reply is None and not pending.is_abandoned and (left_s := deadline_s - time.monotonic()) > 0:
+                if self._consumer is None:
+                    pending.is_abandoned = True
+                elif self._reader is None:
+                    self._reader = get_ident()
+                    return self._consumer
+                else:
+                    self._news.wait(left_s)
+        return None
+
+    def _end_turn(self, found: Iterable[ConsumerRecord]) -> None:
+        with self._news:
+            for record in found:
+                self._deliver(record)
+            if self._reader == get_ident():
+                self._reader = None
                 self._news.notify_all()
 
     def _deliver(self, record: ConsumerRecord) -> None:

@@ -31,11 +31,11 @@ from semel.client.errors import (
     KafkaError,
     RecordTooLargeError,
 )
-from semel.client.flag import Flag
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import TopicPartition
+from semel.client.waiting import Flag
 from semel.patterns.process_options import underscored
 from semel.patterns.process_output import HOPELESS, OutputTooLargeError, check_rows
 from semel.patterns.stopping import stop_on_signals

@@ -30,13 +30,13 @@ from semel.client.cluster_calls import group_coordinator
 from semel.client.consumer import Consumer
 from semel.client.consumer.rebalance import RebalanceListener
 from semel.client.errors import AbortableError, CommitUncertainError, ConfigError, FatalError, FencedError, KafkaError
-from semel.client.flag import Flag
 from semel.client.immediate import run
 from semel.client.metrics import Measured, MetricsTable
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timing import Backoff
 from semel.client.types import GroupMetadata, TopicPartition
+from semel.client.waiting import Flag
 from semel.patterns.changelog import Changelog
 from semel.patterns.process_decisions import PostgresAndTopics
 from semel.patterns.process_files import FilesMode

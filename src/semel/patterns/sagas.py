@@ -27,11 +27,11 @@ import msgspec
 from semel.client.consumer import Consumer
 from semel.client.dead_letters import REASON_CHARACTERS, reason_of
 from semel.client.errors import ConfigError, KafkaError, TimedOutError
-from semel.client.flag import Flag
 from semel.client.producer import Producer
 from semel.client.settings import ProducerSettings
 from semel.client.timeouts import timeout_in_ms
 from semel.client.types import ConsumerRecord, TopicPartition
+from semel.client.waiting import Flag
 from semel.patterns.catching_up import read_up_to
 from semel.patterns.process import Processor, Stats
 from semel.patterns.process_options import underscored

@@ -3,73 +3,36 @@
 from __future__ import annotations
 
 import os
-from _thread import LockType, RLock
 from collections.abc import Callable
-from threading import TIMEOUT_MAX, Lock, get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from threading import get_ident
+from typing import Any, NamedTuple, TypeVar
 
 from semel.client.errors import IllegalStateError, KafkaError, TimedOutError
 from semel.client.producer.batches import BatchMetadata, ProducerBatch, RecordMetadata
 from semel.client.producer.futures import DeliveryFuture
 from semel.client.timeouts import timeout_in_ms
 from semel.client.timing import Deadline
+from semel.client.waiting import LastingCondition
 
 Value = TypeVar("Value")
 
 
-class DeliveryCondition(RLock):  # type: ignore[misc]  # it may be subclassed, whatever typeshed says
+class DeliveryCondition(LastingCondition):  # type: ignore[misc]  # as there
     """Notified when batches are done; of use only in the process whose thread sends them, and not in that thread, which
-    runs the callbacks of deliveries: it would wait for itself.
-
-    It is its own lock. Entering and leaving a `threading.Condition` are Python functions, in which Ctrl-C can come
-    after the lock was taken, or before it is given back: it would stay taken, and the sender stand still for good."""
-
-    if TYPE_CHECKING:  # of RLock, for conditions
-
-        def _is_owned(self) -> bool: ...
-
-        def _acquire_restore(self, state: tuple[int, int], /) -> None: ...
+    runs the callbacks of deliveries: it would wait for itself."""
 
     def __init__(self) -> None:
-        self._sleepers: list[LockType] = []
+        super().__init__()
         self._owner_pid = os.getpid()
         self.sending_thread: int | None = None  # its identifier, while it runs
 
     def wait_for(self, predicate: Callable[[], Value], timeout_s: float | None = None) -> Value:
-        """Waits until the predicate holds, or for so long; its last value. To be called with the lock taken, once."""
         if timeout_s != 0 and get_ident() == self.sending_thread and not predicate():
             raise IllegalStateError(
                 "a callback of a delivery cannot wait for the producer: it runs in the thread that sends; let another "
                 "thread do it"
             )
-        deadline = Deadline(TIMEOUT_MAX if timeout_s is None else min(timeout_s, TIMEOUT_MAX))
-        while not (value := predicate()) and not deadline.expired:
-            self.wait(deadline.remaining_s())
-        return value
-
-    def wait(self, timeout_s: float) -> None:
-        """Gives the lock back until `notify_all`. It is taken again whatever happens: `acquire` ends with a signal."""
-        sleeper = Lock()
-        sleeper.acquire()
-        self._sleepers.append(sleeper)
-        try:
-            self.release()
-            sleeper.acquire(timeout=timeout_s)
-        finally:
-            try:
-                self._take_back()
-            finally:
-                self._take_back()  # if Ctrl-C came within the first
-            if sleeper in self._sleepers:
-                self._sleepers.remove(sleeper)
-
-    def _take_back(self) -> None:
-        if not self._is_owned():
-            self._acquire_restore((1, get_ident()))
-
-    def notify_all(self) -> None:
-        while self._sleepers:
-            self._sleepers.pop().release()
+        return super().wait_for(predicate, timeout_s)
 
     def check_process(self) -> None:
         if os.getpid() != self._owner_pid:

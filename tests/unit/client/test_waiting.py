@@ -12,9 +12,9 @@ from types import FrameType
 import pytest
 
 from semel.client.cluster import BlockingCalls
-from semel.client.flag import Flag
 from semel.client.immediate import run
 from semel.client.settings import ClientSettings
+from semel.client.waiting import Flag
 from semel.patterns.outbox import Outbox
 from semel.patterns.process import Processor
 from semel.patterns.stopping import stop_on_signals
