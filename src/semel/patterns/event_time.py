@@ -26,6 +26,7 @@ CLOCK = b"c"  # + topic: the time of the partition
 INDEX = b"t"  # + slot + what to look at when the slot is over
 STEPS = 8  # what is remembered is looked through so often within the time that it is remembered
 LATE = ("raise", "drop")
+EMPTY_KEY = 1 << 63  # in the start of a window, which is less: its key is empty. Without it, no key is no key
 _TIME = struct.Struct(">Q")
 
 StateFunctionOfRecord = Callable[[ConsumerRecord, State], Any]
@@ -128,7 +129,8 @@ class _Windowed(EventTime):
         if start_ms + self._size_ms + self._grace_ms <= now_ms:
             self._refuse(record, now_ms, self._grace_ms)
             return outputs
-        key = _TIME.pack(start_ms) + (record.key or b"")
+        mark = EMPTY_KEY if record.key == b"" else 0
+        key = _TIME.pack(start_ms | mark) + (record.key or b"")
         before = state.get(b"w" + key)
         if before is None:
             _note(state, self._size_ms, start_ms, key)
@@ -137,11 +139,13 @@ class _Windowed(EventTime):
         return outputs
 
     def _closed(self, key: bytes, state: State) -> Output:
-        start_ms = _time_in(key[: _TIME.size])
+        marked = _time_in(key[: _TIME.size])
+        start_ms = marked & ~EMPTY_KEY
         value = state.get(b"w" + key)
         state.delete(b"w" + key)
         headers = [("window.start", b"%d" % start_ms), ("window.end", b"%d" % (start_ms + self._size_ms))]
-        return Output(value, key[_TIME.size :] or None, timestamp=start_ms + self._size_ms - 1, headers=headers)
+        of = key[_TIME.size :] or (b"" if marked & EMPTY_KEY else None)
+        return Output(value, of, timestamp=start_ms + self._size_ms - 1, headers=headers)
 
 
 def windowed(

@@ -211,3 +211,17 @@ def test_a_joined_record_is_of_its_topic_also_after_a_restart(tmp_path: Path) ->
     partition._function = join()  # a new process, with the state of the old one
     (output,) = partition.run([record(20, topic="clicks")])
     assert output.value == "clicks, views"
+
+
+def test_an_empty_key_has_a_window_of_its_own_beside_records_without_a_key(tmp_path: Path) -> None:
+    """Both were counted together, and what came out had no key."""
+    partition = Partition(tmp_path, windowed(size_ms=10, add=lambda count, _: (count or 0) + 1))
+    records = [record(1_000, None), record(1_001, b""), record(1_002, b""), record(1_003, b"k"), record(1_010)]
+    outputs = partition.run(records)
+    assert sorted((output.key, output.value) for output in outputs if output.key is not None) == [
+        (b"", b"2"),
+        (b"k", b"1"),
+    ]
+    assert [output.value for output in outputs if output.key is None] == [b"1"]
+    assert {output.timestamp for output in outputs} == {1_009}
+    assert {tuple(output.headers) for output in outputs} == {(("window.start", b"1000"), ("window.end", b"1010"))}
