@@ -171,6 +171,17 @@ def test_the_rows_of_a_transaction_are_never_split_over_two_kafka_transactions(s
     assert shop.values() == ["one before", *(f"big {number:02}" for number in range(40)), "one after"]
 
 
+def test_a_relay_that_was_stopped_can_run_again(shop: Shop) -> None:
+    outbox = shop.outbox()
+    with Running(outbox):
+        sent = shop.insert_many(1)
+        until(lambda: shop.all_values() == sent)
+    with Running(outbox):
+        sent = sorted(sent + shop.insert_many(2))
+        until(lambda: shop.all_values() == sent)
+    until(lambda: not shop.rows())
+
+
 def test_a_notification_wakes_the_relay(shop: Shop) -> None:
     with Running(shop.outbox(poll_interval_ms=600_000)) as relay:
         until(lambda: shop.query("SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN semel_outbox'"))

@@ -236,6 +236,7 @@ class Outbox:
                 self._own()
                 self._turns(until_empty)
             finally:
+                self._stopping.clear()  # it may run again
                 self._close_all()
         return self.stats
 
