@@ -19,7 +19,7 @@ from semel.spark.options import OptionError
 from semel.spark.source import HAS_ADMISSION_CONTROL
 from tests.spark.queries import PARTITIONS, Query
 from tests.support.broker import KAFKA_IN_FULL, Cluster
-from tests.support.reading import read_values
+from tests.support.reading import read_topic, read_values
 from tests.support.waiting import eventually
 
 ROWS = 300
@@ -62,6 +62,26 @@ def keep_even(table: pa.Table) -> pa.Table | None:
     numbers = pc.cast(pc.cast(table["value"], pa.string()), pa.int64())
     kept = table.filter(pc.equal(pc.bit_wise_and(numbers, 1), 0))
     return kept if kept.num_rows else None
+
+
+def without_keys_and_times(table: pa.Table) -> pa.Table:
+    nothing = [None] * table.num_rows
+    return pa.table({"key": nothing, "value": table["value"], "headers": nothing, "timestamp": nothing})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("by_key", [False, True])
+@SEMEL
+def test_what_a_function_leaves_out_in_all_rows_is_left_out(
+    session: Any, cluster: Cluster, tmp_path: Path, by_key: bool
+) -> None:
+    """A list of keys that are all None has no type."""
+    query = Query(cluster, tmp_path, "fast", ROWS)
+    began_ms = time.time() * 1000
+    run(session, query, without_keys_and_times, by_key=by_key, max_attempts=1)
+    assert query.values() == Counter(str(n) for n in range(ROWS))
+    found = read_topic(query.bootstrap, query.output)
+    assert all(seen.key is None and seen.timestamp >= began_ms - 1 for seen in found)
 
 
 def by_last_digit(table: pa.Table) -> pa.Table:

@@ -543,7 +543,7 @@ def _headers_column(headers: Any) -> _Column | None:
     """The headers of each record as the bytes that stand in it: their number, then names and values."""
     if isinstance(headers, pa.ChunkedArray):
         headers = pa.concat_arrays(headers.chunks) if headers.num_chunks else pa.array([], headers.type)
-    _check_headers_type(headers.type)
+    check_headers_type(headers.type)
     if headers.null_count == len(headers):
         return None
     counts = filled(pc.list_value_length(headers), 0).astype(np.int64)
@@ -560,7 +560,7 @@ def _headers_column(headers: Any) -> _Column | None:
     return _binary_column(array)
 
 
-def _check_headers_type(kind: Any) -> None:
+def check_headers_type(kind: Any) -> None:
     if pa.types.is_null(kind):
         return
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)

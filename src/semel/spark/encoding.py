@@ -199,11 +199,7 @@ class Encoder:
         """The time of each record; of one that has none, that of writing."""
         if "timestamp" not in table.column_names:
             return self._routing.timestamp_ms
-        column = table.column("timestamp")
-        if not column.null_count:
-            return column
-        now = self._numbers.scalar(self._routing.timestamp_ms, self._pa.timestamp("ms")).cast(column.type)
-        return column.fill_null(now)
+        return filled_times(table.column("timestamp"), self._routing.timestamp_ms)
 
     def _times(self, table: Any) -> Any:
         """The same in milliseconds, of a table with a column of them."""
@@ -456,6 +452,15 @@ class Encoder:
                 chosen = pc.if_else(self._pa.array(cut), pc.binary_slice(whole, 0, most), whole)
                 table = table.set_column(table.column_names.index(name), name, chosen)
         return table
+
+
+def filled_times(column: Any, now_ms: int) -> Any:
+    """A column of times with another one where it has none."""
+    import pyarrow as pa
+
+    from semel.protocol.arrow_numbers import scalar
+
+    return column.fill_null(scalar(now_ms, pa.timestamp("ms")).cast(column.type)) if column.null_count else column
 
 
 def with_readable_texts(table: Any) -> Any:

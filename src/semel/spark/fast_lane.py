@@ -20,7 +20,16 @@ from typing import Any
 
 from semel.client.producer.handle import TransactionHandle
 from semel.client.settings import common_options
-from semel.spark.encoding import BLOB_COLUMNS, BadRowError, Encoder, Routing, Targets, TargetTopic, routing_of
+from semel.spark.encoding import (
+    BLOB_COLUMNS,
+    BadRowError,
+    Encoder,
+    Routing,
+    Targets,
+    TargetTopic,
+    filled_times,
+    routing_of,
+)
 from semel.spark.ledger import MicroBatch
 from semel.spark.offsets import Edge, Range, parse_edge, ranges, split
 from semel.spark.options import OptionError, SourceOptions
@@ -59,7 +68,7 @@ class Step:
             with stage(FUNCTION):
                 result = table if self.function is None else self._applied(table, wanted)
             if result is not None and result.num_rows:
-                yield writable(result, self.bad_column)
+                yield writable(result, self.bad_column, views=views)
 
     def _applied(self, table: Any, wanted: Range) -> Any:
         assert self.function is not None
@@ -203,7 +212,8 @@ def _sendable(table: Any, routing: Routing) -> Any:
     _refuse_elsewhere(columns)
     _refuse_too_large(columns, routing)
     if "timestamp" in columns:
-        return table
+        times = filled_times(columns["timestamp"], routing.timestamp_ms)
+        return table.set_column(table.column_names.index("timestamp"), "timestamp", times)
     return table.append_column("timestamp", to_arrow(np.full(table.num_rows, routing.timestamp_ms, np.int64)))
 
 
@@ -265,11 +275,12 @@ def as_table(result: Any) -> Any:
     return result
 
 
-def writable(table: Any, bad_column: str | None = None) -> Any:
-    """The columns that are written, in the types that the encoder takes."""
+def writable(table: Any, bad_column: str | None = None, *, views: bool = False) -> Any:
+    """The columns that are written, in the types that the encoder takes; with `views`, keys and values may be such."""
     import pyarrow as pa
 
     from semel.client.producer.tables import is_bytes
+    from semel.protocol.columns_encode import check_headers_type
 
     if "value" not in table.column_names:
         raise FunctionError(f"the function returned columns {table.column_names}; a column 'value' is needed")
@@ -282,4 +293,27 @@ def writable(table: Any, bad_column: str | None = None) -> Any:
             )
     if bad_column is not None and bad_column in table.column_names:
         columns["bad"] = table.column(bad_column)
+    columns = {name: _with_type(name, column, views) for name, column in columns.items()}
+    if "headers" in columns:
+        check_headers_type(columns["headers"].type)
+    if "partition" in columns and not pa.types.is_integer(columns["partition"].type):
+        raise FunctionError(
+            f"the function returned a column 'partition' of type {columns['partition'].type}, expected an integer"
+        )
     return pa.table(columns)
+
+
+def _with_type(name: str, column: Any, views: bool) -> Any:
+    """A column without a value has no type in Arrow: a list of keys that are all None, say. It gets the one that its
+    name asks for."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    if pa.types.is_null(column.type):
+        others = {"headers": pa.list_(header), "timestamp": pa.timestamp("ms"), "partition": pa.int64()}
+        kind = others.get(name, pa.string() if name in ("topic", "bad") else pa.binary())
+        return pa.chunked_array([pa.nulls(len(column), kind)])
+    if not views and name in ("key", "value"):
+        plain = {pa.binary_view(): pa.binary(), pa.string_view(): pa.string()}
+        return column.cast(plain.get(column.type, column.type))
+    return column

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from semel.protocol.columns_encode import EncodeError
 from semel.spark import sink as sink_module
 from semel.spark.base_sink import BaseSink, SinkError
 from semel.spark.encoding import Encoder, Routing, Targets
@@ -131,6 +132,38 @@ def test_a_function_may_return_tables_batches_or_nothing_and_needs_a_value():
         as_table("a")
     with pytest.raises(FunctionError, match="'value' is needed"):
         writable(pa.table({"key": ["a"]}))
+
+
+def test_columns_of_a_function_with_nothing_but_nulls_get_the_type_of_their_name():
+    """Arrow has no type for a list that is all None, and whether one is depends on the records."""
+    names = ("key", "value", "headers", "timestamp", "partition", "topic", "doubt")
+    found = writable(pa.table({name: pa.nulls(3) for name in names}), "doubt")
+    assert {name: str(found.column(name).type) for name in found.column_names} == {
+        "key": "binary",
+        "value": "binary",
+        "headers": "list<item: struct<key: string, value: binary>>",
+        "timestamp": "timestamp[ms]",
+        "partition": "int64",
+        "topic": "string",
+        "bad": "string",
+    }
+    assert all(column.null_count == 3 for column in found.columns)
+    views = pa.table({"key": pa.array(["a"], pa.string_view()), "value": pa.array([b"x"], pa.binary_view())})
+    assert writable(views).schema.types == [pa.string(), pa.binary()]
+    assert writable(views, views=True) == views
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ({"partition": pa.array(["0"])}, "'partition' of type string, expected an integer"),
+        ({"partition": pa.array([0.5])}, "'partition' of type double, expected an integer"),
+        ({"headers": pa.array([[("a", b"1")]], pa.map_(pa.string(), pa.binary()))}, "headers of type map"),
+    ],
+)
+def test_columns_of_a_function_in_types_that_cannot_be_written_are_named(column, why):
+    with pytest.raises((FunctionError, EncodeError), match=why):
+        writable(pa.table({"value": ["a"], **column}))
 
 
 def test_offsets_of_a_topic_in_two_sources_are_the_lower_ones_and_other_sources_have_none():
