@@ -1,6 +1,7 @@
 """Ad views on Spark: views in, counts per campaign and second out, every view counted once.
 
-    python examples/ad_views.py localhost:9092 /tmp/ads
+    python examples/ad_views.py localhost:9092 /tmp/ads    # until Ctrl-C
+    echo '{"id": 7, "campaign": "spring", "seen_at": "2026-03-01T12:00:00Z"}' | semel produce ads.views
 
     ads.views     in    {"id": 7, "campaign": "spring", "seen_at": "2026-03-01T12:00:00.250Z"}
     ads.counts    out   {"start": "2026-03-01T12:00:00.000Z", "campaign": "spring", "views": 41}
@@ -51,6 +52,9 @@ def pipeline(views: DataFrame) -> DataFrame:
 
 
 def main(brokers: str, folder: str) -> None:
+    with semel.Admin(bootstrap_servers=brokers) as admin:
+        for topic in ("ads.views", "ads.counts", "ads.rejected"):
+            admin.create_topic(topic, 4, if_not_exists=True)
     spark = semel.spark_session("ad views", master="local[2]")
     sink = semel.sink(
         brokers, application_id="ads", topic="ads.counts", dead_letter_topic="ads.rejected", bad_column="reason"

@@ -1,6 +1,8 @@
 """A bank on Spark: deposits and transfers in, statements out, every booking exactly once.
 
-    python examples/bank.py localhost:9092 /tmp/bank
+    python examples/bank_producer.py localhost:9092
+    python examples/bank.py localhost:9092 /tmp/bank    # until Ctrl-C
+    semel consume bank.statements                       # in another terminal
 
     bank.transfers   in    {"id": 7, "kind": "transfer", "from": "acc-03", "to": "acc-11", "cents": 1250}
     bank.statements  out   {"id": 7, "account": "acc-11", "cents": 1250, "balance": 88300}, one line for each booking
@@ -69,6 +71,9 @@ def book(account: tuple[str], bookings: Iterator[Any], state: Any) -> Iterator[A
 
 
 def main(brokers: str, folder: str) -> None:
+    with semel.Admin(bootstrap_servers=brokers) as admin:
+        for topic in ("bank.transfers", "bank.statements", "bank.rejected"):
+            admin.create_topic(topic, 4, if_not_exists=True)
     spark = semel.spark_session("bank", master="local[2]")
     sink = semel.sink(
         brokers,
