@@ -87,7 +87,7 @@ _KINDS: dict[str, type[PostgresError]] = {
 
 _REMEDIES: dict[str, str] = {
     "": "correct the cause, then start again",
-    "08": "it is tried again; check that the server runs and the address is right",
+    "08": "check that the server runs and the address is right",
     "22": "correct the row or the column's type",
     "23": "correct the row or the constraint, or have such records set aside as dead letters",
     "25006": "the server is a standby, or set to read-only; it is tried again. Several hosts in the DSN with "
