@@ -44,6 +44,7 @@ from semel.patterns.process_modes import MODES, Mode
 from semel.patterns.process_options import (
     check_bad_records,
     check_external,
+    check_function,
     check_guarantee,
     check_limits,
     check_state,
@@ -311,6 +312,7 @@ class Processor(RebalanceListener):
         self._state = KeyedState(state) if isinstance(state, str) else state
         shared = {"bootstrap_servers": bootstrap_servers, "client_id": f"{application_id}-{instance or 'any'}"}
         self._consumer_options = {**shared, **consumer_options(application_id, instance, consumer)}
+        check_function(function, self._state is not None)
         if self._state is not None:
             check_state(guarantee, self._topics, self._consumer_options)
         self._producer_options = {**shared, **underscored(producer)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,30 @@ def check_external(
             "Parquet columns have types: give Files a schema, such as schema={'id': 'int64', 'name': 'string'}; or let "
             "the function return Arrow tables (tables=True), or write format='jsonl'"
         )
+
+
+def check_function(function: object, has_state: bool) -> None:
+    """Every record would fail, and become a dead letter where there is a topic for these."""
+    if not callable(function):
+        raise ConfigError(f"the function is {function!r}; expected a function of a record")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions in C nothing is known
+        return
+    wanted = "a record and the state" if has_state else "a record"
+    if _takes(signature, 1 + has_state):
+        return
+    if not has_state and _takes(signature, 2):
+        raise ConfigError("the function takes a record and the state, and there is no state; give process() state=...")
+    raise ConfigError(f"the function must take {wanted}; it is {getattr(function, '__name__', '')}{signature}")
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def check_state(guarantee: str, topics: list[str], options: dict[str, Any]) -> None:

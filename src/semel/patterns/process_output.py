@@ -136,6 +136,7 @@ class Emitter:
     def _checked_tables(self, returned: Any) -> list[Any]:
         if returned is None:
             return []
+        _refuse_other_than_tables(returned)
         if self.max_record_bytes is not None:
             check_tables(returned, self.max_record_bytes)
         return [returned]
@@ -249,6 +250,17 @@ def rows_of(returned: Any, record: ConsumerRecord) -> list[Output]:
         f"the function returned {type(returned).__name__}; expected None, bytes, str, Output, the record, or several "
         "of them in a list or generator"
     )
+
+
+def _refuse_other_than_tables(returned: Any) -> None:
+    import pyarrow as pa
+
+    for table in returned.values() if isinstance(returned, Mapping) else [returned]:
+        if not isinstance(table, pa.Table | pa.RecordBatch):
+            raise ConfigError(
+                f"the function returned {type(table).__name__}; with tables=True expected None, a pyarrow.Table, or "
+                "several by topic: {topic: table}"
+            )
 
 
 def _timestamp(record: ConsumerRecord) -> int | None:

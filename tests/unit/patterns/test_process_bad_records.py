@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import threading
 from collections import Counter
 from typing import Any
@@ -356,3 +357,36 @@ def test_dead_letters_cannot_go_back_to_the_source() -> None:
         Processor(["a", "b"], "out", picky, application_id="app", dead_letter_topic="b")
     with pytest.raises(ConfigError, match="on_error"):
         Processor("a", "out", picky, application_id="app", on_error="skip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("returned", [[1], b"x", {"out": 3}])
+def test_a_table_function_that_returns_no_table_makes_no_dead_letters(
+    pipe: Pipe, guarantee: str, returned: object
+) -> None:
+    options = pipe.options(stop_at_end=True, dead_letter_topic=f"{pipe.source}.dead", guarantee=guarantee, tables=True)
+    with pytest.raises(
+        semel.ConfigError, match=r"the function returned \w+; with tables=True expected None, a pyarrow"
+    ):
+        semel.process(pipe.source, pipe.sink, lambda table: returned, **options)
+    assert dead(pipe) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("upper", {}, "the function is 'upper'; expected a function of a record"),
+        (lambda: None, {}, "the function must take a record; it is <lambda>()"),
+        (lambda record: None, {"state": "s"}, "the function must take a record and the state; it is <lambda>(record)"),
+        (lambda record, state: None, {}, "there is no state; give process() state=..."),
+        (semel.deduplicate(by=bytes, within_ms=1), {}, "there is no state; give process() state=..."),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_the_start(function: Any, options: Any, message: str) -> None:
+    with pytest.raises(semel.ConfigError, match=re.escape(message)):
+        semel.Processor("a", "b", function, application_id="c", dead_letter_topic="d", **options)
+
+
+@pytest.mark.parametrize("function", [bytes.upper, lambda record, more=1: None, lambda *given: None, {}.get, max])
+def test_functions_of_any_kind_are_taken(function: Any) -> None:
+    semel.Processor("a", "b", function, application_id="c")
