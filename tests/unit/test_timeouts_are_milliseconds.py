@@ -55,6 +55,7 @@ def test_every_duration_among_the_options_is_named_in_milliseconds() -> None:
 
 
 PRODUCER = semel.Producer(bootstrap_servers="localhost:1")
+CONSUMER = semel.Consumer(bootstrap_servers="localhost:1")
 IN_SECONDS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (PRODUCER.flush, (5,), {}),
     (PRODUCER.flush, (), {"timeout": 5}),
@@ -64,6 +65,10 @@ IN_SECONDS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (PRODUCER.commit_transaction, (5,), {}),
     (PRODUCER.abort_transaction, (5,), {}),
     (PRODUCER.send_offsets_to_transaction, ({}, "group", 5), {}),
+    (CONSUMER.poll, (), {"timeout": 5}),
+    (CONSUMER.poll_table, (), {"timeout": 5}),
+    (CONSUMER.commit, (), {"timeout": 5}),
+    (CONSUMER.close, (), {"timeout_s": 5}),
     (Delivery.result, (None, 5), {}),
     (Delivery.get, (None,), {"timeout": 5}),
     (Delivery.exception, (None, 5), {}),

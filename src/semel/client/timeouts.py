@@ -28,6 +28,12 @@ def timeout_in_ms(call: Callable[Parameters, Result]) -> Callable[Parameters, Re
     return checked
 
 
+def refuse_seconds(name: str, keywords: dict[str, object]) -> None:
+    """The same for the keywords of a call whose timeout may also be given by its place."""
+    if keywords and not keywords.keys().isdisjoint(_IN_SECONDS):
+        raise _in_seconds(name, (), keywords)
+
+
 def _in_seconds(name: str, args: tuple[object, ...], keywords: dict[str, object]) -> TypeError:
     given = next((word for word in keywords if word in _IN_SECONDS), "timeout")
     value = keywords.get(given, args[0] if args else None)

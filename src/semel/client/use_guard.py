@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from semel.client.errors import ConcurrentUseError, IllegalStateError
+from semel.client.timeouts import refuse_seconds
 
 Kind = TypeVar("Kind", bound=type)
 Parameters = ParamSpec("Parameters")
@@ -72,6 +73,7 @@ def guarded(name: str, function: Callable[Parameters, Result]) -> Callable[Param
 
     @functools.wraps(function)
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
+        refuse_seconds(call, keywords)
         guard = self._guard
         guard.enter(call)
         try:
@@ -81,6 +83,7 @@ def guarded(name: str, function: Callable[Parameters, Result]) -> Callable[Param
 
     @functools.wraps(function)
     async def coroutine(self: Any, *args: Any, **keywords: Any) -> Any:
+        refuse_seconds(call, keywords)
         guard = self._guard
         guard.enter(call)
         try:
