@@ -812,8 +812,32 @@ def test_settings_that_are_refused(client: DirectClient, topic: str) -> None:
     assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", APPEND, "1")) == E.INVALID_CONFIG
     twice = IncrementalConfig("retention.ms", SET, "1")
     assert alter(client, TOPIC, topic, twice, twice) == E.INVALID_REQUEST
+    assert alter(client, TOPIC, topic, twice, IncrementalConfig("retention.ms", DELETE, None)) == E.INVALID_REQUEST
+    assert alter(client, TOPIC, "", twice) == E.INVALID_REQUEST
     assert alter(client, TOPIC, topic + "-not", twice) == E.UNKNOWN_TOPIC_OR_PARTITION
     assert alter(client, BROKER, "1", IncrementalConfig("node.id", SET, "5")) == E.INVALID_REQUEST
+    for name in ("1", ""):
+        for setting, value in (("message.max.bytes", "-5"), ("log.cleaner.threads", "x")):
+            code = alter(client, BROKER, name, IncrementalConfig(setting, SET, value), validate_only=True)
+            assert code == E.INVALID_REQUEST, (name, setting)
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_moves_of_replicas_can_be_throttled_although_there_are_none(
+    client: DirectClient, topic: str, side: str
+) -> None:
+    """As kafka-reassign-partitions does with --throttle, before it moves anything."""
+    rate, replicas = f"{side}.replication.throttled.rate", f"{side}.replication.throttled.replicas"
+    assert rate not in describe(client, BROKER, "1")
+    for value in ("x", "-1"):
+        assert alter(client, BROKER, "1", IncrementalConfig(rate, SET, value)) == E.INVALID_REQUEST
+    assert alter(client, BROKER, "1", IncrementalConfig(rate, SET, "1000")) == E.NONE
+    eventually(lambda: describe(client, BROKER, "1", rate), lambda found: found == {rate: ("1000", 2)})
+    assert alter(client, BROKER, "1", IncrementalConfig(rate, DELETE, None)) == E.NONE
+    eventually(lambda: describe(client, BROKER, "1", rate), lambda found: not found)
+    for value, code in (("0:1,1:1", E.NONE), ("*", E.NONE), ("0", E.INVALID_CONFIG), ("0:1,*", E.INVALID_CONFIG)):
+        assert alter(client, TOPIC, topic, IncrementalConfig(replicas, SET, value)) == code, value
+    assert alter(client, TOPIC, topic, IncrementalConfig(replicas, APPEND, "2")) == E.INVALID_CONFIG
     assert alter(client, TOPIC, topic, IncrementalConfig("retention.ms", SET, "5"), validate_only=True) == E.NONE
     assert describe(client, TOPIC, topic, "retention.ms") == {"retention.ms": ("604800000", 5)}
 

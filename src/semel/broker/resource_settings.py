@@ -3,12 +3,13 @@ and how DescribeConfigs shows them, those of the broker too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.broker.settings import Settings
-from semel.broker.settings_table import HOUR_MS, MINUTE_MS, TABLE, Setting, SettingError, as_text
+from semel.broker.settings_table import HOUR_MS, MINUTE_MS, TABLE, THROTTLES, Setting, SettingError, as_text
 from semel.protocol.errors import ErrorCode
 from semel.storage import LogConfig
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # What DescribeConfigs calls the origin of a value.
 SOURCE_TOPIC, SOURCE_BROKER_DYNAMIC, SOURCE_BROKER_DEFAULT, SOURCE_BROKER_STATIC, SOURCE_DEFAULT = 1, 2, 3, 4, 5
 
+_THROTTLED_REPLICA = re.compile(r"[0-9]+:[0-9]+")
 _ONE_NODE, _NO_TIERS = "there is one node", "there is no tiered storage"
 
 
@@ -98,6 +100,15 @@ def validate(overrides: Mapping[str, str]) -> None:
         value = topic_row(name).parse(text)
         if name == "remote.storage.enable" and value:
             raise SettingError(f"topic config {name} cannot be true: {_NO_TIERS}")
+        if (
+            name.endswith(".throttled.replicas")
+            and value != ("*",)
+            and not all(map(_THROTTLED_REPLICA.fullmatch, value))
+        ):
+            raise SettingError(
+                f"Invalid value {text} for configuration {name}: {name} must be the literal '*' or a list of replicas "
+                "in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],..."
+            )
     config = with_overrides(LogConfig(), overrides)
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise SettingError(
@@ -295,7 +306,12 @@ def _is_listed(name: str, origin: Origin) -> bool:
 
 def describe_broker(broker: BrokerNode, names: Collection[str] | None = None) -> list[DescribedConfig]:
     rows = [row for name, row in sorted(TABLE.items()) if not names or name in names]
-    return [_entry(row.name, _broker_origins(broker, row), row, is_read_only=not row.dynamic) for row in rows]
+    found = [(row, _broker_origins(broker, row)) for row in rows]
+    return [
+        _entry(row.name, origins, row, is_read_only=not row.dynamic)
+        for row, origins in found
+        if origins or row not in THROTTLES
+    ]
 
 
 def describe_cluster_settings(broker: BrokerNode, names: Collection[str] | None = None) -> list[DescribedConfig]:

@@ -459,7 +459,16 @@ def _without_effect() -> Iterator[Setting]:
         yield row._replace(default=row.parse(default)) if _ else row
 
 
+# How fast replicas may be moved: kafka-reassign-partitions sets it. Kafka shows them only where they were set.
+THROTTLES = tuple(
+    _long(name, None, f"No effect: {_ONE_NODE}.", 0, dynamic=True)._replace(no_effect=_ONE_NODE)
+    for name in (
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    )
+)
 TABLE: dict[str, Setting] = {
     row.name: row._replace(dynamic=row.dynamic or row.topic is not None)  # a default of topics can be altered
-    for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION, *_without_effect())
+    for row in (*_GENERAL, *_SOCKET, *_LOG, *_GROUP, *_TRANSACTION, *_without_effect(), *THROTTLES)
 }

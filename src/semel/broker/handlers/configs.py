@@ -52,6 +52,8 @@ def is_whole_cluster(broker: BrokerNode, name: str) -> bool:
 def current_settings(broker: BrokerNode, resource_type: int, name: str) -> dict[str, str]:
     """What was set for a resource itself, without any defaults."""
     if resource_type == TOPIC:
+        if not name:
+            raise TopicError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         return dict(find_topic(broker, name).configs)
     if resource_type == BROKER:
         return broker.altered_settings(for_cluster=is_whole_cluster(broker, name))
@@ -114,8 +116,12 @@ def _replace_brokers(broker: BrokerNode, name: str, texts: dict[str, str], *, va
         message = f"{refusal.format(MIN_INSYNC_REPLICAS)} while ELR is enabled."  # as in every new Kafka cluster
         raise TopicError(ErrorCode.INVALID_CONFIG, message)
     try:
-        parse_dynamic(texts)
-        broker.settings.accept(map(row_of, texts))
+        rows = list(map(row_of, texts))
+        try:
+            parse_dynamic(texts)
+        except SettingError as error:
+            raise TopicError(ErrorCode.INVALID_REQUEST, str(error)) from None
+        broker.settings.accept(rows)
         if not validate_only:
             broker.alter_settings(texts, for_cluster=for_cluster)
     except SettingError as error:
@@ -216,7 +222,7 @@ async def incremental_alter_configs(
     broker: BrokerNode, context: RequestContext, request: messages.IncrementalAlterConfigsRequest
 ) -> messages.IncrementalAlterConfigsResponse:
     def texts_of(resource: messages.IncrementalConfigsResource) -> dict[str, str]:
-        _check_names([config for config in resource.configs if config.config_operation != DELETE])
+        _check_names(resource.configs)
         texts = current_settings(broker, resource.resource_type, resource.resource_name)
         for config in resource.configs:
             _apply(broker, resource.resource_type, texts, config)
@@ -257,9 +263,13 @@ def _check_names(configs: Sequence[messages.AlterableConfig | messages.Increment
     doubled = sorted(name for name, count in names.items() if count > 1)
     if doubled:
         raise TopicError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
-    null = sorted(config.name for config in configs if config.value is None)
+    null = sorted(config.name for config in configs if config.value is None and not _deletes(config))
     if null:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(null)}")
+
+
+def _deletes(config: messages.AlterableConfig | messages.IncrementalConfig) -> bool:
+    return isinstance(config, messages.IncrementalConfig) and config.config_operation == DELETE
 
 
 def _apply(broker: BrokerNode, resource_type: int, texts: dict[str, str], change: messages.IncrementalConfig) -> None:
