@@ -227,9 +227,39 @@ def test_quotas_can_be_set_found_and_taken_away(cluster: Cluster, client: Direct
 
 
 @pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("user", "request_percentage", 12.5),
+        ("client-id", "controller_mutation_rate", 0.5),
+        ("ip", "connection_creation_rate", 10.0),
+    ],
+)
+def test_quotas_without_effect_are_kept_and_shown(
+    cluster: Cluster, client: DirectClient, kind: str, key: str, value: float
+) -> None:
+    name = "127.0.0.99" if kind == "ip" else cluster.unique("slow")
+    assert set_quota(client, {kind: name}, key, value) == E.NONE
+    soon(lambda: found_quotas(client, (kind, EXACT, name)), [([(kind, name)], {key: value})])
+    assert set_quota(client, {kind: name}, key, None) == E.NONE
+    soon(lambda: found_quotas(client, (kind, EXACT, name)), [])
+    assert set_quota(client, {kind: name}, "nope", None) == E.NONE  # there is none to take away
+
+
+@pytest.mark.parametrize("part", [("user", EXACT, None), ("user", DEFAULT, "u"), ("user", ANY, "u")])
+def test_filters_of_quotas_name_what_is_matched_exactly(
+    client: DirectClient, part: tuple[str, int, str | None]
+) -> None:
+    request = described.DescribeClientQuotasRequest([described.ComponentData(*part)])
+    answer = client.call(DESCRIBE_CLIENT_QUOTAS, request, 1)
+    assert (answer.error_code, answer.entries) == (E.INVALID_REQUEST, None)
+
+
+@pytest.mark.parametrize(
     ("entity", "key", "value"),
     [
         ({"client-id": "c"}, "nope", 1.0),
+        ({"ip": "127.0.0.1"}, "connection_creation_rate", 1.5),
+        ({"client-id": "c"}, "request_percentage", 0.0),
         ({"client-id": "c"}, "producer_byte_rate", -1.0),
         ({"client-id": "c"}, "producer_byte_rate", 1.5),
         ({"ip": "127.0.0.1"}, "producer_byte_rate", 1.0),

@@ -80,7 +80,7 @@ TABLE: dict[int, Row] = {
         Row(45, 0, 1, "handlers.replicas:alter_partition_reassignments", "to this node only"),
         Row(46, 0, 0, "handlers.replicas:list_partition_reassignments", "there is never one"),
         Row(48, 0, 1, "handlers.client_quotas:describe_client_quotas"),
-        Row(49, 0, 1, "handlers.client_quotas:alter_client_quotas", "byte rates of producers and consumers"),
+        Row(49, 0, 1, "handlers.client_quotas:alter_client_quotas", "enforced: byte rates of producers and consumers"),
         Row(50, 0, 0, "handlers.security:describe_user_scram_credentials"),
         Row(51, 0, 0, "handlers.security:alter_user_scram_credentials", _NO_SASL),
         Row(57, 0, 2, "handlers.cluster:update_features", "transaction.version, group.version"),

@@ -7,14 +7,28 @@ from collections.abc import Sequence
 from semel.broker.broker import BrokerNode
 from semel.broker.dispatch import RequestContext
 from semel.broker.quotas import CLIENT_ID, CONSUMER_BYTE_RATE, IP, PRODUCER_BYTE_RATE, USER, Entity
+from semel.broker.settings_table import Setting, SettingError
 from semel.broker.turns import Turns
 from semel.protocol.errors import ErrorCode
 from semel.protocol.messages import configs as messages
 
 _TYPES = (USER, CLIENT_ID, IP)
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
-_ENFORCED = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
-_NOT_ENFORCED = {USER: ("request_percentage", "controller_mutation_rate"), IP: ("connection_creation_rate",)}
+_NO_EFFECT = "quotas are for bytes"
+
+
+def _limit(name: str, *, is_whole: bool, no_effect: str = "") -> Setting:
+    return Setting(name, "long" if is_whole else "double", None, "", no_effect=no_effect)
+
+
+# Kafka's limits by the kind of their entity. Those without effect are kept and shown, as settings without effect are.
+_BY_CLIENT = (
+    _limit(PRODUCER_BYTE_RATE, is_whole=True),
+    _limit(CONSUMER_BYTE_RATE, is_whole=True),
+    _limit("request_percentage", is_whole=False, no_effect=_NO_EFFECT),
+    _limit("controller_mutation_rate", is_whole=False, no_effect=_NO_EFFECT),
+)
+_BY_ADDRESS = (_limit("connection_creation_rate", is_whole=True, no_effect=_NO_EFFECT),)
 
 
 class _Refused(Exception):
@@ -53,6 +67,8 @@ def _check_filter(components: Sequence[messages.ComponentData]) -> None:
             raise _Refused(f"Custom entity type '{kind}' not supported", ErrorCode.UNSUPPORTED_VERSION)
         if component.match_type not in (_EXACT, _DEFAULT, _ANY):
             raise _Refused(f"Unknown match type {component.match_type}")
+        if (component.match is None) == (component.match_type == _EXACT):
+            raise _Refused("A filter component has a name if it is for exactly this one, and none otherwise")
         seen.add(kind)
     if IP in seen and len(seen) > 1:
         raise _Refused(
@@ -93,8 +109,11 @@ async def alter_client_quotas(
 
 def _alter(broker: BrokerNode, entry: messages.AlterEntryData, *, validate_only: bool) -> None:
     entity = _entity(entry.entity)
+    if len({op.key for op in entry.ops}) < len(entry.ops):
+        raise _Refused("A quota may be changed once in a request")
     for op in entry.ops:
-        _check_key(dict(entity), op)
+        if not op.remove:
+            _check_limit(broker, dict(entity), op)
     if validate_only:
         return
     try:
@@ -120,13 +139,16 @@ def _entity(parts: Sequence[messages.EntityData]) -> Entity:
     return tuple(sorted(names.items()))
 
 
-def _check_key(entity: dict[str, str | None], op: messages.OpData) -> None:
-    own = _NOT_ENFORCED[IP if IP in entity else USER]
-    if op.key in own:
-        raise _Refused(f"{op.key} is not enforced by this broker; limits that are: {', '.join(_ENFORCED)}")
-    if IP in entity or op.key not in _ENFORCED:
+def _check_limit(broker: BrokerNode, entity: dict[str, str | None], op: messages.OpData) -> None:
+    limits = {limit.name: limit for limit in (_BY_ADDRESS if IP in entity else _BY_CLIENT)}
+    limit = limits.get(op.key)
+    if limit is None:
         raise _Refused(f"Invalid configuration key {op.key}")
-    if not op.remove and op.value <= 0:
+    if not op.value > 0:
         raise _Refused(f"Quota {op.key} must be greater than 0")
-    if not op.remove and not op.value.is_integer():
-        raise _Refused(f"Configuration {op.key} must be a Long value")
+    if limit.kind == "long" and not op.value.is_integer():
+        raise _Refused(f"{op.key} cannot be a fractional value.")
+    try:
+        broker.settings.accept([limit])
+    except SettingError as error:
+        raise _Refused(str(error)) from None
