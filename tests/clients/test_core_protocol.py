@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -504,6 +505,29 @@ def test_errors_are_in_every_response_of_a_session(client: DirectClient, topic: 
     for epoch in (1, 2):
         answer = client.call(FETCH, FetchRequest(max_wait_ms=0, session_id=session_id, session_epoch=epoch), 12)
         assert answer.responses[0].partitions[0].error_code == E.OFFSET_OUT_OF_RANGE
+
+
+def test_a_session_misses_a_topic_that_it_read_by_its_name(cluster: Cluster, client: DirectClient, topic: str) -> None:
+    """Also where the session has the topic by its id. A topic that comes again under the name is another one."""
+    topic_id = wait_for_topic(client, topic)
+    wanted = [FetchPartition(partition=0, partition_max_bytes=1 << 20)]
+    epoch = 0
+
+    def codes(session_id: int, *topics: FetchTopic) -> tuple[int, set[int]]:
+        nonlocal epoch
+        request = FetchRequest(max_wait_ms=0, session_id=session_id, session_epoch=epoch, topics=list(topics))
+        answer = client.call(FETCH, request, 17)
+        epoch += 1
+        assert answer.error_code == E.NONE
+        return answer.session_id, {part.error_code for each in answer.responses for part in each.partitions}
+
+    never = FetchTopic(topic_id=uuid4().bytes, partitions=wanted)
+    session_id, found = codes(0, FetchTopic(topic_id=topic_id, partitions=wanted), never)
+    assert found == {E.NONE, E.UNKNOWN_TOPIC_ID}
+    client.call(DELETE_TOPICS, DeleteTopicsRequest([DeleteTopicState(topic)], timeout_ms=5000), 6)
+    eventually(lambda: codes(session_id)[1], lambda found: found == {E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_ID})
+    client.create_topic(topic)
+    eventually(lambda: codes(session_id)[1], lambda found: found == {E.INCONSISTENT_TOPIC_ID, E.UNKNOWN_TOPIC_ID})
 
 
 # -- offsets -----------------------------------------------------------------------------------------------------------

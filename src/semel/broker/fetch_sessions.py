@@ -35,6 +35,7 @@ class CachedPartition:
     """A partition of a session: what is requested of it, and what the last response had."""
 
     ask: FetchPartition
+    topic_name: str = ""  # once the partition was found: a request by topic id does not say it
     high_watermark: int = -1
     log_start_offset: int = -1
 

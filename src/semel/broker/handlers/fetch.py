@@ -12,6 +12,7 @@ from semel.broker.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     NO_SESSION,
+    CachedPartition,
     Key,
     Session,
     SessionError,
@@ -83,9 +84,9 @@ class Fetch:
         self._up_to: Isolation = "last_stable" if request.isolation_level == _READ_COMMITTED else "high_watermark"
         if session is None:
             asks = broker.fetches.in_turn(list(asked(request.topics)))
+            self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
         else:
-            asks = [(key, cached.ask) for key, cached in session.partitions.items()]
-        self._partitions = [(key, ask, self._find(key)) for key, ask in asks]
+            self._partitions = [self._find_cached(key, cached) for key, cached in session.partitions.items()]
         self.found_bytes = 0
         self.has_error = False
         self.has_more = False
@@ -105,6 +106,12 @@ class Fetch:
         topics = self._broker.topics
         topic = topics.by_id(topic_id) if uses_topic_ids(self._context.version) else topics.get(name)
         return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    def _find_cached(self, key: Key, cached: CachedPartition) -> tuple[Key, FetchPartition, Partition | None]:
+        partition = self._find(key)
+        if partition is not None and not cached.topic_name:
+            cached.topic_name = partition.topic.name
+        return key, cached.ask, partition
 
     # -- reading -------------------------------------------------------------------------------------------------------
     def read(self) -> list[tuple[Key, PartitionData]]:
@@ -165,9 +172,15 @@ class Fetch:
         )
 
     def _unknown(self, key: Key) -> ErrorCode:
-        if uses_topic_ids(self._context.version) and self._broker.topics.by_id(key[1]) is None:
+        """A topic that a session has known by its id is missed by its name, which may be another topic's now."""
+        topics = self._broker.topics
+        if not uses_topic_ids(self._context.version) or topics.by_id(key[1]) is not None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        cached = None if self._session is None else self._session.partitions.get(key)
+        if cached is None or not cached.topic_name:
             return ErrorCode.UNKNOWN_TOPIC_ID
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        is_other = topics.get(cached.topic_name) is not None
+        return ErrorCode.INCONSISTENT_TOPIC_ID if is_other else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def respond(self, results: list[tuple[Key, PartitionData]]) -> FetchResponse:
         response = FetchResponse(session_id=NO_SESSION if self._session is None else self._session.id)
