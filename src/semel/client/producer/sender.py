@@ -61,7 +61,19 @@ class Sender(BatchSender[DeliveryCondition]):
         """Ends the wait of a step that is under way in another thread."""
         if self._asleep:
             self._asleep = False
-            self._waker.wake()
+            try:
+                self._waker.wake()
+            except BaseException:  # Ctrl-C came before it: all who come later take the thread for awake
+                self._waker.wake()
+                raise
+
+    def _wake_after(self) -> None:
+        """For what was added: it is there, also if Ctrl-C comes now."""
+        try:
+            self.wake()
+        except BaseException:
+            self.wake()
+            raise
 
     def interrupt(self) -> None:
         """Ends the wait of a step, whether it has begun or not."""
@@ -79,44 +91,52 @@ class Sender(BatchSender[DeliveryCondition]):
     def append(self, topic: str, partition: int, row: Row, size_bytes: int, transaction: int) -> Delivery:
         """Adds a row of a transaction (by its number) to the open batch of its partition. Blocks while memory is full,
         up to max.block.ms."""
-        with self.lock:
-            if transaction != self.core.identity.transaction_number:  # without the cost of a call
-                self.core.check_transaction(transaction)
-            batch = self._accumulator.append(topic, partition, row, size_bytes)
-            is_new = batch is None
-            if batch is None:
-                run(self._wait_for_memory(size_bytes + HEADER_SIZE, transaction))
-                batch = self._accumulator.append(topic, partition, row, size_bytes)  # another thread may have opened it
+        is_new = False
+        try:
+            with self.lock:
+                if transaction != self.core.identity.transaction_number:  # without the cost of a call
+                    self.core.check_transaction(transaction)
+                batch = self._accumulator.append(topic, partition, row, size_bytes)
                 if batch is None:
-                    batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
-            delivery = Delivery(batch, batch.count - 1, row[2], self.changed)
-        if is_new:
-            self.wake()
-        return delivery
+                    is_new = True
+                    run(self._wait_for_memory(size_bytes + HEADER_SIZE, transaction))
+                    # Another thread may have opened it.
+                    batch = self._accumulator.append(topic, partition, row, size_bytes)
+                    if batch is None:
+                        batch = self._accumulator.append_new(topic, partition, row, size_bytes, time.monotonic())
+                return Delivery(batch, batch.count - 1, row[2], self.changed)
+        finally:
+            if is_new:
+                self._wake_after()
 
     def append_table(self, topic: str, partition: int, part: TablePart, transaction: int) -> tuple[ProducerBatch, int]:
         """Adds rows of a small table to the open batch of their partition: the batch, and where they begin in it."""
-        with self.lock:
-            self.core.check_transaction(transaction)
-            batch = self._accumulator.append_table(topic, partition, part)
-            is_new = batch is None
-            if batch is None:
-                run(self._wait_for_memory(part.size_bytes + HEADER_SIZE, transaction))
+        is_new = False
+        try:
+            with self.lock:
+                self.core.check_transaction(transaction)
                 batch = self._accumulator.append_table(topic, partition, part)
                 if batch is None:
-                    batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
-            first = batch.count - part.row_count
-        if is_new:
-            self.wake()
-        return batch, first
+                    is_new = True
+                    run(self._wait_for_memory(part.size_bytes + HEADER_SIZE, transaction))
+                    batch = self._accumulator.append_table(topic, partition, part)
+                    if batch is None:
+                        batch = self._accumulator.append_new_table(topic, partition, part, time.monotonic())
+                return batch, batch.count - part.row_count
+        finally:
+            if is_new:
+                self._wake_after()
 
     def add(self, batch: ProducerBatch, transaction: int = 0) -> None:
         """Adds an encoded batch behind what its partition has. Blocks while memory is full, up to max.block.ms."""
-        with self.lock:
-            run(self._wait_for_memory(batch.size_bytes, transaction))
-            is_news = self._accumulator.add(batch)
-        if is_news:
-            self.wake()
+        is_news = True
+        try:
+            with self.lock:
+                run(self._wait_for_memory(batch.size_bytes, transaction))
+                is_news = self._accumulator.add(batch)
+        finally:
+            if is_news:
+                self._wake_after()
 
     def flush(self, deadline: Deadline) -> bool:
         """Waits until everything that was here at the call is done; whether that happened in time."""

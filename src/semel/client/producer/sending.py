@@ -112,8 +112,8 @@ class BatchSender(Generic[Changed]):
         with self.changed:
             waiting = list(self._accumulator.batches())[::-1]
             self._accumulator.start_flush()
-            self.wake()
             try:
+                self.wake()
                 return await self.wait_until(lambda: all_done(waiting), deadline.remaining_s())
             finally:
                 self._accumulator.flushing -= 1
